@@ -80,7 +80,7 @@ impl Placer {
     /// TCP connections are reset after `reset_stuck_s`. To be called several times a second.
     pub(crate) fn give_up_dead(&mut self) {
         // nft may have made the table meanwhile.
-        if self.making.is_ended() {
+        if self.forwarding.making.is_ended() {
             self.look_at_forwarding();
         }
         // While the kernel decides, what begins anew might begin there again.
@@ -107,7 +107,7 @@ impl Placer {
             return;
         };
         death.is_left = true;
-        if self.table.is_none() {
+        if self.forwarding.table.is_none() {
             return;
         }
         let uplink = &self.uplinks[&id];
@@ -133,7 +133,7 @@ impl Placer {
         let sources: BTreeSet<IpAddr> = uplinks().flat_map(|u| u.addresses.clone()).collect();
         // Of the time before: the loop does not wait for nft.
         let mut result = dead.setting.ended().unwrap_or(Ok(()));
-        if self.table.is_some() && !dead.setting.is_busy() {
+        if self.forwarding.table.is_some() && !dead.setting.is_busy() {
             let marks: Vec<(u32, bool)> = uplinks().map(|u| (u.mark, u.ipv6)).collect();
             dead.setting.begin(move || nft::set_stuck(&marks));
         }

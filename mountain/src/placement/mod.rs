@@ -11,13 +11,15 @@
 mod aside;
 pub mod config;
 mod dead;
+mod forwarding;
 mod held;
 pub(crate) mod nft;
 mod routing;
 mod status;
+mod suspension;
 pub(crate) mod uplinks;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::unix::fs::MetadataExt;
@@ -31,18 +33,14 @@ use crate::bpf::placement::{PathMark, PlacementPrograms, PlacementRule, Placemen
 use crate::bpf::tries::{Entries, Shared};
 use crate::bpf::{self, ProgramGroup, SteerMode};
 use crate::host::cgroup;
-use crate::host::sysctl::forwards;
 use crate::netlink;
-use crate::steer::alike::Difference;
 use crate::topology::{Kind, PathMasks, Topology};
-use aside::Aside;
-use config::{Forward, PlacementConfig, RuleConfig, SpreadBy};
+use config::{PlacementConfig, RuleConfig, SpreadBy};
 use dead::Dead;
-use routing::{describe, plan, MarkMask, PlacementPlan};
-pub use status::{PlacementStatus, Suspension};
-
-/// So many ticks back a change of the routing may have happened when it becomes known.
-const LOOKS: usize = 5;
+use forwarding::Forwarding;
+use routing::{describe, plan, PlacementPlan};
+pub use status::PlacementStatus;
+use suspension::Suspensions;
 
 /// A path as the daemon knows it; by path id.
 #[derive(Clone, Debug)]
@@ -77,22 +75,8 @@ pub struct Placer {
     /// Destinations that no uplink's default route decides about.
     not_ours: Vec<IpNet>,
     mode: SteerMode,
-    inner_devices: Vec<u32>,
-    /// What the nftables table was made for; `None`: it is not there.
-    table: Option<Vec<(u32, String)>>,
-    /// Makes the table anew, for these uplinks.
-    making: Aside<Vec<(u32, String)>>,
-    said_forward: Option<String>,
-    /// Why new forwarded flows are left to the kernel.
-    forward_held: Option<Difference>,
-    /// Families whose new flows are left to the kernel for the time being.
-    suspended: Vec<Suspension>,
-    /// No new flow is placed, as the routing is being read again.
-    paused: bool,
-    /// Flows of IPv4 and of IPv6 that were placed by each of the last [`LOOKS`] looks.
-    looks: VecDeque<[u64; 2]>,
-    /// Those placed between the first of these and the pause.
-    between: [u64; 2],
+    forwarding: Forwarding,
+    suspensions: Suspensions,
     /// Addresses of uplinks that have no rule, as connections from them are translated.
     held: BTreeSet<IpAddr>,
     /// What is said of uplinks that new flows do not choose.
@@ -135,15 +119,8 @@ impl Placer {
             dead: Dead::default(),
             not_ours: Vec::new(),
             mode: SteerMode::Pass,
-            inner_devices: Vec::new(),
-            table: None,
-            making: Aside::default(),
-            said_forward: None,
-            forward_held: None,
-            suspended: Vec::new(),
-            paused: false,
-            looks: VecDeque::new(),
-            between: [0; 2],
+            forwarding: Forwarding::default(),
+            suspensions: Suspensions::default(),
             held: BTreeSet::new(),
             closed: BTreeSet::new(),
             leaves: false,
@@ -226,88 +203,14 @@ impl Placer {
             followed?;
         }
         if self.plan.marks != plan.marks {
-            self.looks.clear();
+            self.suspensions.looks.clear();
         }
         self.plan = plan;
         self.say_suspended(topology);
-        self.inner_devices.clone_from(&topology.inner_devices);
+        let inner_devices = &mut self.forwarding.inner_devices;
+        inner_devices.clone_from(&topology.inner_devices);
         self.look_at_forwarding();
         Ok(())
-    }
-
-    /// Places no new flow until [`Placer::resume`]: the kernel may prefer another way by now.
-    pub(crate) fn pause(&mut self) {
-        self.programs.set_paused(true);
-        // What was placed since is told once, whatever else changes before all is read.
-        if !std::mem::replace(&mut self.paused, true) {
-            let placed = self.placed_by_family();
-            let before = self.looks.front().unwrap_or(&placed);
-            self.between = [0, 1].map(|i| placed[i].saturating_sub(before[i]));
-        }
-    }
-
-    /// Goes on after [`Placer::pause`], when all that new flows are placed by is up to date.
-    pub(crate) fn resume(&mut self) {
-        self.programs.set_paused(false);
-        self.paused = false;
-        self.between = [0; 2];
-    }
-
-    /// Takes note of how many flows were placed. To be called at each tick.
-    pub(crate) fn look_at_counters(&mut self) {
-        if !self.paused {
-            if self.looks.len() == LOOKS {
-                self.looks.pop_front();
-            }
-            let placed = self.placed_by_family();
-            self.looks.push_back(placed);
-        }
-    }
-
-    fn placed_by_family(&self) -> [u64; 2] {
-        let mut placed = [0; 2];
-        for (id, uplink) in &self.uplinks {
-            placed[usize::from(uplink.ipv6)] += self.programs.placed(*id);
-        }
-        placed
-    }
-
-    /// Says which families are left to the kernel from now on, and which no longer.
-    fn say_suspended(&mut self, topology: &Topology) {
-        let mut suspended = Vec::new();
-        for new in &topology.suspended {
-            let family = if new.ipv6 { "IPv6" } else { "IPv4" };
-            let known = self.suspended.iter().find(|s| s.ipv6 == new.ipv6);
-            let began_between = match known {
-                Some(known) => known.began_between,
-                None => std::mem::take(&mut self.between[usize::from(new.ipv6)]),
-            };
-            if known.is_none_or(|known| known.why != new.why) {
-                warn!("{family}: {}", new.why);
-            }
-            if known.is_none() && began_between > 0 {
-                warn!(
-                    "{family}: up to {began_between} flows began on an uplink in between; they go where the \
-                     kernel now sends them, and may have to connect anew"
-                );
-            }
-            suspended.push(Suspension {
-                ipv6: new.ipv6,
-                why: new.why.clone(),
-                began_between,
-            });
-        }
-        for over in &self.suspended {
-            let group = |ipv6: bool| {
-                let mut uplinks = self.uplinks.values();
-                uplinks.any(|uplink| uplink.ipv6 == ipv6)
-            };
-            if !suspended.iter().any(|s| s.ipv6 == over.ipv6) && group(over.ipv6) {
-                let family = if over.ipv6 { "IPv6" } else { "IPv4" };
-                info!("{family}: new flows choose their uplink again");
-            }
-        }
-        self.suspended = suspended;
     }
 
     /// Leaves sockets that send datagrams without a connection where the kernel has them: they may be in the
@@ -371,93 +274,6 @@ impl Placer {
         if self.cgroup_id != Some(id) {
             self.programs.attach_cgroup(&self.cgroup)?;
             self.cgroup_id = Some(id);
-        }
-        Ok(())
-    }
-
-    /// Begins or ends placing forwarded connections, as this host forwards and translates or not, and
-    /// puts the table back if something has removed it.
-    fn look_at_forwarding(&mut self) {
-        let wanted = !self.is_idle() && self.is_forwarding_wanted();
-        let held = self.forward_held.as_ref().filter(|_| wanted);
-        let held = held.map(|why| why.what.clone());
-        let done = if held.is_some() {
-            self.programs.attach_to(&[]).map(|()| true)
-        } else if wanted {
-            self.place_forwarded()
-        } else {
-            self.leave_forwarded().map(|()| true)
-        };
-        let said = match (done, wanted) {
-            (Ok(false), _) => return,
-            (Ok(true), true) if held.is_some() => format!(
-                "forwarded connections are left to the kernel: {}",
-                held.unwrap_or_default()
-            ),
-            (Ok(true), true) => "forwarded connections are placed".to_owned(),
-            (Ok(true), false) => "forwarded connections are left to the kernel".to_owned(),
-            (Err(e), _) => format!("forwarded connections cannot be placed: {e:#}"),
-        };
-        if self.said_forward.as_ref() != Some(&said) {
-            match said.contains("cannot") {
-                true => warn!("{said}"),
-                false => info!("{said}"),
-            }
-            self.said_forward = Some(said);
-        }
-    }
-
-    fn is_forwarding_wanted(&self) -> bool {
-        match self.config.forward {
-            Forward::Always => true,
-            Forward::Never => false,
-            Forward::Auto => forwards() && netlink::translates_sources().unwrap_or(false),
-        }
-    }
-
-    /// Leaves new forwarded flows to the kernel, or no longer. Those that were placed go on where they are.
-    pub(crate) fn hold_forwarded(&mut self, why: Option<Difference>) {
-        if self.forward_held != why {
-            self.forward_held = why;
-            // Before anything is adopted it is not known what of an earlier run's is of use.
-            if !self.is_idle() {
-                self.look_at_forwarding();
-            }
-        }
-    }
-
-    /// Makes the table where it is not there as it should be. The first time this waits for nft; later
-    /// the loop goes on, and [`Placer::give_up_dead`] takes the result. Returns whether it is done.
-    fn place_forwarded(&mut self) -> Result<bool> {
-        let uplinks = &self.plan.uplinks;
-        if let Some(made) = self.making.ended() {
-            self.table = Some(made?);
-        }
-        if self.making.is_busy() {
-            return Ok(false);
-        }
-        if self.table.as_ref() != Some(uplinks) || !nft::is_there()? {
-            let (mask, uplinks) = (self.config.mark_mask, uplinks.clone());
-            let resets = self.config.reset_stuck_s > 0;
-            self.making.begin(move || make_table(mask, uplinks, resets));
-            if self.said_forward.is_some() {
-                return Ok(false);
-            }
-            self.table = self.making.wait().transpose()?;
-        }
-        // Not before: what is marked must be kept.
-        self.programs.attach_to(&self.inner_devices)?;
-        Ok(true)
-    }
-
-    fn leave_forwarded(&mut self) -> Result<()> {
-        if let Some(Ok(made)) = self.making.wait() {
-            self.table = Some(made);
-        }
-        self.programs.attach_to(&[])?;
-        // The first time also what one that was killed has left.
-        if self.table.take().is_some() || self.said_forward.is_none() {
-            nft::remove()?;
         }
         Ok(())
     }
@@ -547,13 +363,11 @@ impl Drop for Placer {
     fn drop(&mut self) {
         // Marks first: what is marked needs its table. Nobody is left to tell a failure but the log.
         self.programs.detach();
-        if let Some(Ok(made)) = self.making.wait() {
-            self.table = Some(made);
-        }
+        self.forwarding.wait();
         if self.leaves {
             return;
         }
-        if self.table.is_some() {
+        if self.forwarding.table.is_some() {
             if let Err(e) = nft::remove() {
                 warn!("{e:#}");
             }
@@ -562,24 +376,6 @@ impl Drop for Placer {
             warn!("{e:#}");
         }
     }
-}
-
-/// Makes the table that keeps forwarded connections on their uplinks.
-fn make_table(
-    mask: MarkMask,
-    uplinks: Vec<(u32, String)>,
-    resets: bool,
-) -> Result<Vec<(u32, String)>> {
-    nft::install(mask, &uplinks, resets).or_else(|e| {
-        if !resets {
-            return Err(e);
-        }
-        // Placing them is worth more than telling those that hang.
-        nft::install(mask, &uplinks, false)?;
-        warn!("forwarded connections that hang cannot be reset: {e:#}");
-        Ok(())
-    })?;
-    Ok(uplinks)
 }
 
 fn settings(config: &PlacementConfig) -> PlacementSettings {

@@ -65,11 +65,11 @@ impl Placer {
         Ok(PlacementStatus {
             uplinks: uplinks.collect(),
             mark_mask: format!("{:#x}", self.config.mark_mask.bits()),
-            forwarding: self.table.is_some(),
+            forwarding: self.forwarding.table.is_some(),
             inner_devices: self.programs.attached(),
             unresolved: self.unresolved.clone(),
             connections_reset: self.dead.reset() as u64,
-            suspended: self.suspended.clone(),
+            suspended: self.suspensions.families.clone(),
             held_addresses: self.held.iter().copied().collect(),
             counters: self.programs.stats()?,
         })

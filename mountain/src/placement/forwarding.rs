@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Forwarded connections: whether they are placed, and the table that keeps them where they began.
+
+use anyhow::Result;
+use tracing::{info, warn};
+
+use super::aside::Aside;
+use super::config::Forward;
+use super::routing::MarkMask;
+use super::{nft, Placer};
+use crate::host::sysctl::forwards;
+use crate::netlink;
+use crate::steer::alike::Difference;
+
+/// Mark and device of each uplink.
+type Uplinks = Vec<(u32, String)>;
+
+/// How far placing forwarded connections has come.
+#[derive(Default)]
+pub(super) struct Forwarding {
+    /// By which they come.
+    pub(super) inner_devices: Vec<u32>,
+    /// What the nftables table was made for; `None`: it is not there.
+    pub(super) table: Option<Uplinks>,
+    /// Makes the table anew, for these uplinks.
+    pub(super) making: Aside<Uplinks>,
+    said: Option<String>,
+    /// Why new ones are left to the kernel.
+    held: Option<Difference>,
+}
+
+impl Forwarding {
+    /// Waits until a table that is being made is there.
+    pub(super) fn wait(&mut self) {
+        if let Some(Ok(made)) = self.making.wait() {
+            self.table = Some(made);
+        }
+    }
+}
+
+impl Placer {
+    /// Begins or ends placing forwarded connections, as this host forwards and translates or not, and
+    /// puts the table back if something has removed it.
+    pub(super) fn look_at_forwarding(&mut self) {
+        let wanted = !self.is_idle() && self.is_forwarding_wanted();
+        let held = self.forwarding.held.as_ref().filter(|_| wanted);
+        let held = held.map(|why| why.what.clone());
+        let done = if held.is_some() {
+            self.programs.attach_to(&[]).map(|()| true)
+        } else if wanted {
+            self.place_forwarded()
+        } else {
+            self.leave_forwarded().map(|()| true)
+        };
+        let said = match (done, wanted) {
+            (Ok(false), _) => return,
+            (Ok(true), true) if held.is_some() => format!(
+                "forwarded connections are left to the kernel: {}",
+                held.unwrap_or_default()
+            ),
+            (Ok(true), true) => "forwarded connections are placed".to_owned(),
+            (Ok(true), false) => "forwarded connections are left to the kernel".to_owned(),
+            (Err(e), _) => format!("forwarded connections cannot be placed: {e:#}"),
+        };
+        if self.forwarding.said.as_ref() != Some(&said) {
+            match said.contains("cannot") {
+                true => warn!("{said}"),
+                false => info!("{said}"),
+            }
+            self.forwarding.said = Some(said);
+        }
+    }
+
+    fn is_forwarding_wanted(&self) -> bool {
+        match self.config.forward {
+            Forward::Always => true,
+            Forward::Never => false,
+            Forward::Auto => forwards() && netlink::translates_sources().unwrap_or(false),
+        }
+    }
+
+    /// Leaves new forwarded flows to the kernel, or no longer. Those that were placed go on where they are.
+    pub(crate) fn hold_forwarded(&mut self, why: Option<Difference>) {
+        if self.forwarding.held != why {
+            self.forwarding.held = why;
+            // Before anything is adopted it is not known what of an earlier run's is of use.
+            if !self.is_idle() {
+                self.look_at_forwarding();
+            }
+        }
+    }
+
+    /// Makes the table where it is not there as it should be. The first time this waits for nft; later
+    /// the loop goes on, and [`Placer::give_up_dead`] takes the result. Returns whether it is done.
+    fn place_forwarded(&mut self) -> Result<bool> {
+        let uplinks = &self.plan.uplinks;
+        if let Some(made) = self.forwarding.making.ended() {
+            self.forwarding.table = Some(made?);
+        }
+        if self.forwarding.making.is_busy() {
+            return Ok(false);
+        }
+        if self.forwarding.table.as_ref() != Some(uplinks) || !nft::is_there()? {
+            let (mask, uplinks) = (self.config.mark_mask, uplinks.clone());
+            let resets = self.config.reset_stuck_s > 0;
+            self.forwarding
+                .making
+                .begin(move || make_table(mask, uplinks, resets));
+            if self.forwarding.said.is_some() {
+                return Ok(false);
+            }
+            self.forwarding.table = self.forwarding.making.wait().transpose()?;
+        }
+        // Not before: what is marked must be kept.
+        self.programs.attach_to(&self.forwarding.inner_devices)?;
+        Ok(true)
+    }
+
+    fn leave_forwarded(&mut self) -> Result<()> {
+        self.forwarding.wait();
+        self.programs.attach_to(&[])?;
+        // The first time also what one that was killed has left.
+        if self.forwarding.table.take().is_some() || self.forwarding.said.is_none() {
+            nft::remove()?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes the table that keeps forwarded connections on their uplinks.
+fn make_table(mask: MarkMask, uplinks: Uplinks, resets: bool) -> Result<Uplinks> {
+    nft::install(mask, &uplinks, resets).or_else(|e| {
+        if !resets {
+            return Err(e);
+        }
+        // Placing them is worth more than telling those that hang.
+        nft::install(mask, &uplinks, false)?;
+        warn!("forwarded connections that hang cannot be reset: {e:#}");
+        Ok(())
+    })?;
+    Ok(uplinks)
+}
