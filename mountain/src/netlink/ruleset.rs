@@ -156,8 +156,6 @@ pub enum Packets {
     Ipv4,
     /// At the hooks of IPv6.
     Ipv6,
-    /// Frames of either that a bridge forwards or delivers, at the bridge's own hooks.
-    Bridged,
 }
 
 impl Packets {

@@ -82,7 +82,6 @@ fn concerns(family: Family, base: &Base, place: &Place, facts: &Facts) -> bool {
         (_, Hook::Ingress | Hook::Egress) => matches!(family, Family::Netdev | Family::Inet),
         (Packets::Ipv4, _) => matches!(family, Family::Ip | Family::Inet | Family::LegacyIp),
         (Packets::Ipv6, _) => matches!(family, Family::Ip6 | Family::Inet | Family::LegacyIp6),
-        (Packets::Bridged, _) => family == Family::Bridge,
     };
     let (first, last) = place.priorities;
     let at_device = match place.hook {

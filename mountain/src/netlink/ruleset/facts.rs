@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use super::expr::{self, Source};
 use super::{Hook, Packets, Place};
 use crate::netlink::link::{self, Link};
-use crate::netlink::wire::ip_bytes;
+use crate::netlink::wire::{ip_bytes, AF_INET, AF_INET6};
 
 /// What rules can ask about a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -131,16 +131,14 @@ impl Facts {
             expr::META_MARK => Some(self.mark.map(|mark| mark.to_ne_bytes().to_vec())),
             expr::META_L4PROTO => Some(self.protocol.map(|protocol| vec![protocol])),
             expr::META_NFPROTO if at_device => Some(None),
-            expr::META_NFPROTO => Some(match place.packets {
-                Packets::Ipv4 => Some(vec![libc::AF_INET as u8]),
-                Packets::Ipv6 => Some(vec![libc::AF_INET6 as u8]),
-                Packets::Bridged => None,
-            }),
-            expr::META_PROTOCOL => Some(match place.packets {
-                Packets::Ipv4 => Some(0x0800u16.to_be_bytes().to_vec()),
-                Packets::Ipv6 => Some(0x86ddu16.to_be_bytes().to_vec()),
-                Packets::Bridged => None,
-            }),
+            expr::META_NFPROTO => Some(Some(match place.packets {
+                Packets::Ipv4 => vec![AF_INET],
+                Packets::Ipv6 => vec![AF_INET6],
+            })),
+            expr::META_PROTOCOL => Some(Some(match place.packets {
+                Packets::Ipv4 => 0x0800u16.to_be_bytes().to_vec(),
+                Packets::Ipv6 => 0x86ddu16.to_be_bytes().to_vec(),
+            })),
             _ => Some(None),
         }
     }
@@ -151,7 +149,6 @@ impl Facts {
         let (source_at, destination_at, length) = match place.packets {
             Packets::Ipv4 => (12, 16, 4),
             Packets::Ipv6 => (8, 24, 16),
-            Packets::Bridged => return None,
         };
         let address = |address: Option<IpAddr>, at: u32| {
             let bytes = ip_bytes(address?);

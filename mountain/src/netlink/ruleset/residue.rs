@@ -198,11 +198,6 @@ pub struct Residue<'a> {
 }
 
 impl Residue<'_> {
-    /// Whether nothing remains: the packet is accepted as it is.
-    pub fn is_empty(&self) -> bool {
-        self.chains.is_empty()
-    }
-
     /// Every statement that the packet may meet, each rule once.
     pub fn effects(&self) -> Vec<Effect> {
         let mut found = Vec::new();
