@@ -115,19 +115,11 @@ pub fn here(rule: &Rule) -> Result<()> {
     Ok(())
 }
 
-/// How a new rule goes with those that are there.
-#[derive(Debug, PartialEq)]
-pub(crate) enum Fits {
-    New,
-    /// The very same is there already.
-    Same(Box<Installed>),
-}
-
-/// What a rule would do together with the others.
+/// Whether a rule goes with those that are there. The very same one, if it is among them.
 ///
 /// # Errors
 /// Which other rule is in the way and what to do.
-pub fn among(rule: &Rule, store: &Store) -> Result<Fits> {
+pub fn among(rule: &Rule, store: &Store) -> Result<Option<Installed>> {
     let Rule {
         proto, from, to, ..
     } = rule;
@@ -137,12 +129,12 @@ pub fn among(rule: &Rule, store: &Store) -> Result<Fits> {
     let mut known = RuleIndex::default();
     for other in &touching {
         if other.rule == *rule {
-            return Ok(Fits::Same(Box::new(other.clone())));
+            return Ok(Some(other.clone()));
         }
         known.insert(format!("rule {}", other.id), &other.rule);
     }
     known.fits(rule)?;
-    Ok(Fits::New)
+    Ok(None)
 }
 
 /// Rules to hold a new one against.

@@ -8,7 +8,7 @@ use anyhow::{bail, ensure, Context, Result};
 
 use crate::redirect::preflight::HostReadings;
 use crate::redirect::store::{Entry, Store};
-use crate::redirect::validate::{self, Fits, RuleIndex};
+use crate::redirect::validate::{self, RuleIndex};
 use crate::redirect::{bpf, Backend, Finding, Fix, Installed, Plan, Rule};
 
 /// A rule as it is asked for.
@@ -40,10 +40,7 @@ pub fn check(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
     validate::here(rule)?;
     let store = super::open(false)?;
     // One that is there is no other.
-    let itself = match validate::among(rule, &store)? {
-        Fits::Same(installed) => Some(installed.id),
-        Fits::New => None,
-    };
+    let itself = validate::among(rule, &store)?.map(|same| same.id);
     let seen = &mut HostReadings::default();
     look(&store, seen, rule, fix, target_kind(rule, &store, itself))
 }
@@ -58,7 +55,7 @@ pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
         validate::rule(rule)?;
         validate::here(rule)?;
         new.fits(rule)?;
-        if let Fits::Same(installed) = validate::among(rule, store)? {
+        if let Some(installed) = validate::among(rule, store)? {
             ensure!(
                 one.backend.is_none_or(|b| b == installed.plan.backend),
                 "rule {} is the same by another backend, {}; delete it first: \
@@ -69,7 +66,7 @@ pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
             );
             return Ok(Added::Was(Installed {
                 fixed: installed.fixed || one.backend.is_some(),
-                ..*installed
+                ..installed
             }));
         }
         let target = (rule.proto, rule.to);
