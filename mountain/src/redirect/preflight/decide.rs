@@ -38,6 +38,16 @@ pub fn decide(rule: &Rule, facts: &HostFacts, fix: bool, in_force: &[Fix]) -> Ve
     Backend::ALL.into_iter().map(decide).collect()
 }
 
+/// A setting as a backend needs it.
+struct Setting {
+    /// It is so already.
+    met: bool,
+    /// Makes it so.
+    fix: Fix,
+    /// The command that does the same.
+    by_hand: String,
+}
+
 /// One backend for one rule.
 struct Case<'a> {
     backend: Backend,
@@ -99,18 +109,19 @@ impl Case<'_> {
         }
     }
 
-    /// A setting must be as `fix` would make it. `met`: it is.
-    fn need(&mut self, met: bool, fix: Fix, why: impl Into<String>, by_hand: impl Into<String>) {
+    /// A setting must be so. `why`: what is wrong where it is not.
+    fn need(&mut self, setting: Setting, why: impl Into<String>) {
+        let Setting { met, fix, by_hand } = setting;
         if met {
             let same = |other: &&Fix| other.same(&fix);
             if let Some(theirs) = self.in_force.iter().find(same) {
                 self.add(theirs.clone());
             }
         } else if self.fix {
-            self.note(format!("--fix: {}", by_hand.into()));
+            self.note(format!("--fix: {by_hand}"));
             self.add(fix);
         } else {
-            self.refuse(why, format!("{} (--fix does it)", by_hand.into()));
+            self.refuse(why, format!("{by_hand} (--fix does it)"));
         }
     }
 
@@ -214,11 +225,10 @@ impl Case<'_> {
         self.note(format!(
             "route_localnet lets hosts behind {name} reach everything that listens on 127.0.0.0/8"
         ));
+        let now = u32::from(client.sysctls.route_localnet);
         self.need(
-            client.sysctls.route_localnet,
-            conf("ipv4", name, "route_localnet", Some(0)),
+            conf("ipv4", name, "route_localnet", Some(now)),
             format!("{name} drops what goes to a loopback address (route_localnet = 0)"),
-            by_hand("ipv4", name, "route_localnet"),
         );
     }
 
@@ -473,22 +483,24 @@ impl Case<'_> {
     }
 }
 
-fn sysctl(path: &str, now: Option<u32>) -> Fix {
-    Fix::Sysctl {
-        path: path.to_owned(),
-        before: now.unwrap_or(0).to_string(),
-        value: "1".to_owned(),
-    }
-}
-
-fn conf(family: &str, device: &str, name: &str, now: Option<u32>) -> Fix {
-    sysctl(&format!("net/{family}/conf/{device}/{name}"), now)
-}
-
-fn by_hand(family: &str, device: &str, name: &str) -> String {
+/// A switch of the kernel, on.
+fn sysctl(path: &str, now: Option<u32>) -> Setting {
     // sysctl(8) takes slashes where a name may hold dots.
-    match device.contains('.') {
-        false => format!("sysctl -w net.{family}.conf.{device}.{name}=1"),
-        true => format!("sysctl -w net/{family}/conf/{device}/{name}=1"),
+    let key = match path.contains('.') {
+        false => path.replace('/', "."),
+        true => path.to_owned(),
+    };
+    Setting {
+        met: now == Some(1),
+        fix: Fix::Sysctl {
+            path: path.to_owned(),
+            before: now.unwrap_or(0).to_string(),
+            value: "1".to_owned(),
+        },
+        by_hand: format!("sysctl -w {key}=1"),
     }
+}
+
+fn conf(family: &str, device: &str, name: &str, now: Option<u32>) -> Setting {
+    sysctl(&format!("net/{family}/conf/{device}/{name}"), now)
 }

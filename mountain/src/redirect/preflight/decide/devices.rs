@@ -8,7 +8,7 @@ use crate::redirect::{self as types, Fix};
 use super::super::facts::{
     DeviceFacts, Far, FarEnd, XDP_BASIC, XDP_FRAGMENTS, XDP_REDIRECT, XDP_TRANSMIT,
 };
-use super::Case;
+use super::{Case, Setting};
 
 /// The checksum of packets that leave the device is left to it: on a veth, to nobody.
 const TX_CHECKSUM: &str = "tx-checksum-ip-generic";
@@ -174,17 +174,15 @@ impl Case<'_> {
 
     /// What the far end of the veth `name` sends arrives with finished checksums.
     pub(super) fn checksums(&mut self, name: &str, far: &FarEnd) {
-        let feature = far.features.get(TX_CHECKSUM).copied().unwrap_or_default();
         let end = &far.link.name;
         let why = format!(
             "{end}, the far end of {name}, leaves checksums unfinished ({TX_CHECKSUM} is on), which \
              XDP would corrupt"
         );
-        if feature.on && !feature.free {
-            return self.refuse(why, "use tcx or nft");
+        match far.feature(TX_CHECKSUM, false) {
+            Some(setting) => self.need(setting, why),
+            None => self.refuse(why, "use tcx or nft"),
         }
-        let (fix, by_hand) = far.feature(TX_CHECKSUM, false);
-        self.need(!feature.on, fix, why, by_hand);
     }
 
     /// XDP can send packets out of `device`.
@@ -195,17 +193,15 @@ impl Case<'_> {
             // NAPI at the far end by a program; whoever attached that may take it away.
             Far::End(far) if far.xdp => {}
             Far::End(far) => {
-                let feature = far.features.get(GRO).copied().unwrap_or_default();
                 let end = &far.link.name;
                 let why = format!(
                     "{end}, the far end of {name}, does not poll by NAPI (GRO is off): all packets \
                      that XDP redirects into the veth would be lost"
                 );
-                if !feature.on && !feature.free {
-                    return self.refuse(why, "use xdp, tcx or nft");
+                match far.feature(GRO, true) {
+                    Some(setting) => self.need(setting, why),
+                    None => self.refuse(why, "use xdp, tcx or nft"),
                 }
-                let (fix, by_hand) = far.feature(GRO, true);
-                self.need(feature.on, fix, why, by_hand);
             }
             // Refused already.
             Far::Unknown(_) => {}
@@ -292,8 +288,13 @@ impl Case<'_> {
 }
 
 impl FarEnd {
-    /// Switching a feature, and how that is done by hand.
-    fn feature(&self, feature: &str, on: bool) -> (Fix, String) {
+    /// A feature, switched on or off. `None`: it is not so, and cannot be switched.
+    fn feature(&self, feature: &str, on: bool) -> Option<Setting> {
+        let now = self.features.get(feature).copied().unwrap_or_default();
+        let met = now.on == on;
+        if !met && !now.free {
+            return None;
+        }
         let device = types::RuleDevice {
             ifindex: self.link.ifindex,
             name: self.link.name.clone(),
@@ -307,7 +308,8 @@ impl FarEnd {
             feature: feature.to_owned(),
             on,
         };
-        (fix, self.command(&command))
+        let by_hand = self.command(&command);
+        Some(Setting { met, fix, by_hand })
     }
 
     /// A command to be run where the end is.

@@ -2,10 +2,10 @@
 //! The host: forwarding, firewall, and what else decides where packets go.
 
 use crate::netlink::RouteTo;
-use crate::redirect::{Backend, Fix, Snat};
+use crate::redirect::{Backend, Snat};
 
 use super::super::facts::{DeviceFacts, Far};
-use super::{by_hand, conf, sysctl, Case};
+use super::{conf, sysctl, Case, Setting};
 
 /// Queueing disciplines that neither shape nor drop by a policy, and the hook for filters, which are
 /// looked at themselves.
@@ -29,20 +29,13 @@ impl Case<'_> {
         if self.rule.to.is_ipv4() {
             if client.is_none() {
                 self.need(
-                    host.ip_forward,
-                    sysctl("net/ipv4/ip_forward", Some(0)),
+                    sysctl("net/ipv4/ip_forward", Some(host.ip_forward.into())),
                     "this host does not forward packets (net.ipv4.ip_forward = 0)",
-                    "sysctl -w net.ipv4.ip_forward=1",
                 );
             }
             for device in devices {
                 let (name, now) = (&device.link.name, device.sysctls.forwarding4);
-                self.need(
-                    now == Some(1),
-                    conf("ipv4", name, "forwarding", now),
-                    off(name),
-                    by_hand("ipv4", name, "forwarding"),
-                );
+                self.need(conf("ipv4", name, "forwarding", now), off(name));
             }
             return;
         }
@@ -50,19 +43,12 @@ impl Case<'_> {
         if !host.forwarding6 && by_device {
             for device in &devices {
                 let (name, now) = (&device.link.name, device.sysctls.force6);
-                self.need(
-                    now == Some(1),
-                    conf("ipv6", name, "force_forwarding", now),
-                    off(name),
-                    by_hand("ipv6", name, "force_forwarding"),
-                );
+                self.need(conf("ipv6", name, "force_forwarding", now), off(name));
             }
         } else {
             self.forwarding6(
-                host.forwarding6,
-                sysctl("net/ipv6/conf/all/forwarding", Some(0)),
+                conf("ipv6", "all", "forwarding", Some(host.forwarding6.into())),
                 "this host does not forward packets (net.ipv6.conf.all.forwarding = 0)",
-                "sysctl -w net.ipv6.conf.all.forwarding=1",
             );
         }
         let by_snat = self.snat.is_some() && self.backend != Backend::Nft;
@@ -71,25 +57,24 @@ impl Case<'_> {
             for device in devices {
                 let (name, now) = (&device.link.name, device.sysctls.forwarding6);
                 self.forwarding6(
-                    now == Some(1),
                     conf("ipv6", name, "forwarding", now),
                     &format!("net.ipv6.conf.{name}.forwarding is 0, which stops look-ups by BPF"),
-                    &by_hand("ipv6", name, "forwarding"),
                 );
             }
         }
     }
 
     /// A device that begins to forward forgets the default routes that it learnt.
-    pub(super) fn forwarding6(&mut self, met: bool, fix: Fix, why: &str, by_hand: &str) {
-        if met || !self.facts.host.learnt_default6 {
-            return self.need(met, fix, why, by_hand);
+    fn forwarding6(&mut self, setting: Setting, why: &str) {
+        if setting.met || !self.facts.host.learnt_default6 {
+            return self.need(setting, why);
         }
         self.refuse(
             why,
             format!(
-                "{by_hand}; as this host then drops the default route that a router advertised, \
-                 first set accept_ra of that route's device to 2 (--fix leaves it alone)"
+                "{}; as this host then drops the default route that a router advertised, \
+                 first set accept_ra of that route's device to 2 (--fix leaves it alone)",
+                setting.by_hand
             ),
         );
     }
