@@ -8,7 +8,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use anyhow::Result;
 
-use super::preflight::{self, firewall, HostReadings};
+use super::preflight::firewall::{self, Passed};
+use super::preflight::HostReadings;
 use super::store::{RuleState, Store};
 use super::{bpf, fixes, module, nft, recover, Backend, Fix, Installed, Stats};
 use crate::host::namespaces::{named, within};
@@ -342,10 +343,11 @@ pub fn gone(rules: &[Installed]) -> Result<HashSet<u32>> {
 pub fn never(rules: &[Installed]) -> HashMap<u32, String> {
     let by_nft = rules.iter().filter(|i| i.plan.backend == Backend::Nft);
     // What cannot be read is reported where it matters.
-    let Ok(firewall) = firewall::ruleset() else {
+    let Ok(rules_of_others) = firewall::ruleset() else {
         return HashMap::new();
     };
-    let first = |i: &Installed| preflight::never(&firewall, &i.rule).into_iter().next();
+    let effects = |i: &Installed| firewall::of(&rules_of_others, &i.rule, &Passed::default());
+    let first = |i: &Installed| effects(i).never.into_iter().next();
     by_nft.filter_map(|i| Some((i.id, first(i)?))).collect()
 }
 

@@ -47,11 +47,6 @@ fn passed(facts: &facts::HostFacts) -> Passed {
     }
 }
 
-/// Rules of the firewall for which nft may never carry out a redirect.
-pub fn never(rules: &Ruleset, rule: &Rule) -> Vec<String> {
-    firewall::of(rules, rule, &Passed::default()).never
-}
-
 /// Addresses and device that facts depend on.
 type Key = (IpAddr, IpAddr, Option<String>);
 

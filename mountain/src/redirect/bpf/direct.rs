@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags};
 
 use super::loaded::{entries, LoadedObject};
-use super::{address, backend_number, bytes_of, read_from, types};
+use super::{backend_number, bytes_of, end, read_from, types};
 use super::{Backend, TableFlow, DIRECT, REPLY, SNAT};
 
 /// Which hook of the client's device sees direct packets first.
@@ -92,8 +92,8 @@ pub(super) fn sweep(loaded: &LoadedObject) -> Result<BTreeSet<DirectTarget>> {
         match wanted.get(key) {
             None => {
                 let of: types::mtn_rd_rule_key = read_from(key);
-                let to = address(rule.to, of.ipv6 != 0);
-                gone.insert(((to, u16::from_be(rule.to_port)).into(), of.proto));
+                let to = end(rule.to, rule.to_port, of.ipv6 != 0);
+                gone.insert((to, of.proto));
                 let _ = rules.delete(key);
             }
             Some(direct) if direct.backend != rule.backend => {

@@ -2,7 +2,6 @@
 //! The log: a line for a redirected packet, from the ring buffer.
 
 use std::cell::Cell;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{bail, Result};
@@ -10,7 +9,7 @@ use libbpf_rs::RingBufferBuilder;
 
 use super::super::Proto;
 use super::loaded::{attached, LoadedObject};
-use super::{address, read_from, types};
+use super::{end, read_from, types};
 
 /// How long the end of the last rule goes unnoticed by who reads the log.
 const LOG_WAIT: Duration = Duration::from_millis(200);
@@ -19,8 +18,7 @@ const LOG_WAIT: Duration = Duration::from_millis(200);
 /// `FORWARD UDP 10.0.8.18:10004 > 10.0.8.17:8080 => 10.0.1.2:8083`; where the source changes as well,
 /// the new one stands before the new destination.
 fn log_line(event: &types::mtn_rd_event) -> String {
-    let at =
-        |words, port: u16| SocketAddr::new(address(words, event.ipv6 != 0), u16::from_be(port));
+    let at = |words, port| end(words, port, event.ipv6 != 0);
     let (src, dst) = (at(event.saddr, event.sport), at(event.daddr, event.dport));
     let new_src = at(event.new_saddr, event.new_sport);
     let new_dst = at(event.new_daddr, event.new_dport);

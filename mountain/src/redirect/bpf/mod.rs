@@ -114,6 +114,11 @@ impl Addresses {
     }
 }
 
+/// An address with its port.
+fn end(words: [u32; 4], port: u16, ipv6: bool) -> SocketAddr {
+    SocketAddr::new(address(words, ipv6), u16::from_be(port))
+}
+
 fn rule_key(rule: &Rule, client: u32) -> types::mtn_rd_rule_key {
     types::mtn_rd_rule_key {
         addr: words(rule.from.ip()),
@@ -413,7 +418,7 @@ fn each_flow(loaded: &LoadedObject, mut each: impl FnMut(&TableFlow)) -> Result<
 }
 
 fn table_flow<'a>(table: &'a MapHandle, key: Vec<u8>, value: &[u8], ipv6: bool) -> TableFlow<'a> {
-    let at = |words, port: u16| SocketAddr::new(address(words, ipv6), u16::from_be(port));
+    let at = |words, port| end(words, port, ipv6);
     let wide = |word: u32| [word, 0, 0, 0];
     let (k, flow): (types::mtn_rd_key6, types::mtn_rd_flow6) = match ipv6 {
         true => (read_from(&key), read_from(value)),

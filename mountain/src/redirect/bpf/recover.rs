@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The rules that the programs on the devices have.
 
-use std::net::SocketAddr;
-
 use anyhow::Result;
 use libbpf_rs::{MapCore, MapFlags};
 
 use super::loaded::{attached, LoadedObject};
-use super::{address, backend_of, read_from, types, LOG, SNAT};
+use super::{address, backend_of, end, read_from, types, LOG, SNAT};
 use crate::redirect::recover::Found;
 use crate::redirect::{Proto, RuleDevice};
 
@@ -27,8 +25,7 @@ pub(in crate::redirect) fn found() -> Result<Vec<Found>> {
     };
     let mut all = Vec::new();
     for (key, rule) in loaded.rules()? {
-        let at =
-            |words, port: u16| SocketAddr::new(address(words, key.ipv6 != 0), u16::from_be(port));
+        let ipv6 = key.ipv6 != 0;
         let device = |ifindex: u32, peer: u8| {
             let name = nix::net::if_::if_indextoname(ifindex).ok()?;
             Some(RuleDevice {
@@ -50,11 +47,11 @@ pub(in crate::redirect) fn found() -> Result<Vec<Found>> {
                 p if p == Proto::Udp.number() => Proto::Udp,
                 _ => Proto::Tcp,
             },
-            from: at(key.addr, key.port),
-            to: at(rule.to, rule.to_port),
+            from: end(key.addr, key.port, ipv6),
+            to: end(rule.to, rule.to_port, ipv6),
             client_dev: device(rule.client_dev, rule.client_veth),
             target_dev: device(rule.target_dev, rule.target_veth),
-            snat: (rule.flags & SNAT != 0).then(|| address(rule.snat, key.ipv6 != 0)),
+            snat: (rule.flags & SNAT != 0).then(|| address(rule.snat, ipv6)),
             hairpin: false,
             log: (rule.flags & LOG != 0).then(limit).flatten(),
             backend: backend_of(rule.backend),
