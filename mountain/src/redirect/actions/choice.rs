@@ -102,16 +102,14 @@ fn faster_fixes(findings: &[Finding], wanted: &Wanted) -> Vec<Fix> {
     fastest.filter(|fix| !known(fix)).cloned().collect()
 }
 
-/// The plan of the fastest backend that `redirect watch` may put on top of nft.
+/// The plan of the fastest backend that `redirect watch` may put on top of nft. `findings`: the fastest first.
 pub(in crate::redirect) fn on_top(findings: &[Finding]) -> Option<&Plan> {
-    let fastest = Backend::FASTEST_FIRST.iter().find_map(|backend| {
-        let finding = findings.iter().find(|f| f.backend == *backend)?;
-        let plan = finding.plan.as_ref()?;
-        (!finding.by_name_only && bpf::fast::goes_around(plan)).then_some(plan)
-    });
     // It must be possible to take it off again.
     let under = findings.iter().find(|f| f.backend == Backend::Nft)?;
-    fastest.filter(|_| under.plan.is_some())
+    under.plan.as_ref()?;
+    let right = findings.iter().filter(|finding| !finding.by_name_only);
+    let mut plans = right.filter_map(|finding| finding.plan.as_ref());
+    plans.find(|plan| bpf::fast::goes_around(plan))
 }
 
 /// Who keeps the flows: connection tracking, the maps of the BPF programs, or nobody: the module takes
