@@ -87,10 +87,6 @@ pub enum Family {
     Ip6,
     /// IPv4 and IPv6.
     Inet,
-    /// ARP packets.
-    Arp,
-    /// Frames that a bridge forwards or delivers.
-    Bridge,
     /// Hooks of single devices.
     Netdev,
     /// Legacy iptables, legacy ip6tables.
@@ -106,8 +102,6 @@ impl Family {
             Self::Ip => "ip",
             Self::Ip6 => "ip6",
             Self::Inet => "inet",
-            Self::Arp => "arp",
-            Self::Bridge => "bridge",
             Self::Netdev => "netdev",
             Self::LegacyIp => "iptables-legacy",
             Self::LegacyIp6 => "ip6tables-legacy",

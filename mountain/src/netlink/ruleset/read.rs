@@ -114,13 +114,12 @@ fn generation(socket: &mut Socket) -> io::Result<Option<u32>> {
     Ok(answer.and_then(|payload| Attributes::after(&payload, NFNL_HEADER_LEN).be32(1)))
 }
 
+/// `None`: of packets that are not IP (ARP), or that a bridge passes on before there is a route.
 fn family(number: u8) -> Option<Family> {
     Some(match number {
         1 => Family::Inet,
         2 => Family::Ip,
-        3 => Family::Arp,
         5 => Family::Netdev,
-        7 => Family::Bridge,
         10 => Family::Ip6,
         _ => return None,
     })
@@ -130,9 +129,7 @@ fn number(family: Family) -> u8 {
     match family {
         Family::Inet => 1,
         Family::Ip | Family::LegacyIp => 2,
-        Family::Arp => 3,
         Family::Netdev => 5,
-        Family::Bridge => 7,
         Family::Ip6 | Family::LegacyIp6 => 10,
     }
 }
@@ -250,7 +247,6 @@ fn base(family: Family, chain: &Attributes<'_>) -> Option<Base> {
     ];
     let at = match family {
         Family::Netdev => *[Hook::Ingress, Hook::Egress].get(number as usize)?,
-        Family::Arp => *[Hook::Input, Hook::Output, Hook::Forward].get(number as usize)?,
         _ => *hook_of_ip.get(number as usize)?,
     };
     const DEVICE_PREFIX: u16 = 2;
