@@ -20,6 +20,7 @@ use tracing::{info, warn};
 
 use super::{Daemon, ADOPT_MS};
 use crate::bpf::foreign::{self, CgroupProgram};
+use crate::netlink::link::links;
 use crate::netlink::ruleset::{self, hooks, Elements, Hook, Ruleset};
 use crate::placement;
 use crate::redirect;
@@ -268,7 +269,7 @@ fn read_rules() -> io::Result<Ruleset> {
 fn with_rules(ruleset: Ruleset) -> io::Result<Firewall> {
     Ok(Firewall {
         ruleset,
-        devices: ruleset::devices()?,
+        devices: links()?,
         bpf: [bpf_hooks(false)?, bpf_hooks(true)?],
     })
 }

@@ -20,7 +20,7 @@ const DEEPEST: u32 = 8;
 
 /// The device that a virtual one stands on (IFLA_LINK).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Lower {
+pub enum Lower {
     #[default]
     None,
     /// In this namespace, of this index.

@@ -57,7 +57,7 @@ pub struct Link {
     /// Of a virtual device: `veth`, `bridge`...; `None`: hardware (or loopback).
     pub kind: Option<String>,
     /// The device that a virtual one stands on.
-    pub(crate) lower: Lower,
+    pub lower: Lower,
     /// Index of the other end of a veth, in the namespace that `peer_namespace` numbers (in this
     /// one: `None`).
     pub peer: Option<u32>,
@@ -97,7 +97,7 @@ pub fn link(ifindex: u32) -> io::Result<Link> {
 ///
 /// # Errors
 /// When the kernel refuses the dump.
-pub(super) fn links() -> io::Result<Vec<Link>> {
+pub(crate) fn links() -> io::Result<Vec<Link>> {
     let mut found = Vec::new();
     let all = [0; LINK_HEADER_LEN];
     wire::dump(NETLINK_ROUTE, libc::RTM_GETLINK, &all, |_, payload| {

@@ -20,7 +20,7 @@
 //!    use mountain::netlink::ruleset::*;
 //!    let rules = Ruleset::read(Elements::All)?;
 //!    let facts = Facts {
-//!        iif: DeviceFact::Known(mountain::netlink::link(2)?.into()),
+//!        iif: DeviceFact::Known(mountain::netlink::link(2)?),
 //!        protocol: Some(17),
 //!        destination: Some("192.0.2.1".parse().unwrap()),
 //!        destination_port: Some(53),
@@ -73,7 +73,7 @@ use std::ops::{Bound, RangeBounds};
 
 use expr::{Expr, Verdict};
 
-pub use facts::{devices, Device, DeviceFact, Facts};
+pub use facts::{DeviceFact, Facts};
 pub use read::{changed, notifications, Elements};
 pub use residue::{Effect, EffectKind, Residue};
 pub(crate) use xtables::legacy_tables;

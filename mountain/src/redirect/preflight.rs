@@ -34,7 +34,7 @@ pub(crate) const OWN_PROGRAMS: [&str; 2] = ["mtn_", "mountain"];
 /// The devices that the packets of a rule pass.
 fn passed(facts: &facts::HostFacts) -> Passed {
     let fact = |device: Option<&facts::DeviceFacts>| match device {
-        Some(device) => DeviceFact::Known(device.link.clone().into()),
+        Some(device) => DeviceFact::Known(device.link.clone()),
         None => DeviceFact::Open,
     };
     // Which of several ways a packet takes is not known.

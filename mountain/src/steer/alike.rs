@@ -14,8 +14,9 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::netlink::ruleset::{
-    Device, DeviceFact, Effect, EffectKind, Facts, Hook, Packets, Place, RuleRef, Ruleset,
+    DeviceFact, Effect, EffectKind, Facts, Hook, Packets, Place, RuleRef, Ruleset,
 };
+use crate::netlink::Link;
 use crate::topology::{Group, Rewritable, Topology};
 
 /// Which devices have to be alike.
@@ -60,7 +61,7 @@ pub(crate) struct Firewall {
     /// All tables of nftables and of legacy iptables.
     pub ruleset: Ruleset,
     /// Every device that rules can ask about.
-    pub devices: Vec<Device>,
+    pub devices: Vec<Link>,
     /// Hooks at which BPF programs see packets, of IPv4 and of IPv6.
     pub bpf: [Vec<Hook>; 2],
 }
@@ -101,8 +102,8 @@ impl Firewall {
         if self.ruleset.is_empty() {
             return None;
         }
-        let known = |index: &u32| self.devices.iter().find(|device| device.index == *index);
-        let devices: Option<Vec<&Device>> = question.devices.iter().map(known).collect();
+        let known = |index: &u32| self.devices.iter().find(|device| device.ifindex == *index);
+        let devices: Option<Vec<&Link>> = question.devices.iter().map(known).collect();
         let Some(devices) = devices else {
             return Some(Difference::new("one of the devices is gone"));
         };
@@ -118,7 +119,7 @@ impl Firewall {
 
     /// The first rule that changes, after routing, what FIB rules ask for. Devices are treated alike by now, so
     /// one of them tells.
-    fn rewriting(&self, question: &Question, device: &Device) -> Option<Difference> {
+    fn rewriting(&self, question: &Question, device: &Link) -> Option<Difference> {
         let ruleset = self.ruleset.clone().without_rerouting();
         question.unchanged.iter().find_map(|field| {
             let (kind, what) = match field {
@@ -147,7 +148,7 @@ impl Firewall {
 /// The hooks that a packet meets once the kernel has chosen its device.
 const AFTER_ROUTING: [Hook; 4] = [Hook::Output, Hook::Forward, Hook::Postrouting, Hook::Egress];
 
-fn facts(hook: Hook, device: &Device) -> Facts {
+fn facts(hook: Hook, device: &Link) -> Facts {
     Facts {
         iif: match hook {
             Hook::Output => DeviceFact::Absent,
@@ -158,9 +159,9 @@ fn facts(hook: Hook, device: &Device) -> Facts {
     }
 }
 
-fn at_hook(ruleset: &Ruleset, hook: Hook, ipv6: bool, devices: &[&Device]) -> Option<Difference> {
+fn at_hook(ruleset: &Ruleset, hook: Hook, ipv6: bool, devices: &[&Link]) -> Option<Difference> {
     let place = Place::new(Packets::of(ipv6), hook);
-    let residue = |device: &Device| ruleset.residue(&place, &facts(hook, device));
+    let residue = |device: &Link| ruleset.residue(&place, &facts(hook, device));
     let (first, others) = devices.split_first()?;
     let reference = residue(first);
     others.iter().find_map(|other| {

@@ -1,30 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What is known of a packet before its rules are evaluated.
 
-use std::io;
 use std::net::IpAddr;
 
 use super::expr::{self, Source};
 use super::{Hook, Packets, Place};
-use crate::netlink::link::{self, Link};
+use crate::netlink::link::Link;
 use crate::netlink::wire::{ip_bytes, AF_INET, AF_INET6};
-
-/// What rules can ask about a device.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Device {
-    /// As rtnetlink numbers it.
-    pub index: u32,
-    /// As ip(8) shows it.
-    pub name: String,
-    /// Number that ip-link(8) calls `group`.
-    pub group: u32,
-    /// ARPHRD_*.
-    pub arphrd: u16,
-    /// Kind of a virtual one (`veth`, `vlan`...), empty for others.
-    pub kind: String,
-    /// Bytes of the network layer.
-    pub mtu: u32,
-}
 
 /// The device that a packet came in or leaves by.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,11 +17,11 @@ pub enum DeviceFact {
     /// None: at output no packet has come in by a device.
     Absent,
     /// Exactly this device.
-    Known(Device),
+    Known(Link),
 }
 
 impl DeviceFact {
-    pub(super) fn known(&self) -> Option<&Device> {
+    pub(super) fn known(&self) -> Option<&Link> {
         match self {
             Self::Known(device) => Some(device),
             _ => None,
@@ -104,18 +86,18 @@ impl Facts {
     /// The outer `None`: the rule does not apply; the inner one: not known.
     fn meta(&self, key: u32, place: &Place) -> Option<Option<Vec<u8>>> {
         let of_device =
-            |fact: &DeviceFact, value: fn(&Device) -> Vec<u8>, none: Option<Vec<u8>>| match fact {
+            |fact: &DeviceFact, value: fn(&Link) -> Vec<u8>, none: Option<Vec<u8>>| match fact {
                 DeviceFact::Open => Some(None),
                 DeviceFact::Absent => none.map(Some),
                 DeviceFact::Known(device) => Some(Some(value(device))),
             };
         // A device that is not there has index 0 and no name; a rule about its type, group or kind
         // does not apply (nft_meta.c).
-        let index = |device: &Device| device.index.to_ne_bytes().to_vec();
-        let name = |device: &Device| device.name.clone().into_bytes();
-        let arphrd = |device: &Device| device.arphrd.to_ne_bytes().to_vec();
-        let group = |device: &Device| device.group.to_ne_bytes().to_vec();
-        let kind = |device: &Device| device.kind.clone().into_bytes();
+        let index = |device: &Link| device.ifindex.to_ne_bytes().to_vec();
+        let name = |device: &Link| device.name.clone().into_bytes();
+        let arphrd = |device: &Link| device.arphrd.to_ne_bytes().to_vec();
+        let group = |device: &Link| device.group.to_ne_bytes().to_vec();
+        let kind = |device: &Link| device.kind.clone().unwrap_or_default().into_bytes();
         let at_device = matches!(place.hook, Hook::Ingress | Hook::Egress);
         match key {
             expr::META_IIF => of_device(&self.iif, index, Some(vec![0; 4])),
@@ -167,27 +149,6 @@ impl Facts {
             TRANSPORT if offset < 2 => port(self.source_port, offset),
             TRANSPORT if offset < 4 => port(self.destination_port, offset - 2),
             _ => None,
-        }
-    }
-}
-
-/// All devices of the calling thread's network namespace.
-///
-/// # Errors
-/// When the kernel refuses a netlink socket or the dump.
-pub fn devices() -> io::Result<Vec<Device>> {
-    Ok(link::links()?.into_iter().map(Device::from).collect())
-}
-
-impl From<Link> for Device {
-    fn from(link: Link) -> Self {
-        Self {
-            index: link.ifindex,
-            name: link.name,
-            group: link.group,
-            arphrd: link.arphrd,
-            kind: link.kind.unwrap_or_default(),
-            mtu: link.mtu,
         }
     }
 }

@@ -7,6 +7,7 @@ use super::expr::{self, Bitwise, Expr, Op, Source, Verdict};
 use super::xtables::{parse, Head};
 use super::*;
 use crate::netlink::wire::{push_attribute, Attributes};
+use crate::netlink::Link;
 
 fn attributes(list: &[(u16, &[u8])]) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -186,10 +187,10 @@ fn ruleset(rules: Vec<Vec<Expr>>) -> Ruleset {
 fn differs(ruleset: &Ruleset) -> bool {
     let place = Place::new(Packets::Ipv4, Hook::Output);
     let [a, b] = [1u32, 2].map(|index| {
-        let device = Device {
-            index,
+        let device = Link {
+            ifindex: index,
             name: format!("u{index}"),
-            ..Device::default()
+            ..Link::default()
         };
         let oif = DeviceFact::Known(device);
         ruleset.residue(

@@ -2,9 +2,9 @@
 //! What the evaluator says of rulesets that nft(8) and iptables(8) have loaded.
 
 use mountain::netlink::ruleset::{
-    Device, DeviceFact, EffectKind, Elements, Facts, Hook, Packets, Place, Ruleset,
+    DeviceFact, EffectKind, Elements, Facts, Hook, Packets, Place, Ruleset,
 };
-use mountain::netlink::translates_sources;
+use mountain::netlink::{translates_sources, Link};
 use mountain::redirect::preflight::firewall::ruleset;
 
 use crate::support::Ns;
@@ -14,13 +14,14 @@ fn read(ns: &Ns) -> Ruleset {
 }
 
 fn device(n: u32) -> DeviceFact {
-    DeviceFact::Known(Device {
-        index: 100 + n,
+    DeviceFact::Known(Link {
+        ifindex: 100 + n,
         name: format!("u{n}"),
         group: n,
         arphrd: 1,
-        kind: "veth".into(),
+        kind: Some("veth".into()),
         mtu: 1500,
+        ..Link::default()
     })
 }
 
