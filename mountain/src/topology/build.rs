@@ -135,13 +135,7 @@ impl<'a> Builder<'a> {
         self.check_rules(route)?;
         let hops = self.usable_hops(route)?;
 
-        let new_paths = hops
-            .iter()
-            .filter(|hop| !self.path_index.contains_key(&key(hop, route)))
-            .count();
-        if self.topology.paths.len() + new_paths > MAX_PATHS {
-            return Err(format!("more than {MAX_PATHS} paths on this host"));
-        }
+        self.check_room(hops.iter().map(|hop| key(hop, route)))?;
         let full = self.topology.groups.len() >= MAX_GROUPS;
         let known_paths = self.topology.paths.len();
         let members = self.members(&hops, route);
@@ -297,10 +291,27 @@ impl<'a> Builder<'a> {
         if let Some(&index) = self.path_index.get(&key) {
             return index;
         }
-        let index = self.topology.paths.len();
         let link = &self.snapshot.links[&hop.ifindex];
-        self.topology.paths.push(self.new_path(key, link, hop));
-        self.path_index.insert(key, index);
+        self.put(self.new_path(key, link, hop))
+    }
+
+    /// Whether there is room for all of these paths.
+    fn check_room(&self, keys: impl Iterator<Item = PathKey>) -> Result<(), String> {
+        let new = keys.filter(|key| !self.path_index.contains_key(key));
+        match self.topology.paths.len() + new.count() > MAX_PATHS {
+            true => Err(format!("more than {MAX_PATHS} paths on this host")),
+            false => Ok(()),
+        }
+    }
+
+    /// Takes a path in, or what is newer of it; returns its index.
+    fn put(&mut self, path: Path) -> usize {
+        let paths = &mut self.topology.paths;
+        let index = *self.path_index.entry(path.key).or_insert(paths.len());
+        match paths.get_mut(index) {
+            Some(known) => *known = path,
+            None => paths.push(path),
+        }
         index
     }
 

@@ -8,9 +8,7 @@ use crate::netlink::kinds;
 use crate::netlink::snapshot::{Preference, Route, TABLE_MAIN};
 use crate::topology::read::Filter;
 use crate::topology::rules;
-use crate::topology::{
-    Group, Kind, Member, Path, Suspended, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS,
-};
+use crate::topology::{Group, Kind, Member, Path, Suspended, MAX_GROUPS, MAX_GROUP_PATHS};
 
 /// Candidates for a group of uplinks.
 #[derive(Default)]
@@ -271,30 +269,14 @@ impl Builder<'_> {
         if self.topology.groups.len() >= MAX_GROUPS {
             return Err(format!("more than {MAX_GROUPS} groups on this host"));
         }
-        let new = paths
-            .iter()
-            .filter(|path| !self.path_index.contains_key(&path.key));
-        if self.topology.paths.len() + new.count() > MAX_PATHS {
-            return Err(format!("more than {MAX_PATHS} paths on this host"));
-        }
-        let mut members = Vec::new();
-        for path in paths {
-            let index = match self.path_index.get(&path.key) {
-                Some(&index) => {
-                    self.topology.paths[index] = path;
-                    index
-                }
-                None => {
-                    self.path_index.insert(path.key, self.topology.paths.len());
-                    self.topology.paths.push(path);
-                    self.topology.paths.len() - 1
-                }
-            };
-            members.push(Member {
-                path: index,
-                weight: 1,
-            });
-        }
+        self.check_room(paths.iter().map(|path| path.key))?;
+        let weight = 1;
+        let mut members: Vec<Member> = (paths.into_iter())
+            .map(|path| Member {
+                path: self.put(path),
+                weight,
+            })
+            .collect();
         members.sort_by_key(|member| member.path);
         self.topology.groups.push(Group {
             kind: Kind::Place,
