@@ -51,9 +51,7 @@ pub struct Store {
     generation: u64,
     /// By the number of the rule.
     records: Vec<Record>,
-    /// The files were understood, or there are none.
-    readable: bool,
-    /// Why they were not.
+    /// Why the files were not understood.
     damage: Option<String>,
 }
 
@@ -90,11 +88,10 @@ impl Store {
             false => lock::lock(&dir, wait)?,
         };
         let mut store = Self::without_rules(dir, cookie, 0);
-        store.lock = lock;
-        if store.lock.is_some() {
+        if lock.is_some() {
             store.load()?;
         }
-        store.readable = true;
+        store.lock = lock;
         Ok(store)
     }
 
@@ -105,7 +102,6 @@ impl Store {
             lock: None,
             generation,
             records: Vec::new(),
-            readable: false,
             damage: None,
         }
     }
@@ -445,7 +441,7 @@ impl Store {
 impl Drop for Store {
     /// Without rules nothing is left.
     fn drop(&mut self) {
-        if self.lock.is_some() && self.readable && self.damage.is_none() && self.is_empty() {
+        if self.lock.is_some() && self.damage.is_none() && self.is_empty() {
             let _ = fs::remove_dir_all(&self.dir);
         }
     }
