@@ -8,13 +8,15 @@
 mod feed;
 pub(crate) mod firewall;
 mod ids;
+mod neighbours;
+mod probing;
 mod reading;
 mod report;
 mod server;
 pub(crate) mod snat_sources;
 mod topology;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
@@ -27,7 +29,7 @@ use crate::bpf::foreign::CgroupProgram;
 use crate::bpf::{self, PathTraffic, Settings, Steer, SteerProgram};
 use crate::config::Config;
 use crate::control::run_dir::RunDir;
-use crate::measure::probe::{Answer, Prober};
+use crate::measure::probe::Prober;
 use crate::netlink::{self, Change, Monitor};
 use crate::placement::Placer;
 use crate::redirect::watch::Watching;
@@ -44,11 +46,6 @@ use topology::Paths;
 const TICK: Duration = Duration::from_millis(10);
 /// How often rates are taken and single moves are collected.
 const RATES: Duration = Duration::from_millis(100);
-/// A gateway that was never resolved may take so long before its path counts as down: the kernel
-/// asks once a second.
-const NEIGHBOUR_GRACE: Duration = Duration::from_millis(1_500);
-/// A gateway whose entry keeps failing is resolved from scratch this often.
-const RESOLVE_AGAIN: Duration = Duration::from_secs(60);
 /// After attaching or a change of mode, flows first seen stay where the kernel has them.
 const ADOPT_MS: u64 = 2_000;
 /// A change that could not be followed is tried again after this.
@@ -71,13 +68,21 @@ pub(crate) struct UpOptions {
     pub wait: bool,
 }
 
-/// Traffic of a path at the last look, for its rate.
-#[derive(Clone, Copy, Debug, Default)]
-struct Rate {
-    traffic: PathTraffic,
-    at_us: u64,
+/// What is remembered of a path for as long as the daemon runs, also while no route uses it.
+#[derive(Clone, Debug, Default)]
+struct PathMemory {
+    probed_at: Option<Instant>,
+    said_unanswered: bool,
+    /// Its traffic at the last look, and when that was, µs.
+    traffic: Option<(PathTraffic, u64)>,
     /// bit/s over the last [`RATES`].
-    bps: f64,
+    rate_bps: f64,
+    /// New flows that were placed on it by the last look.
+    placed: Option<u64>,
+    /// Since when its gateway's neighbour entry is missing.
+    unresolved_since: Option<Instant>,
+    /// When its gateway was last resolved from scratch.
+    resolved_at: Option<Instant>,
 }
 
 struct Daemon {
@@ -112,19 +117,11 @@ struct Daemon {
     is_reading: bool,
     move_log: Option<MoveLog>,
     moves: VecDeque<Move>,
-    rates: BTreeMap<usize, Rate>,
-    /// New flows that were placed on each path by the last look.
-    placed: BTreeMap<usize, u64>,
-    /// Paths whose neighbour entry is missing, and since when.
-    unresolved: BTreeMap<usize, Instant>,
-    /// When each path's gateway was last resolved from scratch.
-    resolved_at: BTreeMap<usize, Instant>,
+    /// By path id.
+    memory: [PathMemory; MAX_PATHS],
     seq: u64,
     /// Time of the last decision that was logged.
     decided_us: u64,
-    /// When each path was last probed.
-    probed_at: BTreeMap<usize, Instant>,
-    said_unanswered: [bool; MAX_PATHS],
     stop: bool,
 }
 
@@ -288,78 +285,13 @@ impl Daemon {
             is_reading: false,
             move_log,
             moves: VecDeque::new(),
-            rates: BTreeMap::new(),
-            placed: BTreeMap::new(),
-            unresolved: BTreeMap::new(),
-            resolved_at: BTreeMap::new(),
+            memory: std::array::from_fn(|_| PathMemory::default()),
             seq: 0,
             decided_us: 0,
-            probed_at: BTreeMap::new(),
-            said_unanswered: [false; MAX_PATHS],
             stop: false,
             config,
             options,
         })
-    }
-
-    /// When the next probe of `path` is due; in the past for one that was never probed.
-    fn probe_due(&self, path: usize) -> Instant {
-        let interval = Duration::from_micros(self.policy.probe_interval_us(path));
-        self.probed_at
-            .get(&path)
-            .map_or(self.started, |at| *at + interval)
-    }
-
-    /// When the next probe of any path is due.
-    fn next_probe(&self) -> Instant {
-        let due = self
-            .paths
-            .probed()
-            .into_iter()
-            .map(|path| self.probe_due(path))
-            .min();
-        due.unwrap_or_else(|| Instant::now() + TICK)
-    }
-
-    /// When a path turns late that new flows may choose by now, unless its probe is answered before.
-    fn next_late(&self) -> Option<Instant> {
-        self.placer.as_ref()?;
-        let in_us = self.policy.next_late_us()?.saturating_sub(now_us());
-        Some(Instant::now() + Duration::from_micros(in_us))
-    }
-
-    fn send_probes(&mut self) {
-        let now = Instant::now();
-        for path in self.paths.probed() {
-            if self.probe_due(path) <= now {
-                // Not made up for when late: a burst of probes measures itself.
-                self.probed_at.insert(path, now);
-                self.send_probe(path);
-            }
-        }
-    }
-
-    fn send_probe(&mut self, path: usize) {
-        let seq = self.seq;
-        self.seq += 1;
-        let at_us = now_us();
-        match self.prober.send(path, seq) {
-            Ok(()) => self.policy.event(Event::Sent { path, seq, at_us }),
-            Err(e) => {
-                tracing::debug!(path = self.paths.name(path), "probe not sent: {e}");
-                self.policy.event(Event::SendFailed { path, seq, at_us });
-            }
-        }
-    }
-
-    fn answered(&mut self, a: &Answer) {
-        self.policy.event(Event::Answered {
-            path: a.path,
-            seq: a.seq,
-            at_us: now_us(),
-            rtt_us: a.rtt_us,
-            delay_us: a.delay_us,
-        });
     }
 
     async fn changed(&mut self, change: Change) {
@@ -385,13 +317,10 @@ impl Daemon {
                 self.wants_reading = true;
             }
             Change::Neighbour {
-                ifindex,
-                addr,
-                usable,
-                mac,
+                ifindex, addr, mac, ..
             } => {
                 for path in self.paths.by_gateway(ifindex, addr) {
-                    self.neighbour(path, if usable { mac } else { None }).await;
+                    self.neighbour(path, mac).await;
                 }
             }
             // Until it is read, nothing is to be placed.
@@ -420,65 +349,6 @@ impl Daemon {
         });
     }
 
-    async fn neighbour(&mut self, path: usize, mac: Option<[u8; 6]>) {
-        if self.paths.path(path).is_some_and(|p| !p.ethernet) {
-            return;
-        }
-        let Some(mac) = mac else {
-            self.neighbour_lost(path).await;
-            return;
-        };
-        if self.paths.set_mac(path, mac) {
-            self.write_path(path);
-        }
-        if self.unresolved.remove(&path).is_some() {
-            self.usable(path, true, "gateway resolved");
-        }
-    }
-
-    /// A gateway's entry was flushed or did not answer. Its last address is put back, so that
-    /// packets which the kernel sends there go on to reach the egress and can be steered; whether
-    /// the path still carries any is for the probes to say. Now and then the gateway is resolved
-    /// from scratch instead, in case it has another address now.
-    async fn neighbour_lost(&mut self, path: usize) {
-        let known = self.paths.path(path).and_then(|p| p.gateway_mac);
-        let fresh = self
-            .resolved_at
-            .get(&path)
-            .is_some_and(|t| t.elapsed() < RESOLVE_AGAIN);
-        if let (Some(mac), Some((ifindex, gateway)), true) =
-            (known, self.paths.gateway(path), fresh)
-        {
-            if let Err(e) = netlink::keep_neighbour(ifindex, gateway, mac).await {
-                tracing::debug!(path = self.paths.name(path), "{e:#}");
-            }
-            return;
-        }
-        self.resolved_at.insert(path, Instant::now());
-        if known.is_none() {
-            self.unresolved.entry(path).or_insert_with(Instant::now);
-        }
-        self.resolve(path).await;
-    }
-
-    /// Asks the kernel to resolve a path's gateway.
-    async fn resolve(&mut self, path: usize) {
-        if let Some((ifindex, gateway)) = self.paths.gateway(path) {
-            if let Err(e) = netlink::resolve_neighbour(ifindex, gateway).await {
-                tracing::debug!(
-                    path = self.paths.name(path),
-                    "cannot resolve the gateway: {e:#}"
-                );
-            }
-        }
-    }
-
-    async fn resolve_missing(&mut self) {
-        for path in self.paths.without_entry() {
-            self.neighbour_lost(path).await;
-        }
-    }
-
     /// Leaves paths alone on devices that carry out IPsec by themselves.
     fn look_at_ipsec(&mut self) {
         let devices = netlink::offloading_devices();
@@ -498,19 +368,10 @@ impl Daemon {
     }
 
     fn tick(&mut self) {
-        let now = Instant::now();
         if let Some(placer) = &mut self.placer {
             placer.look_at_counters();
         }
-        let late: Vec<usize> = self
-            .unresolved
-            .iter()
-            .filter(|(_, since)| now - **since >= NEIGHBOUR_GRACE)
-            .map(|(path, _)| *path)
-            .collect();
-        for path in late {
-            self.usable(path, false, "gateway not resolved");
-        }
+        self.say_unresolved();
         let before = self.decided_us;
         if let Some(verdict) = self.policy.tick(now_us()) {
             tracing::debug!(?verdict, "verdict");
@@ -544,20 +405,20 @@ impl Daemon {
                 let Ok(traffic) = steer.traffic(path) else {
                     continue;
                 };
-                let rate = self.rates.entry(path).or_default();
-                if rate.at_us != 0 && at_us > rate.at_us {
-                    let seconds = (at_us - rate.at_us) as f64 / 1e6;
+                let memory = &mut self.memory[path];
+                let last = memory.traffic.replace((traffic, at_us));
+                if let Some((before, then_us)) = last.filter(|(_, then_us)| at_us > *then_us) {
+                    let seconds = (at_us - then_us) as f64 / 1e6;
                     let bps =
                         |now: u64, before: u64| now.saturating_sub(before) as f64 * 8.0 / seconds;
-                    rate.bps = bps(traffic.bytes, rate.traffic.bytes);
+                    memory.rate_bps = bps(traffic.bytes, before.bytes);
                     self.policy.event(Event::Egress {
                         path,
                         at_us,
-                        rate_bps: rate.bps,
-                        latency_bps: bps(traffic.latency_bytes, rate.traffic.latency_bytes),
+                        rate_bps: memory.rate_bps,
+                        latency_bps: bps(traffic.latency_bytes, before.latency_bytes),
                     });
                 }
-                (rate.traffic, rate.at_us) = (traffic, at_us);
             }
             for (path, delays) in self.policy.path_delays(at_us).iter().enumerate() {
                 let us = |v: u64| u32::try_from(v).unwrap_or(u32::MAX);
@@ -567,7 +428,7 @@ impl Daemon {
         if let Some(placer) = &self.placer {
             for path in self.paths.ids() {
                 let placed = placer.placed(path);
-                let before = self.placed.insert(path, placed).unwrap_or(placed);
+                let before = self.memory[path].placed.replace(placed).unwrap_or(placed);
                 self.policy.event(Event::Placed {
                     path,
                     at_us,
@@ -608,29 +469,6 @@ impl Daemon {
         let paths = paths.map(|path| (path.ifname.clone(), path.key.gateway));
         for unused in self.config.unused_paths(paths) {
             warn!("configuration: {unused}: no route that is steered uses it");
-        }
-    }
-
-    /// Says once when a path's probes stay unanswered altogether, and when that is over.
-    fn say_unanswered(&mut self) {
-        const PATIENCE: u64 = 60;
-        for path in self.paths.probed() {
-            let stats = self.prober.stats(path);
-            let silent = stats.answered == 0 && stats.sent >= PATIENCE;
-            if silent != self.said_unanswered[path] {
-                self.said_unanswered[path] = silent;
-                let name = self.paths.name(path);
-                let target = self.paths.target_text(path);
-                if silent {
-                    warn!(
-                        "path {name}: none of {} probes to {target} was answered: the kernel decides wherever it is one \
-                         of the paths; set another `probe_target` if this one does not answer pings",
-                        stats.sent
-                    );
-                } else {
-                    info!("path {name}: {target} answers now");
-                }
-            }
         }
     }
 

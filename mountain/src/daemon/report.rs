@@ -143,7 +143,7 @@ impl Daemon {
                 bulk: of_class(Class::Bulk),
             },
             placed: self.placer.as_ref().map(|s| s.placed(id)),
-            rate_bps: self.rates.get(&id).map_or(0.0, |r| r.bps),
+            rate_bps: self.memory[id].rate_bps,
             traffic: self.steer.as_ref().map(|s| s.traffic(id)).transpose()?,
             averages,
             judged,

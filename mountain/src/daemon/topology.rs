@@ -324,8 +324,7 @@ impl Daemon {
                 self.usable(id, up, "carrier");
             }
         }
-        self.unresolved
-            .retain(|id, _| self.paths.path(*id).is_some());
+        self.forget_unresolved();
         self.tick();
         Ok(())
     }
