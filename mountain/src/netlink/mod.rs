@@ -13,7 +13,7 @@
 //! whole message unreadable. A route that is missing here would be a route whose traffic is moved by
 //! mistake.
 
-pub mod conntrack;
+pub(crate) mod conntrack;
 pub(crate) mod generic;
 pub(crate) mod kinds;
 pub(crate) mod link;
@@ -21,7 +21,7 @@ mod monitor;
 mod neighbour;
 mod netfilter;
 pub(crate) mod nexthop;
-pub mod nft;
+pub(crate) mod nft;
 pub(crate) mod own;
 mod path_metrics;
 mod qdisc;
@@ -33,14 +33,16 @@ pub(crate) mod uapi;
 pub(crate) mod wire;
 mod xfrm;
 
-pub use link::{addresses, link, namespace_id, Link};
+pub(crate) use link::{addresses, namespace_id};
+pub use link::{link, Link};
 pub use monitor::{Change, Monitor};
-pub(crate) use neighbour::keep_neighbour;
-pub use neighbour::{neighbour_usable, resolve_neighbour};
-pub use netfilter::{tables_with_base_chains, translates_sources};
-pub use path_metrics::PathMetrics;
-pub use qdisc::{qdiscs, Qdiscs};
-pub use route::{egress_route, policy_rules, route_to, EgressRoute, RouteTo};
+pub use neighbour::resolve_neighbour;
+pub(crate) use neighbour::{keep_neighbour, neighbour_usable};
+pub(crate) use netfilter::tables_with_base_chains;
+pub use netfilter::translates_sources;
+pub(crate) use path_metrics::PathMetrics;
+pub(crate) use qdisc::{qdiscs, Qdiscs};
+pub(crate) use route::{egress_route, policy_rules, route_to, EgressRoute, RouteTo};
 pub use snapshot::ds_field;
-pub use sock_diag::{reset_unanswered, unconnected};
-pub use xfrm::offloading_devices;
+pub(crate) use sock_diag::{reset_unanswered, unconnected};
+pub(crate) use xfrm::offloading_devices;

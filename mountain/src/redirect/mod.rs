@@ -14,15 +14,15 @@
 
 pub mod actions;
 pub mod bpf;
-pub mod config;
+pub(crate) mod config;
 pub mod fixes;
-pub mod module;
-pub mod nft;
+mod module;
+pub(crate) mod nft;
 pub mod preflight;
 mod recover;
-pub mod store;
+pub(crate) mod store;
 mod validate;
-pub mod watch;
+pub(crate) mod watch;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

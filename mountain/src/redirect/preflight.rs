@@ -12,8 +12,8 @@
 mod decide;
 #[cfg(test)]
 mod decide_tests;
-pub mod facts;
-pub mod features;
+mod facts;
+pub(super) mod features;
 pub mod firewall;
 mod gather;
 

@@ -6,7 +6,7 @@
 //! programs are needed where.
 
 mod direct;
-pub mod fast;
+pub(crate) mod fast;
 mod loaded;
 mod log;
 mod recover;
@@ -34,7 +34,7 @@ use hooks::DeviceHook;
 use loaded::{attached, entries, AttachedProgram, LoadedObject, Needs, Prog};
 pub use log::read_log;
 pub(super) use recover::{found, is_attached};
-pub use skel::types;
+use skel::types;
 use types::{mtn_rd_backend, mtn_rd_drop, mtn_rd_flags};
 
 /// All programs of this project's redirection are called so, and no other.
