@@ -38,7 +38,7 @@ pub(crate) struct Snapshot {
     pub bridged: HashMap<(u32, [u8; 6]), u32>,
     pub routes: Vec<Route>,
     /// In the order in which the kernel looks them up.
-    pub rules: Vec<RoutingRule>,
+    pub rules: Vec<FibRule>,
 }
 
 /// Router preference (RFC 4191), the best first.
@@ -74,8 +74,9 @@ impl Route {
     }
 }
 
+/// Where a rule leads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Action {
+pub enum Action {
     Table(u32),
     L3mdev,
     Goto(u32),
@@ -85,30 +86,47 @@ pub(crate) enum Action {
     Drop,
 }
 
-#[derive(Clone, Debug, Default)]
-pub(crate) struct RoutingRule {
-    pub ipv6: bool,
+/// An ip rule. A packet that matches one before a group's table is looked up was not routed by the
+/// group's route, so it is left alone. An unset field matches everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FibRule {
+    /// In a topology: table of the groups that the rule takes packets from; those of other tables are not
+    /// concerned. Where the rule leads is not told there.
+    pub table: u32,
+    /// Lower ones are asked first.
     pub priority: u32,
-    pub action: Action,
+    /// `not ...`: applies to what the fields do *not* match.
     pub invert: bool,
+    /// (mark, mask)
+    pub fwmark: Option<(u32, u32)>,
+    /// Source address.
+    pub src: Option<IpNet>,
+    /// Destination address.
+    pub dst: Option<IpNet>,
+    /// Device the packet came in by; 1 (`lo`) for packets of local sockets, `u32::MAX` if it does not exist.
+    pub iif: Option<u32>,
+    /// First and last uid.
+    pub uid: Option<(u32, u32)>,
+    /// IP protocol number.
+    pub ipproto: Option<u8>,
+    /// First and last source port.
+    pub sport: Option<(u16, u16)>,
+    /// First and last destination port.
+    pub dport: Option<(u16, u16)>,
+    /// (DS field, mask), see [`crate::netlink::ds_field`].
+    pub tos: Option<(u8, u8)>,
+    /// About IPv6 packets; otherwise IPv4.
+    pub ipv6: bool,
+    /// Names a device to leave by.
+    pub oif: bool,
+    /// Has a condition that cannot be followed, such as a tunnel id.
+    pub opaque: bool,
+    /// Where it leads.
+    pub action: Action,
     /// Routes not longer than this are ignored (`suppress_prefixlength`).
     pub suppress_length: Option<u32>,
     /// Routes over devices of a group are ignored (`suppress_ifgroup`).
     pub suppress_group: bool,
-    pub fwmark: Option<(u32, u32)>,
-    pub src: Option<IpNet>,
-    pub dst: Option<IpNet>,
-    /// Index of the device packets came in by, 1 for local ones; `u32::MAX` if it does not exist.
-    pub iif: Option<u32>,
-    pub oif: bool,
-    pub uid: Option<(u32, u32)>,
-    pub ipproto: Option<u8>,
-    pub sport: Option<(u16, u16)>,
-    pub dport: Option<(u16, u16)>,
-    /// (DS field, mask)
-    pub tos: Option<(u8, u8)>,
-    /// Has a condition that cannot be followed, such as a tunnel id.
-    pub opaque: bool,
 }
 
 /// Reads everything. The flag is false when something changed during a dump.

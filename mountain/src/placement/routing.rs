@@ -100,8 +100,7 @@ impl From<MarkMask> for u32 {
 }
 
 /// Which packets a rule selects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Selects {
     /// An uplink's mark, for destinations to keep.
     Kept {
@@ -118,7 +117,7 @@ pub(crate) enum Selects {
 }
 
 /// An ip rule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct IpRule {
     pub ipv6: bool,
     pub priority: u32,
@@ -127,7 +126,7 @@ pub(crate) struct IpRule {
 }
 
 /// A route in an uplink's table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct UplinkRoute {
     /// Family of what it routes; the gateway's may be another one.
     pub ipv6: bool,
@@ -138,8 +137,7 @@ pub(crate) struct UplinkRoute {
 }
 
 /// Where it leads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum To {
     Gateway {
         ifindex: u32,
@@ -151,7 +149,7 @@ pub(crate) enum To {
 }
 
 /// All that mountain adds to the kernel's routing.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Routing {
     /// In the order in which they are tried.
     pub rules: Vec<IpRule>,
@@ -159,7 +157,7 @@ pub(crate) struct Routing {
 }
 
 /// What new flows choose from.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PlacementPlan {
     pub routing: Routing,
     /// Mark of each path that new flows may choose; by index into [`Topology::paths`].

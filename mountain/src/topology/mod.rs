@@ -16,6 +16,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+pub use crate::netlink::snapshot::FibRule;
 pub use read::{read_topology, read_topology_blocking, Filter};
 
 /// Most paths in one group; the BPF program's loops and bit masks are sized by it.
@@ -28,7 +29,7 @@ pub(crate) const MAX_GROUPS: usize = 64;
 pub(crate) const MAX_KEPT: usize = 64;
 
 /// What identifies a path: a next hop of the kernel's routing table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PathKey {
     /// Index of the device the next hop leaves by.
     pub ifindex: u32,
@@ -40,7 +41,7 @@ pub struct PathKey {
 }
 
 /// One path: a (device, gateway) pair that at least one multipath route offers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path {
     /// What tells it from all other paths.
     pub key: PathKey,
@@ -74,7 +75,7 @@ pub struct Path {
 }
 
 /// One path of a group with its route weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
     /// Index into [`Topology::paths`].
     pub path: usize,
@@ -128,7 +129,7 @@ pub struct PathMasks {
 }
 
 /// Prefixes that share one set of next hops in one table.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     /// Whether running flows move, new ones are placed, or both.
     pub kind: Kind,
@@ -143,42 +144,8 @@ pub struct Group {
     pub told_by: BTreeSet<Rewritable>,
 }
 
-/// An ip rule that may choose another table than a group's. A packet that matches one was not
-/// routed by the group's route, so it is left alone. An unset field matches everything.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct FibRule {
-    /// Table of the groups that the rule takes packets from; those of other tables are not
-    /// concerned.
-    pub table: u32,
-    /// Lower ones are asked first.
-    pub priority: u32,
-    /// `not ...`: applies to what the fields do *not* match.
-    pub invert: bool,
-    /// (mark, mask)
-    pub fwmark: Option<(u32, u32)>,
-    /// Source address.
-    pub src: Option<IpNet>,
-    /// Destination address.
-    pub dst: Option<IpNet>,
-    /// Device the packet came in by; 1 (`lo`) for packets of local sockets.
-    pub iif: Option<u32>,
-    /// First and last uid.
-    pub uid: Option<(u32, u32)>,
-    /// IP protocol number.
-    pub ipproto: Option<u8>,
-    /// First and last source port.
-    pub sport: Option<(u16, u16)>,
-    /// First and last destination port.
-    pub dport: Option<(u16, u16)>,
-    /// (DS field, mask), see [`crate::netlink::ds_field`].
-    pub tos: Option<(u8, u8)>,
-    /// About IPv6 packets; otherwise IPv4.
-    pub ipv6: bool,
-}
-
 /// A condition of FIB rules, or of routes, that the firewall may change once the packet is routed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Rewritable {
     /// The packet's mark.
     Mark,
@@ -187,7 +154,7 @@ pub enum Rewritable {
 }
 
 /// Uplinks of one family whose adoption rests, as the kernel prefers another way for new flows: a VPN's.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Suspended {
     /// Of IPv6; otherwise of IPv4.
     pub ipv6: bool,
@@ -202,7 +169,7 @@ pub struct Suspended {
 
 /// A single destination that the kernel sends out by the gateway of an uplink, whatever the default route
 /// is: as a VPN's server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Kept {
     /// The destination.
     pub host: IpAddr,
@@ -211,7 +178,7 @@ pub struct Kept {
 }
 
 /// Everything the steering needs to know of the kernel's routing, at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     /// Each (device, gateway) pair once; groups name them by index.
     pub paths: Vec<Path>,
@@ -256,19 +223,5 @@ impl Topology {
     /// Whether flows choose their path when they start, or have chosen it before that was suspended.
     pub(crate) fn has_placed(&self) -> bool {
         self.places() || !self.suspended.is_empty()
-    }
-}
-
-impl FibRule {
-    /// Whether it has no condition at all, so that it matches every packet (none if inverted).
-    pub(crate) fn is_unconditional(&self) -> bool {
-        let bare = Self {
-            table: self.table,
-            priority: self.priority,
-            invert: self.invert,
-            ipv6: self.ipv6,
-            ..Self::default()
-        };
-        *self == bare
     }
 }

@@ -9,7 +9,7 @@ use libc::{RTN_THROW, RTN_UNICAST};
 
 use super::{FibRule, Rewritable};
 use crate::netlink::nexthop::NextHop;
-use crate::netlink::snapshot::{Action, Route, RoutingRule, Snapshot, TABLE_MAIN};
+use crate::netlink::snapshot::{Action, Route, Snapshot, TABLE_MAIN};
 
 /// Index of `lo`.
 const LOOPBACK: u32 = 1;
@@ -26,13 +26,13 @@ pub(super) struct Reach {
 
 /// Finds out who looks up `table`, or says why that cannot be told.
 ///
-/// Conservative wherever the rules say more than a [`FibRule`] can: rather a packet too many is
+/// Conservative wherever the rules say more than the program can be told: rather a packet too many is
 /// left to the kernel.
 pub(super) fn reach(snapshot: &Snapshot, table: u32, ipv6: bool) -> Result<Reach, String> {
     let mut reach = Reach::default();
     // A rule with conditions that leads to the table: the packets it does not match go elsewhere,
     // unless a later rule brings them here too.
-    let mut conditional: Option<(&RoutingRule, usize, usize)> = None;
+    let mut conditional: Option<(&FibRule, usize, usize)> = None;
     let mut several = false;
     let mut resume_at = 0;
 
@@ -92,11 +92,11 @@ pub(super) fn told_by(
     (table, ipv6): (u32, bool),
     devices: &BTreeSet<u32>,
 ) -> BTreeSet<Rewritable> {
-    let met = |rule: &&RoutingRule| {
+    let met = |rule: &&FibRule| {
         let mut before = reach.fib_rules.iter();
         rule.ipv6 == ipv6 && before.any(|r| r.priority == rule.priority)
     };
-    let leads_out = |rule: &RoutingRule| match rule.action {
+    let leads_out = |rule: &FibRule| match rule.action {
         Action::Drop | Action::Nothing => false,
         // The only rule that leads to the group: whoever does not match it goes elsewhere, by any device.
         Action::Table(to) if to == table => true,
@@ -132,7 +132,7 @@ pub(super) fn last_priority(snapshot: &Snapshot, ipv6: bool) -> u32 {
 }
 
 /// Whether by this rule every packet looks the whole main table up.
-fn is_main(rule: &RoutingRule, ipv6: bool) -> bool {
+fn is_main(rule: &FibRule, ipv6: bool) -> bool {
     rule.ipv6 == ipv6
         && rule.action == Action::Table(TABLE_MAIN)
         && rule.suppress_length.is_none()
@@ -141,14 +141,14 @@ fn is_main(rule: &RoutingRule, ipv6: bool) -> bool {
 }
 
 /// The rules that some packets meet before the main table is looked up for all.
-fn before_main(snapshot: &Snapshot, ipv6: bool) -> impl Iterator<Item = &RoutingRule> {
+fn before_main(snapshot: &Snapshot, ipv6: bool) -> impl Iterator<Item = &FibRule> {
     let all = snapshot.rules.iter().filter(move |rule| rule.ipv6 == ipv6);
     all.take_while(move |rule| !is_main(rule, ipv6))
 }
 
 /// The first rule that takes this host's ordinary packets, which bear no mark, past the default routes of the
 /// main table: wg-quick's `not fwmark 51820 lookup 51820`, or one that drops.
-pub(super) fn diversion(snapshot: &Snapshot, ipv6: bool) -> Option<&RoutingRule> {
+pub(super) fn diversion(snapshot: &Snapshot, ipv6: bool) -> Option<&FibRule> {
     // Also of halves of the Internet, as some VPNs have them.
     let has_default = |table: u32| {
         let mut routes = snapshot.routes.iter();
@@ -163,7 +163,7 @@ pub(super) fn diversion(snapshot: &Snapshot, ipv6: bool) -> Option<&RoutingRule>
             }
             _ => false,
         };
-        let others = RoutingRule {
+        let others = FibRule {
             fwmark: None,
             iif: rule.iif.filter(|iif| *iif != LOOPBACK),
             invert: false,
@@ -176,7 +176,7 @@ pub(super) fn diversion(snapshot: &Snapshot, ipv6: bool) -> Option<&RoutingRule>
 
 /// The first rule before the main table's that a packet with one of our marks, which are within `mask`,
 /// may meet otherwise than the same packet without.
-pub(super) fn marked_apart(snapshot: &Snapshot, ipv6: bool, mask: u32) -> Option<&RoutingRule> {
+pub(super) fn marked_apart(snapshot: &Snapshot, ipv6: bool, mask: u32) -> Option<&FibRule> {
     before_main(snapshot, ipv6).find(|rule| {
         rule.fwmark
             .is_some_and(|(mark, theirs)| theirs & mask != 0 && mark & !mask == 0)
@@ -186,7 +186,7 @@ pub(super) fn marked_apart(snapshot: &Snapshot, ipv6: bool, mask: u32) -> Option
 /// The priority of the first rule before the main table's that takes this host's packets away from an
 /// uplink because they have its address. Before the address is chosen nothing shows that.
 pub(super) fn taker(snapshot: &Snapshot, address: IpAddr, ifindex: u32) -> Option<u32> {
-    let takes = |rule: &&RoutingRule| {
+    let takes = |rule: &&FibRule| {
         let names = |net: IpNet| net.prefix_len() > 0 && net.contains(&address);
         let by_address = !rule.invert && rule.src.is_some_and(names);
         let others = rule.oif || rule.iif.is_some_and(|iif| iif != LOOPBACK);
@@ -197,7 +197,7 @@ pub(super) fn taker(snapshot: &Snapshot, address: IpAddr, ifindex: u32) -> Optio
 }
 
 /// Whether what a rule selects may leave by another device than this one, or not at all.
-fn leads_elsewhere(snapshot: &Snapshot, rule: &RoutingRule, ifindex: u32) -> bool {
+fn leads_elsewhere(snapshot: &Snapshot, rule: &FibRule, ifindex: u32) -> bool {
     let table = match rule.action {
         Action::Nothing => return false,
         Action::Table(table) if !rule.suppress_group => table,
@@ -236,11 +236,11 @@ enum Matches {
 }
 
 /// Which packets a rule matches, of those that no socket has bound to a device.
-fn matches_of(rule: &RoutingRule) -> Matches {
+fn matches_of(rule: &FibRule) -> Matches {
     // An output device is known before the look-up only for sockets bound to it, which are left
     // alone anyway; an input device that does not exist matches nothing.
     let never = rule.oif || rule.iif == Some(u32::MAX);
-    let always = !rule.opaque && fib_rule(rule, 0).is_unconditional();
+    let always = !rule.opaque && is_unconditional(&fib_rule(rule, 0));
     match (never, always, rule.invert) {
         (true, _, false) | (false, true, true) => Matches::None,
         (true, _, true) | (false, true, false) => Matches::All,
@@ -248,29 +248,39 @@ fn matches_of(rule: &RoutingRule) -> Matches {
     }
 }
 
-fn fib_rule(rule: &RoutingRule, table: u32) -> FibRule {
-    let base = FibRule {
+/// What the program is told of a rule: which packets of a table's groups it takes.
+fn fib_rule(rule: &FibRule, table: u32) -> FibRule {
+    if rule.opaque && rule.invert {
+        // Any packet.
+        return FibRule {
+            table,
+            priority: rule.priority,
+            ipv6: rule.ipv6,
+            ..FibRule::default()
+        };
+    }
+    FibRule {
         table,
+        oif: false,
+        opaque: false,
+        action: Action::Nothing,
+        suppress_length: None,
+        suppress_group: false,
+        ..rule.clone()
+    }
+}
+
+/// Whether what the program is told of a rule has no condition at all, so that it matches every packet (none
+/// if inverted).
+fn is_unconditional(rule: &FibRule) -> bool {
+    let bare = FibRule {
+        table: rule.table,
         priority: rule.priority,
+        invert: rule.invert,
         ipv6: rule.ipv6,
         ..FibRule::default()
     };
-    if rule.opaque && rule.invert {
-        return base; // matches every packet
-    }
-    FibRule {
-        invert: rule.invert,
-        fwmark: rule.fwmark,
-        src: rule.src,
-        dst: rule.dst,
-        iif: rule.iif,
-        uid: rule.uid,
-        ipproto: rule.ipproto,
-        sport: rule.sport,
-        dport: rule.dport,
-        tos: rule.tos,
-        ..base
-    }
+    *rule == bare
 }
 
 /// The rule, and what it selects besides of packets whose source does not tell: when the kernel routes what a
@@ -291,7 +301,7 @@ fn with_sourceless(rule: FibRule) -> Vec<FibRule> {
 
 /// Packets that come in by a VRF's devices look the VRF's table up instead. (Those of local
 /// sockets in a VRF are bound to its device.)
-fn vrf_rules(snapshot: &Snapshot, rule: &RoutingRule, table: u32, reach: &mut Reach) {
+fn vrf_rules(snapshot: &Snapshot, rule: &FibRule, table: u32, reach: &mut Reach) {
     let vrf_of = |ifindex: u32| {
         let link = snapshot.links.get(&ifindex)?;
         link.vrf_table
@@ -323,15 +333,15 @@ mod tests {
     use crate::netlink::link::Link;
     use crate::netlink::snapshot::Preference;
 
-    fn rule(priority: u32, action: Action) -> RoutingRule {
-        RoutingRule {
+    fn rule(priority: u32, action: Action) -> FibRule {
+        FibRule {
             priority,
             action,
-            ..RoutingRule::default()
+            ..FibRule::default()
         }
     }
 
-    fn snapshot(rules: Vec<RoutingRule>) -> Snapshot {
+    fn snapshot(rules: Vec<FibRule>) -> Snapshot {
         let route = |table| Route {
             table,
             prefix: "0.0.0.0/0".parse().unwrap(),
@@ -353,7 +363,7 @@ mod tests {
 
     #[test]
     fn what_a_socket_sends_may_have_had_no_source_when_it_was_routed() {
-        let source = |invert| RoutingRule {
+        let source = |invert| FibRule {
             src: Some("10.0.0.0/8".parse().unwrap()),
             invert,
             ..rule(100, Action::Table(100))
@@ -406,7 +416,7 @@ mod tests {
 
     #[test]
     fn conditions_that_cannot_be_followed_exclude_too_much_rather_than_too_little() {
-        let opaque = |invert| RoutingRule {
+        let opaque = |invert| FibRule {
             opaque: true,
             invert,
             src: Some("10.0.0.0/8".parse().unwrap()),
@@ -419,7 +429,7 @@ mod tests {
         let followed = fib_rules(opaque(false));
         assert_eq!(followed[0].src, Some("10.0.0.0/8".parse().unwrap()));
         let inverted = fib_rules(opaque(true));
-        assert!(inverted[0].is_unconditional() && !inverted[0].invert);
+        assert!(is_unconditional(&inverted[0]) && !inverted[0].invert);
         let reason = reach(&snapshot(vec![opaque(false)]), 100, false).unwrap_err();
         assert!(reason.contains("cannot be followed"), "{reason}");
     }
@@ -427,15 +437,15 @@ mod tests {
     #[test]
     fn inverted_rules_without_conditions_and_device_bound_ones() {
         let never = [
-            RoutingRule {
+            FibRule {
                 invert: true,
                 ..rule(10, Action::Table(100))
             },
-            RoutingRule {
+            FibRule {
                 oif: true,
                 ..rule(11, Action::Table(100))
             },
-            RoutingRule {
+            FibRule {
                 iif: Some(u32::MAX),
                 ..rule(12, Action::Table(100))
             },
@@ -445,7 +455,7 @@ mod tests {
         let reach_never = reach(&snapshot(never.to_vec()), 254, false).unwrap();
         assert!(reach_never.fib_rules.is_empty() && reach_never.earlier.is_empty());
 
-        let always = RoutingRule {
+        let always = FibRule {
             oif: true,
             invert: true,
             ..rule(10, Action::Table(100))
@@ -455,7 +465,7 @@ mod tests {
         assert_eq!(reach_always.earlier, [(100, None)]);
 
         assert_eq!(last_priority(&Snapshot::default(), false), 32765);
-        let early = RoutingRule {
+        let early = FibRule {
             suppress_length: Some(0),
             ..rule(100, Action::Table(254))
         };

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use super::super::uapi::*;
 use super::super::wire::{bytes_at, u32_at, Attributes, AF_INET, AF_INET6};
-use super::{ds_field, network, Action, RoutingRule};
+use super::{ds_field, network, Action, FibRule};
 
 // Actions and flags of rules (include/uapi/linux/fib_rules.h).
 const FR_ACT_GOTO: u8 = 2;
@@ -16,7 +16,7 @@ const FIB_RULE_UNRESOLVED: u32 = 0x04;
 const NO_LIMIT: u32 = u32::MAX;
 
 /// A rule from its message; `None`: of another family, or broken. `indexes`: the devices by name.
-pub(crate) fn decode_rule(payload: &[u8], indexes: &HashMap<String, u32>) -> Option<RoutingRule> {
+pub(crate) fn decode_rule(payload: &[u8], indexes: &HashMap<String, u32>) -> Option<FibRule> {
     // struct fib_rule_hdr: family, dst_len, src_len, tos, table, reserved (2), action, flags (4)
     let [family, dst_length, src_length, tos, table, _, _, action] = bytes_at(payload, 0)?;
     if !matches!(family, AF_INET | AF_INET6) {
@@ -50,7 +50,8 @@ pub(crate) fn decode_rule(payload: &[u8], indexes: &HashMap<String, u32>) -> Opt
         0 => None,
         length => network(family, attributes.ip(kind), length),
     };
-    Some(RoutingRule {
+    Some(FibRule {
+        table: 0,
         ipv6: family == AF_INET6,
         priority: attributes.u32(FRA_PRIORITY).unwrap_or(0),
         action,

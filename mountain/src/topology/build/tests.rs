@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 use super::*;
-use crate::netlink::snapshot::{Action, Preference, RoutingRule};
+use crate::netlink::snapshot::{Action, Preference};
 use proptest::prelude::*;
 use std::net::Ipv4Addr;
 
@@ -34,15 +34,15 @@ fn route(table: u32, prefix: &str, devices: &[u32]) -> Route {
     }
 }
 
-fn look_up(priority: u32, table: u32) -> RoutingRule {
-    RoutingRule {
+fn look_up(priority: u32, table: u32) -> FibRule {
+    FibRule {
         priority,
         action: Action::Table(table),
-        ..RoutingRule::default()
+        ..FibRule::default()
     }
 }
 
-fn with_rules(rules: Vec<RoutingRule>) -> Snapshot {
+fn with_rules(rules: Vec<FibRule>) -> Snapshot {
     Snapshot {
         rules,
         ..Snapshot::default()

@@ -5,7 +5,7 @@ use super::super::build;
 use super::*;
 use crate::netlink::link::{Address, Link};
 use crate::netlink::nexthop::NextHop;
-use crate::netlink::snapshot::{Action, RoutingRule, Snapshot};
+use crate::netlink::snapshot::{Action, FibRule, Snapshot};
 use crate::topology::{Kept, Topology};
 
 fn ip(text: &str) -> IpAddr {
@@ -62,10 +62,10 @@ fn home() -> Snapshot {
             default_by(3, "198.51.100.1", 600),
             default_by(2, "192.0.2.1", 100),
         ],
-        rules: vec![RoutingRule {
+        rules: vec![FibRule {
             priority: 32766,
             action: Action::Table(TABLE_MAIN),
-            ..RoutingRule::default()
+            ..FibRule::default()
         }],
         ..Snapshot::default()
     }
@@ -306,18 +306,18 @@ fn a_kill_switch_or_a_default_for_some_packets_suspends_all() {
 
 #[test]
 fn rules_that_take_unmarked_packets_suspend_and_those_that_read_our_marks_forbid() {
-    let with_rule = |rule: RoutingRule, metric| {
+    let with_rule = |rule: FibRule, metric| {
         let mut home = with_vpn("tun", metric);
         home.routes[2].table = 51820;
         home.rules.insert(0, rule);
         home
     };
-    let wg_quick = RoutingRule {
+    let wg_quick = FibRule {
         priority: 32764,
         action: Action::Table(51820),
         fwmark: Some((51820, u32::MAX)),
         invert: true,
-        ..RoutingRule::default()
+        ..FibRule::default()
     };
     let topology = adopted(&with_rule(wg_quick.clone(), 0));
     assert_eq!(topology.groups, []);
@@ -326,25 +326,25 @@ fn rules_that_take_unmarked_packets_suspend_and_those_that_read_our_marks_forbid
     assert!(suspended.why.contains("rule of priority 32764"));
     let harmless = [
         // Of one user, of one network, of marked packets; and with nothing behind it.
-        RoutingRule {
+        FibRule {
             uid: Some((1000, 1000)),
             ..wg_quick.clone()
         },
-        RoutingRule {
+        FibRule {
             src: Some("10.0.0.0/8".parse().unwrap()),
             invert: false,
             fwmark: None,
             ..wg_quick.clone()
         },
-        RoutingRule {
+        FibRule {
             invert: false,
             ..wg_quick.clone()
         },
-        RoutingRule {
+        FibRule {
             action: Action::Table(7),
             ..wg_quick.clone()
         },
-        RoutingRule {
+        FibRule {
             suppress_length: Some(0),
             ..wg_quick.clone()
         },
@@ -353,7 +353,7 @@ fn rules_that_take_unmarked_packets_suspend_and_those_that_read_our_marks_forbid
         let topology = adopted(&with_rule(rule.clone(), 0));
         assert_eq!(topology.groups.len(), 1, "{rule:?}: {:?}", topology.skipped);
     }
-    let drops = RoutingRule {
+    let drops = FibRule {
         action: Action::Drop,
         ..wg_quick.clone()
     };
@@ -370,7 +370,7 @@ fn rules_that_take_unmarked_packets_suspend_and_those_that_read_our_marks_forbid
         (51820, u32::MAX, false),
         (1, 0xff, false),
     ] {
-        let rule = RoutingRule {
+        let rule = FibRule {
             fwmark: Some((mark, theirs)),
             invert: false,
             action: Action::Table(7),
@@ -414,11 +414,11 @@ fn families_are_adopted_apart_and_router_advertisements_may_share_a_metric() {
     for (ifindex, text) in [(2, "2001:db8:1::5"), (3, "2001:db8:2::5"), (2, "fe80::5")] {
         home.addresses.push(address(ifindex, text));
     }
-    home.rules.push(RoutingRule {
+    home.rules.push(FibRule {
         ipv6: true,
         priority: 32766,
         action: Action::Table(TABLE_MAIN),
-        ..RoutingRule::default()
+        ..FibRule::default()
     });
     let topology = adopted(&home);
     assert_eq!(topology.groups.len(), 2, "{:?}", topology.skipped);
