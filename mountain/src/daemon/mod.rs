@@ -313,7 +313,7 @@ impl Daemon {
                         placer.forget(ifindex);
                     }
                 }
-                self.pause_starter();
+                self.pause_placing();
                 self.wants_reading = true;
             }
             Change::Neighbour {
@@ -325,7 +325,7 @@ impl Daemon {
             }
             // Until it is read, nothing is to be placed.
             Change::Preference | Change::Overrun => {
-                self.pause_starter();
+                self.pause_placing();
                 self.wants_reading = true;
             }
             Change::Ipsec => self.look_at_ipsec(),
@@ -334,7 +334,7 @@ impl Daemon {
         self.tick();
     }
 
-    fn pause_starter(&mut self) {
+    fn pause_placing(&mut self) {
         if let Some(placer) = &mut self.placer {
             placer.pause();
         }
@@ -453,7 +453,7 @@ impl Daemon {
                 placer.look_around();
                 if placer.may_release() {
                     let groups = self.paths.groups();
-                    if let Err(e) = self.update_starter(&groups) {
+                    if let Err(e) = self.update_placer(&groups) {
                         warn!("{e:#}");
                     }
                 }

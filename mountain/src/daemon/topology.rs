@@ -24,7 +24,7 @@ pub(crate) struct Paths {
     ids: PathIds,
     /// Path id of each entry of `topology.paths`; `None` beyond the supported number.
     id_of: Vec<Option<usize>>,
-    by_id: BTreeMap<usize, Known>,
+    by_id: BTreeMap<usize, ConfiguredPath>,
     topology: Topology,
     masks: Vec<Option<PathMasks>>,
     /// Of each group, why its flows are not moved.
@@ -40,12 +40,10 @@ const ARGMAX_COST_WEIGHT: u32 = 100;
 const NOBODY: Target = Target::Icmp(IpAddr::V4(Ipv4Addr::LOCALHOST));
 
 /// A path with what the configuration says about it.
-struct Known {
+struct ConfiguredPath {
     path: Path,
-    name: String,
-    capacity_bps: Option<u64>,
-    cost_us: f64,
-    metered: bool,
+    /// What the policy is told.
+    input: PathInput,
     target: Option<Target>,
 }
 
@@ -88,7 +86,7 @@ impl Paths {
     }
 
     pub(crate) fn name(&self, id: usize) -> &str {
-        self.by_id.get(&id).map_or("?", |k| &k.name)
+        self.by_id.get(&id).map_or("?", |k| &k.input.name)
     }
 
     pub(crate) fn target_text(&self, id: usize) -> String {
@@ -123,7 +121,7 @@ impl Paths {
         })
     }
 
-    fn matching(&self, test: impl Fn(&Known) -> bool) -> Vec<usize> {
+    fn matching(&self, test: impl Fn(&ConfiguredPath) -> bool) -> Vec<usize> {
         self.by_id
             .iter()
             .filter(|(_, known)| test(known))
@@ -198,7 +196,7 @@ impl Paths {
         let before = std::mem::take(&mut self.by_id);
         for (path, id) in topology.paths.iter().zip(&self.id_of) {
             let Some(id) = *id else { continue };
-            let mut known = known(path, config);
+            let mut known = configured(path, config);
             // A gateway keeps its last address while its entry is gone, see `neighbour_lost`.
             let last = before.get(&id).filter(|b| b.path.key == path.key);
             known.path.gateway_mac = path.gateway_mac.or(last.and_then(|l| l.path.gateway_mac));
@@ -250,14 +248,16 @@ impl Paths {
     }
 }
 
-fn known(path: &Path, config: &Config) -> Known {
+fn configured(path: &Path, config: &Config) -> ConfiguredPath {
     let entry = config.path(&path.ifname, path.key.gateway);
-    Known {
+    ConfiguredPath {
         path: path.clone(),
-        name: config.path_name(&path.ifname, path.key.gateway),
-        capacity_bps: entry.and_then(|e| e.capacity_bps()),
-        cost_us: entry.map_or(0.0, |e| e.cost * 1e3 * config.steer.cost_weight),
-        metered: path.wwan || entry.is_some_and(|e| e.metered),
+        input: PathInput {
+            name: config.path_name(&path.ifname, path.key.gateway),
+            capacity_bps: entry.and_then(|e| e.capacity_bps()),
+            cost_us: entry.map_or(0.0, |e| e.cost * 1e3 * config.steer.cost_weight),
+            metered: path.wwan || entry.is_some_and(|e| e.metered),
+        },
         target: entry
             .and_then(|e| e.target(path.key.ipv6))
             .or(path.key.gateway.map(Target::Icmp)),
@@ -317,7 +317,7 @@ impl Daemon {
             }
             steer.attach_to(&self.paths.devices())?;
         }
-        self.update_starter(&groups)?;
+        self.update_placer(&groups)?;
         for id in self.paths.ids() {
             let up = self.paths.path(id).is_some_and(|p| p.up);
             if !up || !first {
@@ -348,7 +348,7 @@ impl Daemon {
     }
 
     /// Has new flows choose among the groups that are there now.
-    pub(super) fn update_starter(&mut self, groups: &[ProgramGroup]) -> Result<()> {
+    pub(super) fn update_placer(&mut self, groups: &[ProgramGroup]) -> Result<()> {
         let topology = &self.paths.topology;
         let wanted =
             topology.has_placed() && self.config.placement.enabled && !self.options.dry_run;
@@ -393,12 +393,7 @@ impl Daemon {
 
     fn path_input(&self, id: usize) -> PathInput {
         match self.paths.by_id.get(&id) {
-            Some(k) => PathInput {
-                name: k.name.clone(),
-                cost_us: k.cost_us,
-                metered: k.metered,
-                capacity_bps: k.capacity_bps,
-            },
+            Some(k) => k.input.clone(),
             None => PathInput {
                 name: format!("(gone {id})"),
                 cost_us: 0.0,
