@@ -325,53 +325,32 @@ pub(crate) fn cgroup_text(program: &CgroupProgram) -> String {
     )
 }
 
-/// Waits for news about the firewall.
-pub(super) async fn changed(follower: &mut Option<Follower>) {
-    match follower {
-        Some(follower) => follower.changed().await,
-        None => std::future::pending().await,
-    }
-}
-
 impl Daemon {
-    /// Begins to follow the firewall, with what a topology asks of it.
-    pub(super) async fn follow_firewall(&mut self, topology: &Topology) {
-        let mut follower = Follower::start();
-        follower.first(topology).await;
-        let cgroups = follower.cgroups();
-        self.firewall = Some(follower);
-        self.bar_cgroups(cgroups);
+    /// Takes what the firewall has to say of a topology before it is adopted.
+    pub(super) async fn first_look_at_firewall(&mut self, topology: &Topology) {
+        self.firewall.first(topology).await;
+        self.bar_cgroups(self.firewall.cgroups());
     }
 
     /// Has the firewall's devices looked at now, where one of them has changed.
     pub(super) fn device_changed(&self, ifindex: u32) {
-        if let Some(follower) = self
-            .firewall
-            .as_ref()
-            .filter(|_| !self.paths.on_device(ifindex).is_empty())
-        {
-            follower.look_again();
+        if !self.paths.on_device(ifindex).is_empty() {
+            self.firewall.look_again();
         }
     }
 
     /// Asks about the topology that is adopted now, and takes what is known.
     pub(super) fn ask_firewall(&mut self) {
-        let Some(follower) = &self.firewall else {
-            return;
-        };
-        follower.ask(questions(self.paths.topology()));
-        let held = follower.held(self.paths.topology());
+        let topology = self.paths.topology();
+        self.firewall.ask(questions(topology));
+        let held = self.firewall.held(topology);
         self.paths.hold(held);
     }
 
     /// Writes what the firewall allows by now.
     pub(super) fn firewall_changed(&mut self) {
-        let Some(follower) = &self.firewall else {
-            return;
-        };
-        let held = follower.held(self.paths.topology());
-        let cgroups = follower.cgroups();
-        self.bar_cgroups(cgroups);
+        let held = self.firewall.held(self.paths.topology());
+        self.bar_cgroups(self.firewall.cgroups());
         self.hold_forwarded();
         let before = self.paths.held().to_vec();
         if held == before {
@@ -396,8 +375,8 @@ impl Daemon {
 
     /// Has new forwarded flows choose their uplink, or not, as the firewall is now.
     pub(super) fn hold_forwarded(&mut self) {
-        if let (Some(follower), Some(placer)) = (&self.firewall, &mut self.placer) {
-            placer.hold_forwarded(follower.untranslated(self.paths.topology()));
+        if let Some(placer) = &mut self.placer {
+            placer.hold_forwarded(self.firewall.untranslated(self.paths.topology()));
         }
     }
 

@@ -95,8 +95,7 @@ struct Daemon {
     paths: Paths,
     snat_sources: SnatSources,
     steer: Option<Steer>,
-    /// Made with the first look at the firewall.
-    firewall: Option<Follower>,
+    firewall: Follower,
     /// Programs at cgroups whose sockets' flows are not moved.
     held_cgroups: Vec<CgroupProgram>,
     /// Made when there is a group whose flows choose when they start.
@@ -171,7 +170,7 @@ async fn run_locked(
     };
     let mut server = server::Server::bind(run_dir)?;
     let mut daemon = Daemon::new(config, options)?;
-    daemon.follow_firewall(&topology).await;
+    daemon.first_look_at_firewall(&topology).await;
     daemon.look_at_ipsec();
     daemon.adopt(topology)?;
     daemon.take_over()?;
@@ -192,7 +191,7 @@ async fn run_locked(
             biased;
             answer = daemon.prober.recv(), if daemon.paths.any() => daemon.answered(&answer),
             change = monitor.next() => daemon.changed(change).await,
-            () = firewall::changed(&mut daemon.firewall) => daemon.firewall_changed(),
+            () = daemon.firewall.changed() => daemon.firewall_changed(),
             read = reader.next() => {
                 let newest = !reader.is_asked() && !daemon.wants_reading;
                 if let Some(fill) = daemon.follow(read, newest).await {
@@ -272,7 +271,7 @@ impl Daemon {
             started: Instant::now(),
             policy_kind: PolicyKind::Mountain,
             steer,
-            firewall: None,
+            firewall: Follower::start(),
             held_cgroups: Vec::new(),
             placer: None,
             feed: if options.dry_run { None } else { Feed::open() },

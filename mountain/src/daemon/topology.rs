@@ -356,7 +356,7 @@ impl Daemon {
             return Ok(());
         }
         let known = self.paths.known();
-        let untranslated = (self.firewall.as_ref()).and_then(|f| f.untranslated(topology));
+        let untranslated = self.firewall.untranslated(topology);
         if let Some(placer) = &mut self.placer {
             placer.hold_forwarded(untranslated);
             return placer.update(topology, groups, &known);
