@@ -110,10 +110,8 @@ struct Daemon {
     read_at: Instant,
     /// Why nothing is steered for now.
     suspended: Option<String>,
-    /// The kernel's routing has changed since it was read.
-    wants_reading: bool,
-    /// It is being read, or written to the tables.
-    is_reading: bool,
+    /// Reads the kernel's routing where it has changed, and writes it to the tables.
+    reader: Reader,
     move_log: Option<MoveLog>,
     moves: VecDeque<Move>,
     /// By path id.
@@ -153,7 +151,6 @@ async fn run_locked(
     // Listening before reading: a change in between is seen as a change.
     let mut monitor = Monitor::new().context("cannot listen to the kernel's routing changes")?;
     let topology = read_topology(&options.filter).await?;
-    let mut reader = Reader::new(options.filter.clone());
     if topology.groups.is_empty() && !options.wait {
         bail!("{}", no_groups(&topology));
     }
@@ -181,10 +178,6 @@ async fn run_locked(
     let mut ticks = ticker(TICK);
     let mut rates = ticker(RATES);
     while !daemon.stop {
-        if std::mem::take(&mut daemon.wants_reading) {
-            reader.ask();
-        }
-        daemon.is_reading = reader.is_busy();
         let due = daemon.next_probe();
         let late = daemon.next_late();
         tokio::select! {
@@ -192,10 +185,10 @@ async fn run_locked(
             answer = daemon.prober.recv(), if daemon.paths.any() => daemon.answered(&answer),
             change = monitor.next() => daemon.changed(change).await,
             () = daemon.firewall.changed() => daemon.firewall_changed(),
-            read = reader.next() => {
-                let newest = !reader.is_asked() && !daemon.wants_reading;
+            read = daemon.reader.next() => {
+                let newest = !daemon.reader.is_asked();
                 if let Some(fill) = daemon.follow(read, newest).await {
-                    reader.fill(fill);
+                    daemon.reader.fill(fill);
                 }
             }
             _ = tokio::time::sleep_until(due.into()) => daemon.send_probes(),
@@ -280,8 +273,7 @@ impl Daemon {
             failed_at: None,
             read_at: Instant::now(),
             suspended: None,
-            wants_reading: false,
-            is_reading: false,
+            reader: Reader::new(options.filter.clone()),
             move_log,
             moves: VecDeque::new(),
             memory: std::array::from_fn(|_| PathMemory::default()),
@@ -313,7 +305,7 @@ impl Daemon {
                     }
                 }
                 self.pause_placing();
-                self.wants_reading = true;
+                self.reader.ask();
             }
             Change::Neighbour {
                 ifindex, addr, mac, ..
@@ -325,10 +317,10 @@ impl Daemon {
             // Until it is read, nothing is to be placed.
             Change::Preference | Change::Overrun => {
                 self.pause_placing();
-                self.wants_reading = true;
+                self.reader.ask();
             }
             Change::Ipsec => self.look_at_ipsec(),
-            Change::Routing => self.wants_reading = true,
+            Change::Routing => self.reader.ask(),
         }
         self.tick();
     }

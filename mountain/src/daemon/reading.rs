@@ -199,7 +199,7 @@ impl Daemon {
         if failed || is_suspended && self.read_at.elapsed() >= FORWARDING {
             self.failed_at = failed.then(Instant::now).or(self.failed_at);
             self.read_at = Instant::now();
-            self.wants_reading = true;
+            self.reader.ask();
         }
     }
 

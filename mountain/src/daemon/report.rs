@@ -76,7 +76,7 @@ impl Daemon {
     /// See [`Status::settled`].
     fn is_settled(&self) -> bool {
         let in_grace = self.steer.as_ref().is_some_and(Steer::is_in_grace);
-        !in_grace && !self.is_reading && !self.wants_reading && self.suspended.is_none()
+        !in_grace && !self.reader.is_busy() && self.suspended.is_none()
     }
 
     fn groups_status(&self) -> Vec<GroupStatus> {
