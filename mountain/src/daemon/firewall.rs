@@ -57,7 +57,7 @@ pub(super) struct Follower {
 
 impl Follower {
     /// Follows the firewall of the calling thread's network namespace.
-    pub(crate) fn start() -> Self {
+    pub(super) fn start() -> Self {
         let (asked, questions) = watch::channel(BTreeSet::new());
         let (sender, answers) = watch::channel(Answers::default());
         Self {
@@ -76,12 +76,12 @@ impl Follower {
     }
 
     /// Has devices looked at now: one has changed.
-    pub(crate) fn look_again(&self) {
+    fn look_again(&self) {
         self.asked.send_modify(|_| {});
     }
 
     /// Waits for an answer that differs from the one before. Cancel safe.
-    pub(crate) async fn changed(&mut self) {
+    pub(super) async fn changed(&mut self) {
         if self.answers.changed().await.is_err() {
             // The task is gone: what it last said is all there is.
             pending::<()>().await;
@@ -89,7 +89,7 @@ impl Follower {
     }
 
     /// Waits until a topology's questions are answered, but not for ever.
-    pub(crate) async fn first(&mut self, topology: &Topology) {
+    async fn first(&mut self, topology: &Topology) {
         let questions = questions(topology);
         self.ask(questions.clone());
         let is_answered = |answers: &Answers| {

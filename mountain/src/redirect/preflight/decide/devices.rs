@@ -81,7 +81,7 @@ impl Case<'_> {
     }
 
     /// What the fast backends attach to is one device.
-    pub(super) fn one_egress_device(&mut self) {
+    fn one_egress_device(&mut self) {
         if let RouteTo::Out { devices, .. } = &self.facts.route {
             if devices.len() > 1 {
                 self.refuse(
@@ -173,7 +173,7 @@ impl Case<'_> {
     }
 
     /// What the far end of the veth `name` sends arrives with finished checksums.
-    pub(super) fn checksums(&mut self, name: &str, far: &FarEnd) {
+    fn checksums(&mut self, name: &str, far: &FarEnd) {
         let end = &far.link.name;
         let why = format!(
             "{end}, the far end of {name}, leaves checksums unfinished ({TX_CHECKSUM} is on), which \
@@ -186,7 +186,7 @@ impl Case<'_> {
     }
 
     /// XDP can send packets out of `device`.
-    pub(super) fn transmits(&mut self, device: &DeviceFacts) {
+    fn transmits(&mut self, device: &DeviceFacts) {
         let name = &device.link.name;
         let offered = device.xdp.features & XDP_TRANSMIT != 0;
         match &device.far {
