@@ -242,7 +242,7 @@ fn list(request: &[u8], mut each: impl FnMut(&Entry)) -> Result<()> {
     if is_empty() {
         return Ok(());
     }
-    wire::dump(NETLINK_NETFILTER, GET, request, |_, payload| {
+    wire::dump(NETLINK_NETFILTER, GET, request, |payload| {
         each(&Entry(Attributes::after(payload, NFNL_HEADER_LEN)));
     })
     .context("cannot list the kernel's connection tracking")?;
@@ -254,7 +254,7 @@ fn forget(ipv6: bool, request: &[u8], wanted: impl Fn(&Entry) -> bool) -> Result
     let flows = || -> std::io::Result<usize> {
         let mut socket = Socket::open_for(NETLINK_NETFILTER)?;
         let mut found = Vec::new();
-        socket.dump(GET, request, |_, payload| {
+        socket.dump(GET, request, |payload| {
             let entry = Entry(Attributes::after(payload, NFNL_HEADER_LEN));
             found.extend(wanted(&entry).then(|| entry.name()));
         })?;

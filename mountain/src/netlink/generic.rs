@@ -45,10 +45,8 @@ impl GenericFamily {
     }
 
     /// Asks for all objects; `each` gets their messages.
-    pub(crate) fn dump(&mut self, body: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<()> {
-        self.socket
-            .dump(self.id, body, |_, payload| each(payload))
-            .map(|_| ())
+    pub(crate) fn dump(&mut self, body: &[u8], each: impl FnMut(&[u8])) -> io::Result<()> {
+        self.socket.dump(self.id, body, each).map(drop)
     }
 }
 

@@ -100,7 +100,7 @@ pub fn link(ifindex: u32) -> io::Result<Link> {
 pub(crate) fn links() -> io::Result<Vec<Link>> {
     let mut found = Vec::new();
     let all = [0; LINK_HEADER_LEN];
-    wire::dump(NETLINK_ROUTE, libc::RTM_GETLINK, &all, |_, payload| {
+    wire::dump(NETLINK_ROUTE, libc::RTM_GETLINK, &all, |payload| {
         found.extend(decode_link(payload));
     })?;
     Ok(found)
@@ -197,7 +197,7 @@ pub(super) fn decode_address(payload: &[u8]) -> Option<Address> {
 pub fn addresses() -> io::Result<Vec<(u32, IpAddr)>> {
     let mut found = Vec::new();
     let all = [0; ADDRESS_HEADER_LEN];
-    wire::dump(NETLINK_ROUTE, libc::RTM_GETADDR, &all, |_, payload| {
+    wire::dump(NETLINK_ROUTE, libc::RTM_GETADDR, &all, |payload| {
         found.extend(decode_address(payload).map(|a| (a.ifindex, a.address)));
     })?;
     Ok(found)

@@ -61,13 +61,8 @@ pub fn translates_sources() -> io::Result<bool> {
 fn each_chain(mut each: impl FnMut(&Attributes<'_>)) -> io::Result<()> {
     // Of all families.
     let header = [0; NFNL_HEADER_LEN];
-    wire::dump(
-        NETLINK_NETFILTER,
-        NFT_MSG_GETCHAIN,
-        &header,
-        |_, payload| {
-            each(&Attributes::after(payload, NFNL_HEADER_LEN));
-        },
-    )?;
+    wire::dump(NETLINK_NETFILTER, NFT_MSG_GETCHAIN, &header, |payload| {
+        each(&Attributes::after(payload, NFNL_HEADER_LEN));
+    })?;
     Ok(())
 }

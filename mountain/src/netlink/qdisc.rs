@@ -27,7 +27,7 @@ pub struct Qdiscs {
 pub fn qdiscs(ifindex: u32) -> io::Result<Qdiscs> {
     let mut found = Qdiscs::default();
     let mut socket = Socket::open()?;
-    socket.dump(libc::RTM_GETQDISC, &header(0, 0), |_, payload| {
+    socket.dump(libc::RTM_GETQDISC, &header(0, 0), |payload| {
         if u32_at(payload, 4) == Some(ifindex) {
             let attributes = Attributes::after(payload, HEADER_LEN);
             found.kinds.extend(attributes.string(libc::TCA_KIND));
@@ -35,7 +35,7 @@ pub fn qdiscs(ifindex: u32) -> io::Result<Qdiscs> {
     })?;
     if found.kinds.iter().any(|k| k == "clsact" || k == "ingress") {
         for parent in [INGRESS, EGRESS] {
-            socket.dump(libc::RTM_GETTFILTER, &header(ifindex, parent), |_, _| {
+            socket.dump(libc::RTM_GETTFILTER, &header(ifindex, parent), |_| {
                 found.filters = true;
             })?;
         }

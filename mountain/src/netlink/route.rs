@@ -114,7 +114,7 @@ pub fn policy_rules(ipv6: bool) -> io::Result<bool> {
     let mut header = [0; RTM_HEADER_LEN];
     header[0] = family(ipv6);
     let mut other = false;
-    wire::dump(NETLINK_ROUTE, libc::RTM_GETRULE, &header, |_, payload| {
+    wire::dump(NETLINK_ROUTE, libc::RTM_GETRULE, &header, |payload| {
         let found = Attributes::after(payload, RTM_HEADER_LEN);
         let number = |kind| found.u32(kind).unwrap_or(0);
         other |= !USUAL.contains(&(number(FRA_PRIORITY), number(FRA_TABLE)));

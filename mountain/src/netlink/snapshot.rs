@@ -136,7 +136,7 @@ pub(crate) fn read(socket: &mut Socket) -> Result<(Snapshot, bool)> {
     let mut indexes = HashMap::new();
 
     consistent &= socket
-        .dump(RTM_GETLINK, &[0; 16], |_, payload| {
+        .dump(RTM_GETLINK, &[0; 16], |payload| {
             if let Some(link) = decode_link(payload) {
                 indexes.insert(link.name.clone(), link.ifindex);
                 snapshot.links.insert(link.ifindex, link);
@@ -144,12 +144,12 @@ pub(crate) fn read(socket: &mut Socket) -> Result<(Snapshot, bool)> {
         })
         .context("cannot list the network devices")?;
     consistent &= socket
-        .dump(RTM_GETADDR, &[0; 8], |_, payload| {
+        .dump(RTM_GETADDR, &[0; 8], |payload| {
             snapshot.addresses.extend(decode_address(payload));
         })
         .context("cannot list the addresses")?;
     consistent &= socket
-        .dump(RTM_GETNEIGH, &[0; RTM_HEADER_LEN], |_, payload| {
+        .dump(RTM_GETNEIGH, &[0; RTM_HEADER_LEN], |payload| {
             let found = neighbour::decode(payload);
             let usable = found.and_then(|n| Some(((n.ifindex, n.address), n.usable_mac()?)));
             snapshot.neighbours.extend(usable);
@@ -157,7 +157,7 @@ pub(crate) fn read(socket: &mut Socket) -> Result<(Snapshot, bool)> {
         .context("cannot list the neighbours")?;
 
     let mut objects = HashMap::new();
-    let dumped = socket.dump(RTM_GETNEXTHOP, &[0; 8], |_, payload| {
+    let dumped = socket.dump(RTM_GETNEXTHOP, &[0; 8], |payload| {
         objects.extend(nexthop::decode_object(payload));
     });
     // Kernels built without nexthop objects have none to list.
@@ -209,7 +209,7 @@ fn look_closer(snapshot: &mut Snapshot, socket: &mut Socket) -> Result<()> {
     if snapshot.links.values().any(Link::is_bridge) && !devices.is_empty() {
         let mut header = [0; RTM_HEADER_LEN];
         header[0] = libc::AF_BRIDGE as u8;
-        let dumped = socket.dump(RTM_GETNEIGH, &header, |_, payload| {
+        let dumped = socket.dump(RTM_GETNEIGH, &header, |payload| {
             snapshot.bridged.extend(neighbour::decode_bridged(payload));
         });
         // Changes while it is read matter no more than those right after.

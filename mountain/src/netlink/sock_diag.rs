@@ -49,7 +49,7 @@ pub fn reset_unanswered(
     for family in [libc::AF_INET, libc::AF_INET6] {
         let mut found = Vec::new();
         let all = request(family, libc::IPPROTO_TCP, WAITING, [0; ID_LEN]);
-        socket.dump(SOCK_DIAG_BY_FAMILY, &all, |_, message| {
+        socket.dump(SOCK_DIAG_BY_FAMILY, &all, |message| {
             found.extend(unanswered(message, sources, &meant));
         })?;
         for id in found {
@@ -73,7 +73,7 @@ pub fn unconnected() -> io::Result<Vec<u64>> {
     let mut cookies = Vec::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
         let all = request(family, libc::IPPROTO_UDP, 1 << TCP_CLOSE, [0; ID_LEN]);
-        socket.dump(SOCK_DIAG_BY_FAMILY, &all, |_, message| {
+        socket.dump(SOCK_DIAG_BY_FAMILY, &all, |message| {
             let word = |at| u32_at(message, at).map(u64::from);
             let halves = word(COOKIE).zip(word(COOKIE + 4));
             cookies.extend(halves.map(|(low, high)| high << 32 | low));

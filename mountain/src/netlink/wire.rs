@@ -60,13 +60,13 @@ impl Socket {
         })
     }
 
-    /// Dumps all objects of one kind; `each` gets the message type and its payload. False: the
-    /// objects changed meanwhile, so that the dump may lack some.
+    /// Dumps all objects of one kind; `each` gets their messages. False: the objects changed meanwhile,
+    /// so that the dump may lack some.
     pub(crate) fn dump(
         &mut self,
         kind: u16,
         header: &[u8],
-        mut each: impl FnMut(u16, &[u8]),
+        mut each: impl FnMut(&[u8]),
     ) -> io::Result<bool> {
         self.send(kind, NLM_F_REQUEST | NLM_F_DUMP, header)?;
         let mut consistent = true;
@@ -84,7 +84,7 @@ impl Socket {
                     NLMSG_DONE | NLMSG_ERROR => {
                         return errno(message.payload()).map(|()| consistent)
                     }
-                    kind => each(kind, message.payload()),
+                    _ => each(message.payload()),
                 }
             }
         }
@@ -102,7 +102,7 @@ impl Socket {
         let mut consistent = true;
         for family in [AF_INET, AF_INET6] {
             header[0] = family;
-            let dumped = self.dump(kind, &header, |_, payload| each(payload));
+            let dumped = self.dump(kind, &header, &mut each);
             consistent &= unless(dumped, &ABSENT)?.unwrap_or_else(|| {
                 tracing::debug!(family, "the kernel has no such routing state");
                 true
@@ -193,7 +193,7 @@ pub(crate) fn dump(
     protocol: isize,
     kind: u16,
     header: &[u8],
-    each: impl FnMut(u16, &[u8]),
+    each: impl FnMut(&[u8]),
 ) -> io::Result<bool> {
     Socket::open_for(protocol)?.dump(kind, header, each)
 }

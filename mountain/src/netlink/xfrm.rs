@@ -55,7 +55,7 @@ pub fn offloading_devices() -> BTreeSet<u32> {
 
 fn dump() -> io::Result<BTreeSet<u32>> {
     let mut devices = BTreeSet::new();
-    wire::dump(NETLINK_XFRM, XFRM_MSG_GETSA, &[], |_, payload| {
+    wire::dump(NETLINK_XFRM, XFRM_MSG_GETSA, &[], |payload| {
         devices.extend(packet_offload(payload));
     })?;
     Ok(devices)

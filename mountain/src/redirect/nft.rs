@@ -269,7 +269,7 @@ fn set_elements(set: &str, mut each: impl FnMut(&[u8])) -> Result<()> {
         NETLINK_NETFILTER,
         NFT_MSG_GETSETELEM,
         &about(set),
-        |_, payload| {
+        |payload| {
             let message = Attributes::after(payload, NFNL_HEADER_LEN);
             let list = message.inside(NFTA_SET_ELEM_LIST_ELEMENTS);
             list.values().for_each(&mut each);

@@ -34,7 +34,7 @@ pub(crate) fn bpf_programs(ipv6: bool) -> io::Result<Vec<Hook>> {
     for (hook, number) in AFTER_ROUTING {
         let mut request = vec![family(ipv6), 0, 0, 0];
         request.extend(attribute(ATTR_HOOK, &number.to_be_bytes()));
-        socket.dump(GET, &request, |_, payload| {
+        socket.dump(GET, &request, |payload| {
             let info = Attributes::after(payload, NFNL_HEADER_LEN).inside(ATTR_CHAIN_INFO);
             if info.be32(INFO_TYPE) == Some(TYPE_BPF) {
                 found.push(hook);

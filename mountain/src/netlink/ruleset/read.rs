@@ -138,7 +138,7 @@ fn read_once(socket: &mut Socket, ruleset: &mut Ruleset, elements: Elements) -> 
     let tables = &mut ruleset.tables;
     let mut consistent = true;
     let mut dump = |message, each: &mut dyn FnMut(TableId, &Attributes<'_>)| -> io::Result<()> {
-        consistent &= socket.dump(message, &[0; NFNL_HEADER_LEN], |_, payload| {
+        consistent &= socket.dump(message, &[0; NFNL_HEADER_LEN], |payload| {
             let attributes = Attributes::after(payload, NFNL_HEADER_LEN);
             let family = payload.first().copied().and_then(family);
             if let (Some(family), Some(table)) = (family, attributes.string(1)) {
@@ -194,7 +194,7 @@ fn read_elements(socket: &mut Socket, ruleset: &mut Ruleset, elements: Elements)
             request.extend(attribute(1, &c_string(name)));
             request.extend(attribute(2, &c_string(set_name)));
             let mut found = Vec::new();
-            let consistent = socket.dump(GET_SET_ELEMENTS, &request, |_, payload| {
+            let consistent = socket.dump(GET_SET_ELEMENTS, &request, |payload| {
                 let list = Attributes::after(payload, NFNL_HEADER_LEN).inside(3);
                 let elements = list.values().map(|value| Attributes::after(value, 0));
                 found.extend(elements.map(|attributes| element(&attributes)));

@@ -229,7 +229,7 @@ pub(super) fn ipsets_by_device() -> bool {
         attribute(ATTR_PROTOCOL, &[6]),
         attribute(ATTR_FLAGS, &FLAG_LIST_HEADER.to_be_bytes()),
     ];
-    let listed = wire::dump(NETLINK_NETFILTER, LIST, &request.concat(), |_, payload| {
+    let listed = wire::dump(NETLINK_NETFILTER, LIST, &request.concat(), |payload| {
         let kind = Attributes::after(payload, NFNL_HEADER_LEN).string(ATTR_TYPENAME);
         found |= kind.is_some_and(|kind| kind.contains("iface"));
     });
