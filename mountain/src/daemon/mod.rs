@@ -172,7 +172,7 @@ async fn run_locked(
     daemon.adopt(topology)?;
     daemon.take_over()?;
     daemon.say_unknown_devices();
-    daemon.resolve_missing().await;
+    daemon.resolve_missing();
     ready();
 
     let mut ticks = ticker(TICK);
@@ -183,11 +183,11 @@ async fn run_locked(
         tokio::select! {
             biased;
             answer = daemon.prober.recv(), if daemon.paths.any() => daemon.answered(&answer),
-            change = monitor.next() => daemon.changed(change).await,
+            change = monitor.next() => daemon.changed(change),
             () = daemon.firewall.changed() => daemon.firewall_changed(),
             read = daemon.reader.next() => {
                 let newest = !daemon.reader.is_asked();
-                if let Some(fill) = daemon.follow(read, newest).await {
+                if let Some(fill) = daemon.follow(read, newest) {
                     daemon.reader.fill(fill);
                 }
             }
@@ -285,7 +285,7 @@ impl Daemon {
         })
     }
 
-    async fn changed(&mut self, change: Change) {
+    fn changed(&mut self, change: Change) {
         match change {
             Change::Link {
                 ifindex,
@@ -311,7 +311,7 @@ impl Daemon {
                 ifindex, addr, mac, ..
             } => {
                 for path in self.paths.by_gateway(ifindex, addr) {
-                    self.neighbour(path, mac).await;
+                    self.neighbour(path, mac);
                 }
             }
             // Until it is read, nothing is to be placed.

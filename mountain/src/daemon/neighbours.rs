@@ -13,12 +13,12 @@ const NEIGHBOUR_GRACE: Duration = Duration::from_millis(1_500);
 const RESOLVE_AGAIN: Duration = Duration::from_secs(60);
 
 impl Daemon {
-    pub(super) async fn neighbour(&mut self, path: usize, mac: Option<[u8; 6]>) {
+    pub(super) fn neighbour(&mut self, path: usize, mac: Option<[u8; 6]>) {
         if self.paths.path(path).is_some_and(|p| !p.ethernet) {
             return;
         }
         let Some(mac) = mac else {
-            self.neighbour_lost(path).await;
+            self.neighbour_lost(path);
             return;
         };
         if self.paths.set_mac(path, mac) {
@@ -33,14 +33,14 @@ impl Daemon {
     /// packets which the kernel sends there go on to reach the egress and can be steered; whether
     /// the path still carries any is for the probes to say. Now and then the gateway is resolved
     /// from scratch instead, in case it has another address now.
-    async fn neighbour_lost(&mut self, path: usize) {
+    fn neighbour_lost(&mut self, path: usize) {
         let known = self.paths.path(path).and_then(|p| p.gateway_mac);
         let resolved_at = self.memory[path].resolved_at;
         let fresh = resolved_at.is_some_and(|at| at.elapsed() < RESOLVE_AGAIN);
         if let (Some(mac), Some((ifindex, gateway)), true) =
             (known, self.paths.gateway(path), fresh)
         {
-            if let Err(e) = netlink::keep_neighbour(ifindex, gateway, mac).await {
+            if let Err(e) = netlink::keep_neighbour(ifindex, gateway, mac) {
                 tracing::debug!(path = self.paths.name(path), "{e:#}");
             }
             return;
@@ -50,13 +50,13 @@ impl Daemon {
         if known.is_none() {
             memory.unresolved_since.get_or_insert_with(Instant::now);
         }
-        self.resolve(path).await;
+        self.resolve(path);
     }
 
     /// Asks the kernel to resolve a path's gateway.
-    async fn resolve(&mut self, path: usize) {
+    fn resolve(&mut self, path: usize) {
         if let Some((ifindex, gateway)) = self.paths.gateway(path) {
-            if let Err(e) = netlink::resolve_neighbour(ifindex, gateway).await {
+            if let Err(e) = netlink::resolve_neighbour(ifindex, gateway) {
                 tracing::debug!(
                     path = self.paths.name(path),
                     "cannot resolve the gateway: {e:#}"
@@ -65,9 +65,9 @@ impl Daemon {
         }
     }
 
-    pub(super) async fn resolve_missing(&mut self) {
+    pub(super) fn resolve_missing(&mut self) {
         for path in self.paths.without_entry() {
-            self.neighbour_lost(path).await;
+            self.neighbour_lost(path);
         }
     }
 

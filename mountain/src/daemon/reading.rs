@@ -139,11 +139,7 @@ impl Daemon {
 
     /// Follows a reading, or says what must be written first because it takes long. `newest`: nothing
     /// has changed since the reading began.
-    pub(super) async fn follow(
-        &mut self,
-        read: Result<Topology>,
-        newest: bool,
-    ) -> Option<Box<Fill>> {
+    pub(super) fn follow(&mut self, read: Result<Topology>, newest: bool) -> Option<Box<Fill>> {
         let done = match read.map(|topology| self.large_part(topology)) {
             Ok(Err(fill)) => {
                 self.suspend("the kernel's routes are being written to the tables".into());
@@ -174,7 +170,7 @@ impl Daemon {
         if let Some(Err(e)) = self.placer.as_mut().map(Placer::repair) {
             warn!("{e:#}");
         }
-        self.resolve_missing().await;
+        self.resolve_missing();
         self.tick();
         None
     }

@@ -99,7 +99,7 @@ pub fn neighbour_usable(ifindex: u32, address: IpAddr) -> io::Result<bool> {
 ///
 /// # Errors
 /// When the device does not exist or has no neighbours, or without CAP_NET_ADMIN.
-pub async fn resolve_neighbour(ifindex: u32, gateway: IpAddr) -> Result<()> {
+pub fn resolve_neighbour(ifindex: u32, gateway: IpAddr) -> Result<()> {
     let resolve = || -> io::Result<()> {
         // One request answered from kernel memory: not worth a thread of its own.
         let mut socket = Socket::open()?;
@@ -123,7 +123,7 @@ pub async fn resolve_neighbour(ifindex: u32, gateway: IpAddr) -> Result<()> {
 ///
 /// # Errors
 /// When the device is gone, or without CAP_NET_ADMIN.
-pub(crate) async fn keep_neighbour(ifindex: u32, gateway: IpAddr, mac: [u8; 6]) -> Result<()> {
+pub(crate) fn keep_neighbour(ifindex: u32, gateway: IpAddr, mac: [u8; 6]) -> Result<()> {
     let mut message = message(ifindex, gateway, NUD_STALE, 0);
     push_attribute(&mut message, NDA_LLADDR, &mac);
     let flags = NLM_F_CREATE | NLM_F_REPLACE;

@@ -65,7 +65,7 @@ fn changes_are_reported() {
 
         // Neighbours: resolved by asking, flushed.
         let gateway = addr("10.0.0.2");
-        resolve_neighbour(u0, gateway).await.unwrap();
+        resolve_neighbour(u0, gateway).unwrap();
         let (seen, _) = until(
             &mut monitor,
             |c| matches!(c, Change::Neighbour { addr, usable: true, .. } if *addr == gateway),
@@ -224,7 +224,7 @@ fn resolving_leaves_permanent_entries_and_reports_errors() {
         .ip("neigh add 10.0.0.9 dev u0 lladdr 02:00:00:00:00:01 nud permanent");
     let show = || net.host.ip("neigh show dev u0");
     net.host.within(async || {
-        resolve_neighbour(u0, addr("10.0.0.9")).await.unwrap();
+        resolve_neighbour(u0, addr("10.0.0.9")).unwrap();
         assert!(
             show().contains("10.0.0.9 lladdr 02:00:00:00:00:01 PERMANENT"),
             "{}",
@@ -232,12 +232,12 @@ fn resolving_leaves_permanent_entries_and_reports_errors() {
         );
 
         for gateway in ["10.0.0.2", "fd00:0::2"] {
-            resolve_neighbour(u0, addr(gateway)).await.unwrap();
+            resolve_neighbour(u0, addr(gateway)).unwrap();
         }
         wait_until("both are resolved", LEAVE, || {
             show().matches("REACHABLE").count() >= 2
         });
-        let error = resolve_neighbour(9999, addr("10.0.0.2")).await.unwrap_err();
+        let error = resolve_neighbour(9999, addr("10.0.0.2")).unwrap_err();
         assert!(format!("{error:#}").contains("No such device"), "{error:#}");
     });
 }
