@@ -2,24 +2,19 @@
 //! Real sockets over veth with the steering program attached by hand: what moves, what stays, and
 //! that nothing is lost, reordered or left behind.
 
-use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::process::{Command, Stdio};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::rig::net::*;
-use crate::rig::{bring_up, ejected, ifindex, ip, ms, only, patient, settings, BOTH};
+use crate::rig::{bring_up, ejected, ifindex, ip, ms, only, patient};
 use crate::support::arrivals::received;
 use crate::support::stream::{send, sink, wait_acknowledged};
 use crate::support::tcx::{program_ids_on, programs_on};
 use mountain::bpf::{PathMasks as Masks, Settings, SteerProgram};
 use nix::sys::socket::{setsockopt, sockopt};
 use testkit::TestNamespace;
-
-/// Set for the copy of this test binary that is there to be killed.
-const CHILD: &str = "MOUNTAIN_TEST_HOLD_STEER";
 
 /// Path 0 is left at once.
 const EJECTED_0: Masks = ejected(0b01, only(1));
@@ -60,116 +55,6 @@ fn udp_moves_without_loss_or_reordering() {
         for (devs, source) in by.iter().zip(&sources) {
             assert_eq!(*devs, want, "flow {} (IPv6: {v6})", source.port);
         }
-    });
-}
-
-#[test]
-fn flows_stay_and_counters_go_on_when_another_program_takes_over() {
-    with_server(|host| {
-        // By addresses alone the kernel would send all flows the same way: that of path 0, in every second boot.
-        std::fs::write("/proc/sys/net/ipv4/fib_multipath_hash_policy", "1").unwrap();
-        let sink = Sink::start(&host, false);
-        let mut steer = steer_two(&patient());
-        let mut sources = sources(16, false, &sink);
-        let uplinks = || ["u0", "u1"].map(program_ids_on);
-        pace(&mut sources, 10, ms(2));
-        // All are on path 0. A table that forgot them would have them spread over both.
-        masks(&mut steer, BOTH);
-        let mut known = Vec::new();
-        let programs = [
-            SteerProgram::ArgmaxLoad,
-            SteerProgram::Steer,
-            SteerProgram::ArgmaxLoad,
-        ];
-        for (round, program) in programs.into_iter().enumerate() {
-            let (before, sent) = (steer.stats().unwrap(), steer.traffic(0).unwrap().packets);
-            let replaced = uplinks();
-            steer.run(program).unwrap();
-            assert_eq!(steer.running(), program);
-            assert_ne!(uplinks(), replaced);
-            assert_eq!(uplinks().map(|ids| ids.len()), [1, 1]);
-            pace(&mut sources, 10, ms(2));
-            let mut after = steer.stats().unwrap();
-            let redirected = after["redirected"];
-            assert!(redirected > before["redirected"], "nothing is counted");
-            after.insert("redirected".into(), before["redirected"]);
-            assert_eq!(after, before, "flows start or move");
-            assert_eq!(steer.traffic(0).unwrap().packets, sent + 160);
-            let mut flows: Vec<_> = steer.flows().dump(0);
-            flows.sort_by_key(|flow| flow.key.source);
-            let flows: Vec<_> = flows.iter().map(|f| (f.key, f.path, f.moves)).collect();
-            match round {
-                0 => known = flows,
-                _ => assert_eq!(flows, known),
-            }
-        }
-        // A device that comes later has the program that runs.
-        steer.attach_to(&[ifindex("u0")]).unwrap();
-        steer.attach_to(&[ifindex("u0"), ifindex("u1")]).unwrap();
-        assert_eq!(program_ids_on("u1"), program_ids_on("u0"));
-        steer.run(SteerProgram::Steer).unwrap();
-        // Each program has its turn with new flows, over the same masks.
-        masks(&mut steer, only(1));
-        sleep(FLOWLET);
-        pace(&mut sources, 10, ms(2));
-        drop(steer);
-        assert_eq!(uplinks().map(|ids| ids.len()), [0, 0]);
-        for devs in all_in_order(&sources, &sink.finish()) {
-            assert_eq!(devs, [[0; 40].as_slice(), &[1; 10]].concat());
-        }
-    });
-}
-
-/// Without room for descriptors the kernel cannot load a program.
-#[test]
-fn a_program_that_cannot_be_loaded_leaves_the_old_one() {
-    use nix::sys::resource::{getrlimit, setrlimit, Resource::RLIMIT_NOFILE};
-
-    with_server(|host| {
-        let sink = Sink::start(&host, false);
-        let mut steer = steer_two(&patient());
-        let mut sources = sources(8, false, &sink);
-        pace(&mut sources, 5, ms(2));
-        let before = ["u0", "u1"].map(program_ids_on);
-        let (soft, hard) = getrlimit(RLIMIT_NOFILE).unwrap();
-        let next = std::fs::File::open("/dev/null").unwrap().as_raw_fd();
-        setrlimit(RLIMIT_NOFILE, next as u64 + 2, hard).unwrap();
-        let refused = steer.run(SteerProgram::ArgmaxLoad);
-        setrlimit(RLIMIT_NOFILE, soft, hard).unwrap();
-        let why = format!("{:#}", refused.unwrap_err());
-        assert!(why.contains("argmax-load"), "{why}");
-        assert_eq!(steer.running(), SteerProgram::Steer);
-        assert_eq!(["u0", "u1"].map(program_ids_on), before);
-        masks(&mut steer, only(1));
-        sleep(FLOWLET);
-        pace(&mut sources, 5, ms(2));
-        for devs in all_in_order(&sources, &sink.finish()) {
-            assert_eq!(devs, [[0; 5], [1; 5]].concat());
-        }
-    });
-}
-
-#[test]
-fn a_flow_without_a_gap_stays_until_forced() {
-    with_server(|host| {
-        let sink = Sink::start(&host, false);
-        const FORCE_AFTER: Duration = ms(1_500);
-        let mut steer = steer_two(&Settings {
-            margin_us: 10_000_000,
-            force_after_ms: FORCE_AFTER.as_millis() as u64,
-            ..settings()
-        });
-        let mut source = [Source::new(client(false), sink.addr)];
-        pace(&mut source, 10, ms(2));
-        masks(&mut steer, only(1));
-        let before = Instant::now();
-        pace(&mut source, 10, ms(2));
-        assert!(before.elapsed() < FORCE_AFTER, "too slow a machine");
-        sleep(FORCE_AFTER);
-        pace(&mut source, 10, ms(2));
-        let by = all_in_order(&source, &sink.finish());
-        assert_eq!(by[0], [[0; 20].as_slice(), &[1; 10]].concat());
-        assert_eq!(steer.stats().unwrap()["move_forced"], 1);
     });
 }
 
@@ -277,8 +162,12 @@ fn dropping_it_leaves_nothing() {
         pace(&mut sources, 5, ms(2));
         steer.attach_to(&[ifindex("u1")]).unwrap();
         assert_eq!(["u0", "u1"].map(programs_on), [0, 1]);
+        // A device that comes later has the program that runs.
+        steer.run(SteerProgram::ArgmaxLoad).unwrap();
         steer.attach_to(&[ifindex("u0"), ifindex("u1")]).unwrap();
         assert_eq!(["u0", "u1"].map(programs_on), [1, 1]);
+        assert_eq!(program_ids_on("u1"), program_ids_on("u0"));
+        steer.run(SteerProgram::Steer).unwrap();
         pace(&mut sources, 5, ms(2));
         drop(steer);
         assert_eq!(["u0", "u1"].map(programs_on), [0, 0]);
@@ -289,56 +178,6 @@ fn dropping_it_leaves_nothing() {
             // The kernel's own choice is one per pair of addresses, before as after.
             assert_eq!(devs[..5], devs[15..], "not as it was before");
             assert_eq!(devs[10..15], [1; 5]);
-        }
-    });
-}
-
-/// Not a test by itself: `killed_it_leaves_nothing` runs it in a process to kill.
-#[test]
-fn child_holds_steer() {
-    if std::env::var_os(CHILD).is_none() {
-        return;
-    }
-    let mut steer = steer_two(&patient());
-    masks(&mut steer, EJECTED_0);
-    println!("\nattached");
-    sleep(Duration::from_secs(60));
-}
-
-#[test]
-fn killed_it_leaves_nothing() {
-    with_server(|host| {
-        let sink = Sink::start(&host, false);
-        let mut sources = sources(8, false, &sink);
-        pace(&mut sources, 5, ms(2));
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "traffic::child_holds_steer", "--nocapture"])
-            .env(CHILD, "1")
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let attached = lines.any(|l| l.unwrap().trim() == "attached");
-        if attached {
-            pace(&mut sources, 5, ms(2));
-        }
-        let programs = ["u0", "u1"].map(programs_on);
-        child.kill().unwrap(); // SIGKILL
-        pace(&mut sources, 20, ms(2));
-        child.wait().unwrap();
-        assert!(attached);
-        assert_eq!(programs, [1, 1]);
-        // The kernel releases links of a dead process in its own time.
-        let deadline = Instant::now() + ms(10_000);
-        while ["u0", "u1"].map(programs_on) != [0, 0] {
-            assert!(Instant::now() < deadline, "still attached");
-            sleep(ms(5));
-        }
-        pace(&mut sources, 5, ms(2));
-        let by = all_in_order(&sources, &sink.finish());
-        for devs in by {
-            assert_eq!(devs[5..10], [1; 5]);
-            assert_eq!(devs[..5], devs[30..], "not as it was before");
         }
     });
 }
@@ -389,38 +228,6 @@ fn forwarded_traffic_moves() {
 }
 
 #[test]
-fn an_unresolved_neighbour_costs_no_packet() {
-    with_server(|host| {
-        let sink = Sink::start(&host, false);
-        let mut steer = steer_two(&patient());
-        let mut sources = sources(8, false, &sink);
-        // All on path 1 as far as the policy goes, whose gateway nobody can resolve.
-        ip("neigh del 10.0.1.2 dev u1");
-        ip("link set u1 arp off");
-        let mut unresolved = path(1);
-        unresolved.mac = None;
-        steer.set_path(1, &unresolved).unwrap();
-        masks(&mut steer, only(1));
-        // By the kernel's choice, as long as that is u0.
-        ip(
-            "route replace default src 10.255.0.1 nexthop via 10.0.0.2 dev u0 weight 256 \
-            nexthop via 10.0.1.2 dev u1",
-        );
-        ip("route replace 10.255.0.2 src 10.255.0.1 via 10.0.0.2 dev u0");
-        pace(&mut sources, 20, ms(2));
-        assert!(steer.stats().unwrap()["pass_neigh"] >= 160);
-        ip("link set u1 arp on");
-        ip("neigh replace 10.0.1.2 lladdr 02:00:00:00:02:01 dev u1 nud permanent");
-        steer.set_path(1, &path(1)).unwrap();
-        pace(&mut sources, 20, ms(3));
-        let by = all_in_order(&sources, &sink.finish());
-        for devs in by {
-            assert_eq!(devs, [[0; 20], [1; 20]].concat());
-        }
-    });
-}
-
-#[test]
 fn port_unreachable_travels_with_the_flow() {
     for_each_family(|host, v6| {
         let mut steer = steer_two(&Settings {
@@ -453,41 +260,5 @@ fn port_unreachable_travels_with_the_flow() {
                 "IPv6 {v6}, member {member}: {came:?}"
             );
         }
-    });
-}
-
-#[test]
-fn large_pings_work_with_a_smaller_mtu_on_the_other_path() {
-    with_server(|host| {
-        ip("link set u1 mtu 1280");
-        host.with(|| ip("link set s1 mtu 1280"));
-        // The kernel sends it by u0; replies too.
-        ip("route replace 10.255.0.2 src 10.255.0.1 via 10.0.0.2 dev u0");
-        host.with(|| ip("route replace 10.255.0.1 src 10.255.0.2 via 10.0.0.1 dev s0"));
-        let mut steer = steer_two(&patient());
-        for id in [1, 3] {
-            let mut small = path(id);
-            small.mtu = 1280;
-            steer.set_path(id, &small).unwrap();
-        }
-        masks(&mut steer, only(1));
-        let ping = |size: &str| {
-            let out = Command::new("ping")
-                .args("-M do -c 10 -i 0.01 -W 1 10.255.0.2 -s".split(' '))
-                .arg(size)
-                .output();
-            let text = testkit::ok("ping", out);
-            assert!(text.contains(" 0% packet loss"), "{text}");
-        };
-        let s1 = || host.with(|| received("s1").0);
-        let before = s1();
-        ping("1472");
-        assert_eq!(steer.stats().unwrap()["pass_mtu"], 10);
-        let between = s1();
-        let moved = between - before;
-        assert!(moved < 5, "moved to the small MTU: {moved}");
-        ping("1200");
-        assert!(s1() - between >= 10, "small ones do not move");
-        assert_eq!(steer.stats().unwrap()["pass_mtu"], 10);
     });
 }
