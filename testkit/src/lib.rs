@@ -3,12 +3,16 @@
 //!
 //! Everything panics where it fails, with what was tried and what the system said.
 
+mod guard;
 pub mod layers;
 mod namespace;
 
+pub use guard::Guard;
 pub use namespace::TestNamespace;
 
+use std::fs;
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 /// What a command printed.
@@ -43,6 +47,30 @@ pub fn own_sysctls(text: &str) -> String {
 pub fn ip(args: &str) -> String {
     let output = Command::new("ip").args(args.split_whitespace()).output();
     ok(&format!("ip {args}"), output)
+}
+
+/// Sets a sysctl of this thread's namespace. `key` has dots, or slashes where a device's name has dots.
+pub fn sysctl(key: &str, value: &str) {
+    let key = match key.contains('/') {
+        true => key.to_owned(),
+        false => key.replace('.', "/"),
+    };
+    let path = PathBuf::from("/proc/sys").join(key);
+    fs::write(&path, value).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+}
+
+/// Gives a device of this thread's namespace its addresses, with their prefix lengths, and sets it up.
+pub fn bring_up(dev: &str, addresses: &[&str]) {
+    for address in addresses {
+        let nodad = if address.contains(':') { "nodad" } else { "" };
+        ip(&format!("addr add {address} dev {dev} {nodad}"));
+    }
+    ip(&format!("link set {dev} up"));
+}
+
+/// Index of a device of this thread's namespace.
+pub fn ifindex(dev: &str) -> u32 {
+    nix::net::if_::if_nametoindex(dev).unwrap_or_else(|e| panic!("{dev}: {e}"))
 }
 
 /// Runs a command with a text to read, and gives what it printed.

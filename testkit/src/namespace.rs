@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! A network namespace with a name, and veth links between two.
 
-use std::fs::{self, File};
-use std::path::PathBuf;
+use std::fs::File;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 
 use nix::sched::{setns, CloneFlags};
 
-use crate::{feed, ip, ok};
+use crate::{bring_up, feed, ip, ok, sysctl};
 
 /// A network namespace, deleted when dropped. Its loopback device is up.
 pub struct TestNamespace {
@@ -81,6 +80,14 @@ impl TestNamespace {
         feed(self.command("nft").args(["-f", "-"]), &rules);
     }
 
+    /// Makes a chain, such as `inet t c`, which is all of its table, at a hook, such as `filter hook output priority 0`.
+    pub fn chain(&self, chain: &str, hook: &str, rules: &str) {
+        let (table, chain) = chain.rsplit_once(' ').expect("a table and a chain");
+        self.nft(&format!(
+            "table {table} {{\nchain {chain} {{\ntype {hook};\n{rules}\n}}\n}}\n"
+        ));
+    }
+
     /// Packets that the counters of `nft list LIST` have counted, in their order.
     pub fn counted(&self, list: &str) -> Vec<u64> {
         let text = self.run(&format!("nft list {list}"));
@@ -91,10 +98,8 @@ impl TestNamespace {
 
     /// Has all that arrives and matches lost: a silent black hole. No text: all.
     pub fn hole(&self, matching: &str) {
-        self.nft(&format!(
-            "table inet hole {{ chain in {{ type filter hook prerouting priority -300;\n\
-             {matching} drop\n}} }}"
-        ));
+        let hook = "filter hook prerouting priority -300";
+        self.chain("inet hole in", hook, &format!("{matching} drop"));
     }
 
     /// Ends [`Self::hole`].
@@ -110,13 +115,7 @@ impl TestNamespace {
 
     /// Sets a sysctl. `key` has dots, or slashes where a device's name has dots.
     pub fn sysctl(&self, key: &str, value: &str) {
-        let key = if key.contains('/') {
-            key.to_owned()
-        } else {
-            key.replace('.', "/")
-        };
-        let path = PathBuf::from("/proc/sys").join(key);
-        self.with(|| fs::write(&path, value).unwrap_or_else(|e| panic!("{}: {e}", path.display())));
+        self.with(|| sysctl(key, value));
     }
 
     /// Joins `dev` of this namespace to `far_dev` of `far` by a veth pair, both down.
@@ -129,11 +128,7 @@ impl TestNamespace {
 
     /// Gives a device its addresses, with their prefix lengths, and sets it up.
     pub fn bring_up(&self, dev: &str, addresses: &[&str]) {
-        for address in addresses {
-            let nodad = if address.contains(':') { "nodad" } else { "" };
-            self.ip(&format!("addr add {address} dev {dev} {nodad}"));
-        }
-        self.ip(&format!("link set {dev} up"));
+        self.with(|| bring_up(dev, addresses));
     }
 
     /// Joins `dev` of this namespace to `far_dev` of `far` by a veth pair: both ends have addresses and are up.

@@ -3,11 +3,12 @@
 //! is the bench's, on a quiet machine.
 
 use std::net::UdpSocket;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use mountain_lab::result::RunResult;
 use serde_json::Value;
+use testkit::Guard;
 
 use crate::support::{namespaces, refused, result_of, Run, LAB};
 
@@ -179,24 +180,13 @@ fn unknown_rows_are_refused_with_the_known_ones() {
     );
 }
 
-/// A program that is ended with its value.
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn serve_and_upload_work_by_themselves() {
     let free = UdpSocket::bind("127.0.0.1:0").unwrap();
     let at = free.local_addr().unwrap().to_string();
     drop(free);
     let mut serve = Command::new(LAB);
-    serve.args(["serve", "--listen", &at]).stdout(Stdio::null());
-    let _server = Ended(serve.spawn().unwrap());
+    let _server = Guard::start(serve.args(["serve", "--listen", &at]));
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("trials.json");
     let run = Command::new(LAB)
@@ -222,13 +212,11 @@ fn serve_and_upload_work_by_themselves() {
 
 #[test]
 fn serve_listens_to_nobody_outside_unless_told() {
-    let mut serve = Command::new(LAB);
-    serve.arg("serve").stdout(Stdio::null());
-    let server = Ended(serve.spawn().unwrap());
+    let server = Guard::start(Command::new(LAB).arg("serve"));
     let start = Instant::now();
     // Its sockets, by the kernel's table: 8083 is 1F93.
     loop {
-        let table = std::fs::read_to_string(format!("/proc/{}/net/udp", server.0.id()));
+        let table = std::fs::read_to_string(format!("/proc/{}/net/udp", server.pid()));
         let table = table.unwrap();
         let listens: Vec<&str> = table
             .lines()

@@ -14,7 +14,7 @@ use crate::support::stream::{send, sink, wait_acknowledged};
 use crate::support::tcx::{program_ids_on, programs_on};
 use mountain::bpf::{PathMasks as Masks, Settings, SteerProgram};
 use nix::sys::socket::{setsockopt, sockopt};
-use testkit::TestNamespace;
+use testkit::{sysctl, TestNamespace};
 
 /// Path 0 is left at once.
 const EJECTED_0: Masks = ejected(0b01, only(1));
@@ -191,8 +191,8 @@ fn forwarded_traffic_moves() {
             inside.name
         ));
         bring_up("lan", &["10.2.0.1/24", "fd00:2::1/64"]);
-        sysctl("ipv4/ip_forward", "1");
-        sysctl("ipv6/conf/all/forwarding", "1");
+        sysctl("net/ipv4/ip_forward", "1");
+        sysctl("net/ipv6/conf/all/forwarding", "1");
         inside.bring_up("eth0", &["10.2.0.2/24", "fd00:2::2/64"]);
         inside.ip("route add default via 10.2.0.1");
         inside.ip("-6 route add default via fd00:2::1");

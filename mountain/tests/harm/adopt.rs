@@ -121,10 +121,10 @@ fn flow_of(packet: &[u8]) -> Option<(IpAddr, u8, u16)> {
 
 /// Counts what reaches the providers for the server's service.
 fn count_leaks(net: &Home) {
-    net.providers.nft(&format!(
-        "table inet leaks {{\n chain in {{\n  type filter hook prerouting priority -320;\n  \
-             iifname {{ r0, r1 }} meta l4proto {{ tcp, udp }} th dport {PORT} counter\n }}\n}}\n"
-    ));
+    let hook = "filter hook prerouting priority -320";
+    let all = "iifname { r0, r1 } meta l4proto { tcp, udp }";
+    let rule = format!("{all} th dport {PORT} counter");
+    net.providers.chain("inet leaks in", hook, &rule);
 }
 
 /// Packets that have left by an uplink since [`count_leaks`].
@@ -399,10 +399,9 @@ fn a_kill_switch_holds() {
         wait_suspended(&net, [false; 2]);
     }
     // One of the firewall's, and the VPN goes down.
-    net.home.nft(
-        "table inet kill {\n chain out {\n  type filter hook output priority 0;\n  \
-         oifname != { lo, tun0 } meta l4proto { tcp, udp } drop\n }\n}\n",
-    );
+    let rule = "oifname != { lo, tun0 } meta l4proto { tcp, udp } drop";
+    let hook = "filter hook output priority 0";
+    net.home.chain("inet kill out", hook, rule);
     let tunnel = VPNS[0].up(&net);
     wait_suspended(&net, [true; 2]);
     assert_in_tunnel(&net, &tunnel, "with a kill switch");

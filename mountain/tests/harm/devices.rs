@@ -53,10 +53,9 @@ fn packets_of_sockets_that_name_a_device_leave_by_it() {
     let ports = ["5454", "5455", "32768-60999"];
     let counters = ports
         .map(|p| [0, 1].map(|i| format!("iifname s{i} udp dport 5353 udp sport {p} counter\n")));
-    net.server.nft(&format!(
-        "table ip t {{ chain c {{ type filter hook prerouting priority -310;\n{} }} }}",
-        counters.concat().concat()
-    ));
+    let hook = "filter hook prerouting priority -310";
+    let counters = counters.concat().concat();
+    net.server.chain("ip t c", hook, &counters);
     // Packets of each source port that have reached the server, by path.
     let arrived = || -> Vec<[u64; 2]> {
         let counted = net.server.counted("chain ip t c");
@@ -64,7 +63,7 @@ fn packets_of_sockets_that_name_a_device_leave_by_it() {
     };
     let send = |rounds: u32| {
         net.client.with(move || {
-            let index = nix::net::if_::if_nametoindex("u0").unwrap();
+            let index = testkit::ifindex("u0");
             let (mut server, mut client) = (answers_by(index), sends_by(index));
             let mut others: Vec<_> = (0..8).map(|_| asks_for_its_address()).collect();
             for _ in 0..rounds {

@@ -40,28 +40,35 @@ fn all_moved(traffic: &Traffic) -> bool {
 }
 
 /// Rules that keep packets from leaving by u1, each at another hook.
-const BARRED: &[(&str, &str)] = &[
-    (
-        "inet t c handle",
-        "table inet t { chain c { type filter hook output priority 0;\n\
-         oifname u1 udp dport 7000 drop\n} }",
-    ),
-    (
-        "ip t c handle",
-        "table ip t { chain c { type filter hook postrouting priority 300;\n\
-         oif u1 udp dport 7000 drop\n} }",
-    ),
-    (
-        "netdev t c handle",
-        "table netdev t { chain c { type filter hook egress device u1 priority 0;\n\
-         udp dport 7000 drop\n} }",
-    ),
-    (
-        "inet t more handle",
-        "table inet t { chain more { udp dport 7000 drop; }\nchain c {\n\
-         type filter hook output priority 0; oifname vmap { \"u1\" : jump more }\n} }",
-    ),
+const BARRED: [[&str; 3]; 3] = [
+    ["inet t c", OUTPUT, "oifname u1 udp dport 7000 drop"],
+    [
+        "ip t c",
+        "filter hook postrouting priority 300",
+        "oif u1 udp dport 7000 drop",
+    ],
+    [
+        "netdev t c",
+        "filter hook egress device u1 priority 0",
+        "udp dport 7000 drop",
+    ],
 ];
+/// One more, by a jump.
+const BARRED_BY_JUMP: &str = "table inet t { chain more { udp dport 7000 drop; }\nchain c {\n\
+     type filter hook output priority 0; oifname vmap { \"u1\" : jump more }\n} }";
+const OUTPUT: &str = "filter hook output priority 0";
+
+/// Has the rules of IPv6 tell the uplinks apart: what is announced before is answered once it is held.
+fn bar_ipv6(net: &Net) {
+    net.client.chain("ip6 m c", OUTPUT, "oifname u1 drop");
+    wait_until("the rules are read", LEAVE, || held(net, true).is_some());
+}
+
+/// Ends [`bar_ipv6`] and whatever other rules there are.
+fn flush(net: &Net) {
+    net.client.run("nft flush ruleset");
+    wait_until("the rules are read", LEAVE, || held(net, true).is_none());
+}
 
 #[test]
 fn packets_moved_to_an_uplink_do_not_get_past_its_firewall() {
@@ -76,27 +83,28 @@ fn packets_moved_to_an_uplink_do_not_get_past_its_firewall() {
     net.blackhole(0);
     net.client.wait_left("u0", false);
     wait_until("flows are moved to u1", LEAVE, || all_moved(&traffic));
-    for (by, rules) in BARRED {
-        net.client.nft(rules);
-        wait_held(&net, by);
+    let barred = |by: &str| {
+        wait_held(&net, &format!("{by} handle"));
         // Those that had been moved go back, and those that the kernel sends by u1 are dropped.
         let counts = traffic.during(Duration::from_millis(300));
-        assert_eq!(counts.by_path[1], 0, "{rules}: {counts:?}");
+        assert_eq!(counts.by_path[1], 0, "{by}: {counts:?}");
         assert!(counts.sent > 0);
         net.client.run("nft flush ruleset");
         wait_free(&net);
+    };
+    for [by, hook, rule] in BARRED {
+        net.client.chain(by, hook, rule);
+        barred(by);
     }
+    net.client.nft(BARRED_BY_JUMP);
+    barred("inet t more");
     // A family that no rule tells apart goes on.
-    net.client
-        .nft("table ip6 t { chain c { type filter hook output priority 0; oifname u1 drop\n} }");
-    wait_until("IPv6 is held", LEAVE, || held(&net, true).is_some());
+    bar_ipv6(&net);
     assert_eq!(held(&net, false), None);
     wait_until("flows are moved again", LEAVE, || all_moved(&traffic));
     // Nor does a rule that does nothing but to count.
     net.client.run("nft flush ruleset");
-    net.client.nft(
-        "table inet t { chain c { type filter hook output priority 0; oifname u1 counter\n} }",
-    );
+    net.client.chain("inet t c", OUTPUT, "oifname u1 counter");
     wait_until("IPv6 is not held", LEAVE, || held(&net, true).is_none());
     assert_eq!(held(&net, false), None);
     let text = said(&log);
@@ -115,10 +123,9 @@ fn packets_moved_to_an_uplink_do_not_get_past_its_firewall() {
 #[test]
 fn check_and_status_name_the_rule() {
     let net = Net::new();
-    net.client.nft(
-        "table inet t { chain c { type filter hook forward priority 0;\n\
-         oifname u1 tcp dport 25 drop\n} }",
-    );
+    let rule = "oifname u1 tcp dport 25 drop";
+    net.client
+        .chain("inet t c", "filter hook forward priority 0", rule);
     let rule = "inet t c handle";
     let text = "oifname \"u1\" meta l4proto tcp dport 25 drop";
     let check = stdout(&net.client.mountain("check"));
@@ -155,19 +162,14 @@ fn a_legacy_rule_for_one_uplink_is_noticed() {
 #[test]
 fn masquerade_alike_on_all_uplinks_keeps_flows_moving() {
     let net = Net::steered();
-    for rules in [
-        "table ip nat { chain post { type nat hook postrouting priority srcnat;\n\
-         ip saddr 192.168.0.0/16 oifname { u0, u1 } masquerade\n} }",
-        "table ip nat { chain post { type nat hook postrouting priority srcnat;\n\
-         ip saddr 192.168.0.0/16 oifname u0 masquerade\nip saddr 192.168.0.0/16 oifname u1 masquerade\n} }",
-    ] {
-        net.client.nft(rules);
-        // What is announced is answered by then.
-        net.client.nft("table ip6 m { chain c { type filter hook output priority 0; oifname u1 drop\n} }");
-        wait_until("the rules are read", LEAVE, || held(&net, true).is_some());
+    for devices in [&["{ u0, u1 }"][..], &["u0", "u1"]] {
+        let rule = |dev| format!("ip saddr 192.168.0.0/16 oifname {dev} masquerade\n");
+        let rules: String = devices.iter().map(rule).collect();
+        let hook = "nat hook postrouting priority srcnat";
+        net.client.chain("ip nat post", hook, &rules);
+        bar_ipv6(&net);
         assert_eq!(held(&net, false), None, "{rules}");
-        net.client.run("nft flush ruleset");
-        wait_until("the rules are read", LEAVE, || held(&net, true).is_none());
+        flush(&net);
     }
 }
 

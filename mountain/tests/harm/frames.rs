@@ -8,7 +8,6 @@ use std::thread;
 use std::time::Duration;
 
 use etherparse::PacketBuilder;
-use nix::net::if_::if_nametoindex;
 use nix::sys::stat::{makedev, mknod, Mode, SFlag};
 
 use super::support::frames::PacketSocket;
@@ -24,10 +23,9 @@ pub(super) fn only_u1_is_good(net: &mut Net) -> File {
     let log = net.start_configured("[steer]\nmovable_sources = [\"10.30.0.64/26\"]\n");
     net.wait_good();
     net.client.wait_settled();
-    net.server.nft(
-        "table inet q { chain in { type filter hook prerouting priority -300;\n\
-         iifname s0 icmp type echo-request drop\n} }",
-    );
+    let hook = "filter hook prerouting priority -300";
+    let rule = "iifname s0 icmp type echo-request drop";
+    net.server.chain("inet q in", hook, rule);
     net.client.wait_left("u0", false);
     log
 }
@@ -81,7 +79,7 @@ pub(super) fn by_sockets_to(ns: &Ns, source: Ipv4Addr, to: (&str, u16), tos: u32
     });
 }
 
-fn mac(ns: &Ns, dev: &str) -> [u8; 6] {
+pub(super) fn mac(ns: &Ns, dev: &str) -> [u8; 6] {
     let text = ns.mac(dev);
     let mut bytes = text.split(':').map(|b| u8::from_str_radix(b, 16).unwrap());
     [(); 6].map(|()| bytes.next().unwrap())
@@ -100,7 +98,7 @@ fn frame(to: [u8; 6], from: [u8; 6], source: Ipv4Addr, ports: (u16, u16)) -> Vec
 
 /// A packet socket on a device of this thread's namespace.
 fn raw_sender(dev: &str) -> impl Fn(&[u8]) {
-    let (raw, index) = (PacketSocket::sender(), if_nametoindex(dev).unwrap());
+    let (raw, index) = (PacketSocket::sender(), testkit::ifindex(dev));
     move |frame| assert_eq!(raw.send(index, frame), frame.len() as isize)
 }
 
@@ -218,10 +216,9 @@ fn forged_sources_do_not_take_translated_flows_off_their_uplink() {
     let mut net = Net::new();
     let inner = inner_network(&net);
     // What port 9500 and up get from NAT is the address of one uplink, on no device of this host.
-    net.client.nft(
-        "table ip t { chain out { type nat hook postrouting priority 100;\n\
-         iifname lan udp dport 9500-9600 snat to 192.0.2.77\n} }",
-    );
+    let hook = "nat hook postrouting priority 100";
+    let rule = "iifname lan udp dport 9500-9600 snat to 192.0.2.77";
+    net.client.chain("ip t out", hook, rule);
     // The server knows by which uplink it accepts that address: by the kernel's, u0.
     net.client.ip("route replace 10.98.1.0/24 src 10.98.0.1 \
          nexthop via 10.30.0.2 dev u0 weight 250 nexthop via 10.30.1.2 dev u1 weight 1");

@@ -95,12 +95,10 @@ fn a_rule_for_the_user_who_made_a_socket_keeps_its_datagrams() {
     assert_eq!(others.count(), 0, "{seen:?}");
 }
 
-/// Has a host translate the addresses of what a rule matches.
-pub fn masquerade(ns: &Ns, rule: &str) {
-    ns.nft(&format!(
-        "table ip n {{ chain post {{ type nat hook postrouting priority 100;\n\
-         {rule} masquerade\n}} }}"
-    ));
+/// Has a host translate the addresses of what a rule matches, of a family.
+pub fn masquerade(ns: &Ns, family: &str, rule: &str) {
+    let (chain, rule) = (format!("{family} n post"), format!("{rule} masquerade"));
+    ns.chain(&chain, "nat hook postrouting priority 100", &rule);
 }
 
 /// A host that translates, and whose owner marks connections by bits that Mountain uses as well.
@@ -110,7 +108,7 @@ fn a_connection_mark_that_names_no_uplink_stays_its_owners() {
     let lan = Ns::new("lan");
     let client = &net.client;
     client.forward_for("n0", &lan, "n1", "10.40.0");
-    masquerade(client, "oifname { u0, u1 }");
+    masquerade(client, "ip", "oifname { u0, u1 }");
     client.nft(
         "table ip own {\n\
          chain pre { type filter hook prerouting priority -160;\n\
@@ -146,7 +144,7 @@ fn a_connection_in_by_one_uplink_and_out_by_another_goes_on() {
     let client = &net.client;
     client.forward_for("u2", &lan, "n2", "10.30.2");
     client.ip("route add default via 10.30.2.2 dev u2 metric 700");
-    masquerade(client, "oifname { u0, u1, u2 }");
+    masquerade(client, "ip", "oifname { u0, u1, u2 }");
     up(&net);
     let listener = listener(&net, SERVER4);
     let socket = lan.udp("0.0.0.0:0");
@@ -181,10 +179,8 @@ fn new_flows_avoid_a_dead_uplink_although_the_firewall_holds_running_ones() {
     client.ip("route del default metric 100");
     client.ip("route del default metric 600");
     client.ip("route add default nexthop via 10.30.0.2 dev u0 nexthop via 10.30.1.2 dev u1");
-    client.nft(
-        "table inet t { chain c { type filter hook output priority 0;\n\
-         oifname u1 udp dport 9 drop\n} }",
-    );
+    let rule = "oifname u1 udp dport 9 drop";
+    client.chain("inet t c", "filter hook output priority 0", rule);
     up(&net);
     let held = client.status().groups.remove(0).held.expect("a difference");
     assert!(held.what.contains("inet t c"), "{held:?}");

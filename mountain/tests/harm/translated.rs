@@ -16,7 +16,7 @@ const FLOWS: u8 = 16;
 #[test]
 fn a_running_connection_that_is_translated_goes_on() {
     let net = two_providers();
-    masquerade(&net.client, "oifname { u0, u1 }");
+    masquerade(&net.client, "ip", "oifname { u0, u1 }");
     let server = listener(&net, SERVER4);
     // The kernel sends it by u0, translated.
     let socket = net.client.udp("10.30.1.1:0");
@@ -57,8 +57,7 @@ fn a_running_connection_over_ipv6_that_is_translated_goes_on() {
         net.client.ip(&line);
     }
     net.client.ip("-6 addr del fd98:0::1/128 dev lo");
-    net.client.nft("table ip6 n { chain post { type nat hook postrouting priority 100;\noifname { u0, u1 } masquerade\n} }",
-    );
+    masquerade(&net.client, "ip6", "oifname { u0, u1 }");
     let server = listener(&net, SERVER6);
     // The kernel sends it by u0, translated.
     let socket = net.client.udp("[fd30:1::1]:0");
@@ -93,22 +92,22 @@ fn begun(server: &UdpSocket, lan: &Ns, address: &str) -> BTreeSet<String> {
 fn forwarded_flows_leave_no_uplink_untranslated() {
     let net = two_providers();
     let (server, lan) = (listener(&net, SERVER4), lan(&net));
-    masquerade(&net.client, "oifname u0");
+    masquerade(&net.client, "ip", "oifname u0");
     up(&net);
     let only = BTreeSet::from(["10.30.0.1".to_owned()]);
     assert_eq!(begun(&server, &lan, "10.40.0.2"), only);
     // Where both translate, new flows choose, and from then on nothing leaves untranslated either.
     net.client.run("nft delete table ip n");
-    masquerade(&net.client, "ip saddr 10.40.0.0/15 oifname { u0, u1 }");
+    let inner = "ip saddr 10.40.0.0/15 oifname { u0, u1 }";
+    masquerade(&net.client, "ip", inner);
     let both = BTreeSet::from(["10.30.0.1".to_owned(), "10.30.1.1".to_owned()]);
     wait_until("forwarded flows choose", 3 * LEAVE, || {
         begun(&server, &lan, "10.40.0.2") == both
     });
     // What has an uplink's own address, and is not translated, is right there only.
-    net.server.nft(
-        "table ip t { chain c { type filter hook prerouting priority 0;\n\
-         ip saddr 10.30.0.60 iifname s1 counter\n} }",
-    );
+    let hook = "filter hook prerouting priority 0";
+    let rule = "ip saddr 10.30.0.60 iifname s1 counter";
+    net.server.chain("ip t c", hook, rule);
     assert_eq!(
         begun(&server, &lan, "10.30.0.60"),
         ["10.30.0.60".to_owned()].into()
@@ -124,10 +123,8 @@ fn translated_flows_stay_although_a_tunnel_has_all_the_internet() {
     client.wire(("d0", &[]), client, ("d1", &[]));
     client.ip("route add 0.0.0.0/1 dev d0");
     client.ip("route add 128.0.0.0/1 dev d0");
-    client.nft(
-        "table ip n { chain post { type nat hook postrouting priority 100;\n\
-         oifname { u0, u1 } udp dport 7000 snat to 192.0.2.77\n} }",
-    );
+    let rule = "oifname { u0, u1 } udp dport 7000 snat to 192.0.2.77";
+    client.chain("ip n post", "nat hook postrouting priority 100", rule);
     net.steer();
     let traffic = Traffic::start(&net, SERVER4, 20);
     wait_until("their source is judged", LEAVE, || {

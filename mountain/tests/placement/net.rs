@@ -185,9 +185,9 @@ impl Home {
 
     /// Drops all that comes by an uplink, silently.
     pub fn blackhole(&self, i: usize) {
-        let hook = "type filter hook prerouting priority -310";
-        let hole = format!("table inet hole {{ chain in {{ {hook}; iifname r{i} drop; }}\n}}\n");
-        self.providers.nft(&hole);
+        let hook = "filter hook prerouting priority -310";
+        let rule = format!("iifname r{i} drop");
+        self.providers.chain("inet hole in", hook, &rule);
         for ipv6 in [false, true] {
             self.home.wait_left(&format!("u{i}"), ipv6);
         }

@@ -220,9 +220,10 @@ fn containers_behind_a_bridge() {
     container.ip("route add default via 172.18.0.1");
     net.home.sysctl("net.ipv4.ip_forward", "1");
     // As Docker's: one address for all that leaves the bridge.
-    net.home.nft(
-        "table ip nat {\n chain POSTROUTING {\n  type nat hook postrouting priority srcnat;\n  \
-         oifname != \"br0\" ip saddr 172.18.0.0/16 masquerade\n }\n}\n",
+    net.home.chain(
+        "ip nat POSTROUTING",
+        "nat hook postrouting priority srcnat",
+        "oifname != br0 ip saddr 172.18.0.0/16 masquerade",
     );
     net.up();
     let mut flows = net.flows_in(&container);

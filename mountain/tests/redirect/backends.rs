@@ -188,10 +188,9 @@ fn auto_takes_the_fastest_that_is_correct() {
     // A firewall that may drop: what goes around it is not chosen.
     net.redirect(&format!("add {rule} --backend auto"));
     wait_for("xdp-redirect", "before the firewall");
-    net.router.nft(
-        "table inet guard { chain f { type filter hook forward priority 0; policy drop;\n\
-         ip daddr 10.0.1.2 accept\n} }",
-    );
+    let hook = "filter hook forward priority 0; policy drop";
+    net.router
+        .chain("inet guard f", hook, "ip daddr 10.0.1.2 accept");
     wait_for("nft", "with the firewall");
     net.redirect(&format!("del --proto udp --from {from}"));
 }
@@ -269,8 +268,7 @@ fn a_target_that_is_down_says_so_to_the_client() {
 /// Names of the programs at a tcx hook of a device, in the order in which they run.
 fn at_egress(ns: &Ns, dev: &'static str) -> Vec<String> {
     ns.with(move || {
-        let ifindex = nix::net::if_::if_nametoindex(dev).unwrap();
-        let ids = hooks::programs(DeviceHook::TcxEgress, ifindex).unwrap();
+        let ids = hooks::programs(DeviceHook::TcxEgress, testkit::ifindex(dev)).unwrap();
         ids.into_iter()
             .map(|id| LoadedProgram::by_id(id).unwrap().name)
             .collect()

@@ -135,10 +135,9 @@ fn who_comes_from_elsewhere_keeps_the_source() {
     let (net, ns) = Net::with_neighbour();
     net.serve(&net.server, "server", "10.0.1.2:8083");
     net.redirect(&format!("add {RULE} --to 10.0.8.19:9000"));
-    ns.nft(
-        "table inet t { chain c { type filter hook prerouting priority 0;\n\
-         udp dport 9000 ip saddr 10.0.1.2 counter\n} }",
-    );
+    let hook = "filter hook prerouting priority 0";
+    let rule = "udp dport 9000 ip saddr 10.0.1.2 counter";
+    ns.chain("inet t c", hook, rule);
     ns.ip("route add default via 10.0.8.17");
     let other = net.server.udp("10.0.1.2:0");
     assert_answers(&other, "10.0.8.17:8080", "neighbour");

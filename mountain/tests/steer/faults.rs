@@ -103,10 +103,8 @@ fn inner(net: &Net, source: Option<&str>) -> Ns {
     let client = &net.client;
     client.forward_for("lan", &inner, "e", "10.50.0");
     if let Some(source) = source {
-        client.nft(&format!(
-            "table ip t {{ chain out {{ type nat hook postrouting priority 100;\n\
-             iifname lan snat to {source}\n}} }}"
-        ));
+        let rule = format!("iifname lan snat to {source}");
+        client.chain("ip t out", "nat hook postrouting priority 100", &rule);
     }
     inner
 }

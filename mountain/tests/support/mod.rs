@@ -14,7 +14,6 @@
 pub mod arrivals;
 mod cgroup;
 pub mod frames;
-mod guard;
 pub mod netns;
 pub mod program;
 pub mod stream;
@@ -42,7 +41,7 @@ use testkit::{ok, own_sysctls, TestNamespace};
 #[allow(unused_imports)]
 pub use cgroup::Cgroup;
 #[allow(unused_imports)]
-pub use guard::Guard;
+pub use testkit::Guard;
 #[allow(unused_imports)]
 pub use traffic::*;
 #[allow(unused_imports)]

@@ -12,16 +12,18 @@ use mountain::topology::{Member, Topology};
 
 use super::{wait_until, Ns, LEAVE};
 
+/// A runtime for the calling thread.
+pub fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
 impl Ns {
     /// Runs `work` on a thread of its own inside the namespace, with a tokio runtime.
     pub fn within<T: Send>(&self, work: impl AsyncFnOnce() -> T + Send) -> T {
-        self.with(|| {
-            tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap()
-                .block_on(work())
-        })
+        self.with(|| runtime().block_on(work()))
     }
 
     /// What is read of the routing state.
@@ -39,7 +41,7 @@ impl Ns {
     }
 
     pub fn index(&self, ifname: &str) -> u32 {
-        self.with(|| nix::net::if_::if_nametoindex(ifname).unwrap())
+        self.with(|| testkit::ifindex(ifname))
     }
 }
 

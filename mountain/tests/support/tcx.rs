@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::os::fd::AsFd;
 
 use mountain::redirect::bpf::hooks::{attach, programs, DeviceHook};
-use nix::net::if_::if_nametoindex;
+use testkit::ifindex;
 
 use super::program::load;
 
@@ -16,15 +16,13 @@ pub fn programs_on(dev: &str) -> u32 {
 
 /// The ids of these programs, in the order in which they run.
 pub fn program_ids_on(dev: &str) -> Vec<u32> {
-    let ifindex = if_nametoindex(dev).unwrap_or_else(|e| panic!("{dev}: {e}"));
-    programs(DeviceHook::TcxEgress, ifindex).unwrap_or_else(|e| panic!("{dev}: {e}"))
+    programs(DeviceHook::TcxEgress, ifindex(dev)).unwrap_or_else(|e| panic!("{dev}: {e}"))
 }
 
 /// Attaches an XDP program that passes everything to a device of this thread's namespace; it stays.
 pub fn attach_passing_xdp(dev: &str, name: &str) {
     const XDP_PASS: i32 = 2;
-    let ifindex = if_nametoindex(dev).unwrap_or_else(|e| panic!("{dev}: {e}"));
     let name = CString::new(name).unwrap();
     let program = load(libbpf_sys::BPF_PROG_TYPE_XDP, 0, &name, XDP_PASS);
-    attach(DeviceHook::Xdp, ifindex, program.as_fd()).unwrap();
+    attach(DeviceHook::Xdp, ifindex(dev), program.as_fd()).unwrap();
 }

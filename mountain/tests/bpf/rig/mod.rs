@@ -19,7 +19,7 @@ use mountain::redirect::bpf::hooks::LoadedProgram;
 use mountain::steer::rendezvous::inv_weight;
 use mountain::topology::FibRule;
 use packets::{Ip, MACS};
-pub use testkit::ip;
+pub use testkit::{bring_up, ifindex, ip};
 
 /// TC_ACT_UNSPEC: the packet goes on as if the program were not there.
 pub const PASS: i32 = -1;
@@ -56,20 +56,6 @@ pub fn in_netns<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) ->
 /// [`in_netns`] with a [`Rig`].
 pub fn with_rig(settings: Settings, test: impl FnOnce(Rig) + Send + 'static) {
     in_netns(move || test(Rig::new(&settings)));
-}
-
-/// Gives a device of this thread's namespace its addresses, with their prefix lengths, and sets it up.
-pub fn bring_up(dev: &str, addresses: &[&str]) {
-    for address in addresses {
-        let nodad = if address.contains(':') { "nodad" } else { "" };
-        ip(&format!("addr add {address} dev {dev} {nodad}"));
-    }
-    ip(&format!("link set {dev} up"));
-}
-
-/// Index of a device in the namespace of this thread.
-pub fn ifindex(name: &str) -> u32 {
-    nix::net::if_::if_nametoindex(name).unwrap_or_else(|e| panic!("device {name}: {e}"))
 }
 
 /// Settings with a window so short that tests need not wait long.

@@ -3,22 +3,15 @@
 //! service addresses on lo, multipath routes both ways in both families. The client has no name: it
 //! goes away with the process, however it ends.
 
-use std::fs;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use mountain::bpf::{PathMasks as Masks, ProgramPath, Settings, Steer, SteerMode};
 use mountain::steer::rendezvous::path_salt;
-use testkit::TestNamespace;
+use testkit::{sysctl, TestNamespace};
 
 use super::{bring_up, ifindex, in_netns, ip};
 use crate::support::{arrivals, Worker};
-
-/// Sets a sysctl of this thread's namespace.
-pub fn sysctl(name: &str, value: &str) {
-    let path = format!("/proc/sys/net/{name}");
-    fs::write(&path, value).unwrap_or_else(|e| panic!("{path}: {e}"));
-}
 
 /// Service addresses.
 pub fn client(v6: bool) -> IpAddr {
@@ -37,15 +30,15 @@ fn mac(end: u8, i: usize) -> String {
 
 /// One host's end of the links: `dev`0 and `dev`1, host number `me` facing `peer` on each link.
 fn configure(dev: &'static str, me: u8, peer: u8) {
-    sysctl("ipv4/conf/all/rp_filter", "0");
-    sysctl("ipv4/conf/default/rp_filter", "0");
-    sysctl("ipv4/icmp_ratelimit", "0");
-    sysctl("ipv6/icmp/ratelimit", "0");
+    sysctl("net/ipv4/conf/all/rp_filter", "0");
+    sysctl("net/ipv4/conf/default/rp_filter", "0");
+    sysctl("net/ipv4/icmp_ratelimit", "0");
+    sysctl("net/ipv6/icmp/ratelimit", "0");
     ip(&format!("addr add 10.255.0.{me}/32 dev lo"));
     ip(&format!("addr add fd00:ff::{me}/128 dev lo nodad"));
     let mut hops = [String::new(), String::new()];
     for i in 0..2 {
-        sysctl(&format!("ipv4/conf/{dev}{i}/rp_filter"), "0");
+        sysctl(&format!("net/ipv4/conf/{dev}{i}/rp_filter"), "0");
         ip(&format!("link set {dev}{i} address {}", mac(me, i)));
         let own = [format!("10.0.{i}.{me}/24"), format!("fd00:{i}::{me}/64")];
         bring_up(&format!("{dev}{i}"), &own.each_ref().map(|a| &**a));

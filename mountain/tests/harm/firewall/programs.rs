@@ -73,9 +73,10 @@ fn sockets_below_a_cgroup_with_an_egress_program_stay() {
     let held = || net.client.status().held_cgroups;
     let is_ours = |c: &CgroupStatus| c.cgroup.ends_with(cgroup.path().file_name().unwrap());
     // Datagrams of a program below the cgroup, from many ports, and where they come in.
-    net.server.nft(
-        "table inet count { chain c { type filter hook prerouting priority -310;\n\
-         iifname s0 udp dport 9999 counter\niifname s1 udp dport 9999 counter\n} }",
+    net.server.chain(
+        "inet count c",
+        "filter hook prerouting priority -310",
+        "iifname s0 udp dport 9999 counter\niifname s1 udp dport 9999 counter",
     );
     let counted = || net.server.counted("chain inet count c");
     let send = || {

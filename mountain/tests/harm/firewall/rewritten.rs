@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{held, wait_free, wait_held};
+use super::{bar_ipv6, flush, held, wait_free, wait_held};
 use crate::support::{wait_until, Net, Traffic, LEAVE, SERVER4};
 
 /// Has the client's own packets of the traffic routed by mark, out by u0 alone.
@@ -86,21 +86,16 @@ fn only_where_a_rule_of_the_fib_leads_out_by_the_group_does_it_matter() {
             net.client.ip(line);
         });
         net.client.nft(rules);
-        // What is announced is answered by then.
-        net.client.nft(
-            "table ip6 m { chain c { type filter hook output priority 0; oifname u1 drop\n} }",
-        );
-        wait_until("the rules are read", LEAVE, || held(&net, true).is_some());
+        bar_ipv6(&net);
         net.client.wait_settled();
         match holds {
             true => wait_held(&net, "the firewall may change it"),
             false => assert_eq!(held(&net, false), None, "{fib:?}, {rules}"),
         }
-        net.client.run("nft flush ruleset");
+        flush(&net);
         fib.iter().for_each(|line| {
             net.client.ip(&line.replacen(" add ", " del ", 1));
         });
-        wait_until("the rules are read", LEAVE, || held(&net, true).is_none());
         wait_free(&net);
     }
 }

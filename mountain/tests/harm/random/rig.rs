@@ -6,7 +6,7 @@
 //! path is muted) and TCP. All else that leaves is kept. Nothing survives the process.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
@@ -26,7 +26,8 @@ use super::host::{neighbour_mac, own_mac, Host, INNER, TUN};
 use super::packets::{self, parse, Look, TCP};
 use crate::support::frames::PacketSocket;
 use crate::support::sums::put_check;
-use crate::support::tun;
+use crate::support::{tun, wait_until};
+use testkit::{ifindex, sysctl};
 
 /// Of frames that tell that all before them has arrived: for experiments (IEEE 802).
 const FENCE: u16 = 0x88b5;
@@ -80,13 +81,6 @@ pub fn enter(ns: &File) {
     setns(ns, CloneFlags::CLONE_NEWNET).expect("the namespace exists");
 }
 
-fn sysctl(key: &str, value: &str) {
-    let path = format!("/proc/sys/net/{key}");
-    if let Err(e) = fs::write(&path, value) {
-        panic!("{path}: {e}");
-    }
-}
-
 /// Runs a program in this thread's namespace with lines to read.
 pub fn feed(program: &str, arguments: &[&str], lines: &[String]) {
     if !lines.is_empty() {
@@ -102,26 +96,15 @@ pub fn ip(lines: &[String]) {
 /// The kernel tells itself of carriers when it has time to, and has IPv6's flows under way choose their hops anew
 /// then: not in the middle of the test.
 fn wait_for_carriers() {
-    let end = Instant::now() + Duration::from_secs(60);
-    loop {
-        let output = Command::new("ip").args(["-br", "link"]).output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let is_down = |line: &str| {
-            let mut words = line.split_whitespace();
-            let name = words.next().unwrap_or("").split('@').next().unwrap_or("");
-            let ours = name == INNER || name.starts_with('u') && name.len() == 2;
-            ours && words.next() != Some("UP")
-        };
-        if !text.lines().any(is_down) {
-            return;
-        }
-        assert!(Instant::now() < end, "no carrier:\n{text}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-fn index_of(name: &str) -> u32 {
-    nix::net::if_::if_nametoindex(name).unwrap_or_else(|e| panic!("{name}: {e}"))
+    let is_down = |line: &str| {
+        let mut words = line.split_whitespace();
+        let name = words.next().unwrap_or("").split('@').next().unwrap_or("");
+        let ours = name == INNER || name.starts_with('u') && name.len() == 2;
+        ours && words.next() != Some("UP")
+    };
+    wait_until("all have a carrier", Duration::from_secs(60), || {
+        !testkit::ip("-br link").lines().any(is_down)
+    });
 }
 
 impl Rig {
@@ -130,27 +113,27 @@ impl Rig {
         // Other threads' children would hold this one's sockets for a moment.
         unshare(CloneFlags::CLONE_FILES).unwrap();
         let far_ns = new_namespace().expect("network namespaces: run this as root");
-        sysctl("ipv6/conf/default/disable_ipv6", "1");
-        sysctl("ipv6/conf/all/disable_ipv6", "1");
+        sysctl("net/ipv6/conf/default/disable_ipv6", "1");
+        sysctl("net/ipv6/conf/all/disable_ipv6", "1");
         let far = PacketSocket::new();
         let guest_ns: Vec<File> = (host.guests.iter())
             .map(|_| {
                 let ns = new_namespace().unwrap();
-                sysctl("ipv6/conf/default/accept_dad", "0");
+                sysctl("net/ipv6/conf/default/accept_dad", "0");
                 ns
             })
             .collect();
         let host_ns = new_namespace().unwrap();
         for (key, value) in [
-            ("ipv6/conf/default/accept_dad", "0"),
-            ("ipv6/conf/all/accept_dad", "0"),
-            ("ipv4/conf/all/rp_filter", "0"),
-            ("ipv4/conf/default/rp_filter", "0"),
+            ("net/ipv6/conf/default/accept_dad", "0"),
+            ("net/ipv6/conf/all/accept_dad", "0"),
+            ("net/ipv4/conf/all/rp_filter", "0"),
+            ("net/ipv4/conf/default/rp_filter", "0"),
         ] {
             sysctl(key, value);
         }
         for (key, value) in &host.sysctls {
-            sysctl(key, value);
+            sysctl(&format!("net/{key}"), value);
         }
         let tun = match host.tunnel() {
             Some(Tunnel::Tun) => Some((tun::attach(TUN), 0)),
@@ -172,7 +155,7 @@ impl Rig {
             names.push(TUN);
         }
         let far_of: HashMap<String, u32> = (names.iter())
-            .map(|n| (n.to_string(), index_of(&format!("s-{n}"))))
+            .map(|n| (n.to_string(), ifindex(&format!("s-{n}"))))
             .collect();
         enter(&host_ns);
         host.set_keys(0);
@@ -194,7 +177,7 @@ impl Rig {
             near: PacketSocket::new(),
             tun,
             far_index: far_of.iter().map(|(n, i)| (*i, n.clone())).collect(),
-            index: names.iter().map(|n| (n.to_string(), index_of(n))).collect(),
+            index: names.iter().map(|n| (n.to_string(), ifindex(n))).collect(),
             far_of,
             fences: HashMap::new(),
             fence: 0,

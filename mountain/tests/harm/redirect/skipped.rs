@@ -57,10 +57,8 @@ fn source_filters_and_shapers_are_not_bypassed() {
     // Nobody at the client's device may have an address of the target's network.
     net.client.ip("addr add 10.0.1.66/32 dev c0");
     let forged = net.client.udp("10.0.1.66:0");
-    net.server.nft(
-        "table ip count { chain in { type filter hook input priority 0;\n\
-         ip saddr 10.0.1.66 counter\n} }",
-    );
+    let (hook, rule) = ("filter hook input priority 0", "ip saddr 10.0.1.66 counter");
+    net.server.chain("ip count in", hook, rule);
     let server: SocketAddr = "10.0.8.17:8080".parse().unwrap();
     let honest = net.client.udp("10.0.8.18:0");
     let reached = |packets: u64| {
@@ -93,7 +91,7 @@ fn source_filters_and_shapers_are_not_bypassed() {
 /// A rule that the owner's `notrack` or own translation keeps packets from is no silent one.
 #[test]
 fn a_rule_that_can_never_match_is_reported() {
-    for (chain, rule) in [
+    for (hook, rule) in [
         (
             "filter hook prerouting priority -300",
             "udp dport 8080 notrack",
@@ -108,9 +106,7 @@ fn a_rule_that_can_never_match_is_reported() {
         ),
     ] {
         let net = Net::new();
-        net.router.nft(&format!(
-            "table ip owner {{ chain c {{ type {chain};\n{rule}\n}} }}"
-        ));
+        net.router.chain("ip owner c", hook, rule);
         let line = format!("redirect add {RULE} --backend auto");
         let added = net.router.mountain(&line);
         let concerns = rule.contains("8080");

@@ -33,10 +33,8 @@ pub fn wait_for(net: &Net, backend: &str) {
 }
 
 fn forward_drop(net: &Net, rule: &str) {
-    net.router.nft(&format!(
-        "table inet guard {{ chain f {{ type filter hook forward priority 0; policy drop;\n\
-         {rule}\n}} }}"
-    ));
+    let hook = "filter hook forward priority 0; policy drop";
+    net.router.chain("inet guard f", hook, rule);
 }
 
 /// Sends and gets back over a connection of [`echo`].
