@@ -32,13 +32,10 @@ fn rig() -> (Net, RunningReflector) {
     // Forged sources are somewhere behind the client.
     net.server.ip("route add default via 192.0.2.1");
     let reflector = net.reflector(REFLECTOR, Duration::ZERO);
-    let taken = || runtime().block_on(async { bind().is_err() });
-    assert!(net.server.with(taken), "two reflectors on one port");
+    let at = REFLECTOR.parse().unwrap();
+    let bind = async || Reflector::bind(at, AnswerLimits::default()).is_err();
+    assert!(net.server.within(bind), "two reflectors on one port");
     (net, reflector)
-}
-
-fn bind() -> std::io::Result<Reflector> {
-    Reflector::bind(REFLECTOR.parse().unwrap(), AnswerLimits::default())
 }
 
 /// Requests from random sources, from their network header on; every other one has a made-up cookie.

@@ -38,7 +38,7 @@ fn received(socket: &Socket) -> (Vec<u8>, SockAddr) {
 #[test]
 fn icmp_rtt_over_veth_is_short_for_both_families_and_link_local() {
     let net = Net::new();
-    net.client(|| async {
+    net.client.within(async || {
         let paths = [
             icmp_from("192.0.2.1", "c0", "192.0.2.2"),
             icmp_from("2001:db8::c", "c0", "2001:db8::d"),
@@ -64,7 +64,7 @@ fn a_receiver_that_sleeps_does_not_inflate_the_rtt() {
     let net = Net::new();
     let reflector = net.reflector("192.0.2.2:0", Duration::ZERO);
     let address = reflector.address.to_string();
-    net.client(move || async move {
+    net.client.within(async move || {
         let mut prober = Prober::new(&[icmp("c0", "192.0.2.2"), udp("c0", &address)]).unwrap();
         for path in [0, 1] {
             exchange(&mut prober, path, 3).await;
@@ -186,13 +186,13 @@ fn forged_replayed_and_foreign_udp_replies_are_ignored() {
     let mac = net.client.mac("c1");
     let neighbour = format!("192.0.2.1 lladdr {mac} dev s1");
     net.server.ip(&format!("neigh replace {neighbour}"));
-    net.client(move || async move {
+    net.client.within(async move || {
         let stats = believes_one_answer(udp("c0", &address.to_string()), client).await;
         assert_eq!((stats.answered, stats.duplicates), (1, 2), "{stats:?}");
         // Eight forgeries from the right address and port, two replays.
         assert_eq!(stats.ignored, 8 + 2, "{stats:?}");
     });
-    finish(thread);
+    thread.join().unwrap();
 }
 
 /// Answers echo requests itself, in place of the kernel: first wrongly in every way, then right
@@ -235,19 +235,19 @@ fn forged_replayed_and_foreign_echo_replies_are_ignored() {
         turn.pass();
         turn.wait();
     });
-    net.client(move || async move {
+    net.client.within(async move || {
         let stats = believes_one_answer(icmp("c0", "192.0.2.2"), client).await;
         let counts = (stats.answered, stats.duplicates, stats.ignored);
         assert_eq!(counts, (1, 1, 7), "{stats:?}");
     });
-    finish(thread);
+    thread.join().unwrap();
 }
 
 #[test]
 fn a_lost_probe_has_no_answer_and_the_next_one_is_right() {
     let net = Net::new();
     let net = &net;
-    net.client(move || async move {
+    net.client.within(async move || {
         let mut prober = Prober::new(&[icmp("c0", "192.0.2.2")]).unwrap();
         check_quick(&exchange(&mut prober, 0, 5).await);
         net.server.sysctl("net.ipv4.icmp_echo_ignore_all", "1");
@@ -265,7 +265,7 @@ fn a_lost_probe_has_no_answer_and_the_next_one_is_right() {
 fn a_deleted_device_is_an_error_and_its_return_is_used() {
     let net = Net::new();
     let net = &net;
-    net.client(move || async move {
+    net.client.within(async move || {
         let paths = [
             icmp("c0", "192.0.2.2"),
             udp("c0", "192.0.2.2:9"),
@@ -300,7 +300,7 @@ fn a_deleted_device_is_an_error_and_its_return_is_used() {
 #[test]
 fn a_missing_device_is_no_reason_to_give_up_the_others() {
     let net = Net::new();
-    net.client(|| async {
+    net.client.within(async || {
         let paths = [icmp("nosuch", "192.0.2.2"), icmp("c0", "192.0.2.2")];
         let mut prober = Prober::new(&paths).unwrap();
         let error = prober.send(0, 0).unwrap_err();
@@ -321,7 +321,7 @@ fn an_unreachable_target_is_said_and_sending_goes_on() {
     // The server is also a router without a route.
     net.server.sysctl("net.ipv4.ip_forward", "1");
     net.client.ip("route add 203.0.113.0/24 via 192.0.2.2");
-    net.client(|| async {
+    net.client.within(async || {
         // A closed port, no route behind the gateway, a neighbour that does not exist, and one
         // that answers.
         let paths = [
@@ -360,7 +360,7 @@ fn the_hosts_own_queue_is_told_apart_and_a_full_one_breaks_nothing() {
     net.client.run(&format!("tc qdisc add dev c0 root {tbf}"));
     let reflector = net.reflector("192.0.2.2:0", Duration::ZERO);
     let address = reflector.address.to_string();
-    net.client(move || async move {
+    net.client.within(async move || {
         let mut prober = Prober::new(&[icmp("c0", "192.0.2.2"), udp("c0", &address)]).unwrap();
         let filler = UdpSocket::bind("192.0.2.1:0").unwrap();
         for path in [0, 1] {
@@ -402,7 +402,7 @@ fn the_hosts_own_queue_is_told_apart_and_a_full_one_breaks_nothing() {
 #[test]
 fn dropping_a_waiting_receive_loses_no_answer() {
     let net = Net::new();
-    net.client(|| async {
+    net.client.within(async || {
         let mut prober = Prober::new(&[icmp("c0", "192.0.2.2")]).unwrap();
         exchange(&mut prober, 0, 2).await;
         let mut got = Vec::new();
@@ -425,7 +425,7 @@ fn eight_paths_at_twenty_probes_a_second_cost_little_cpu() {
     let net = Net::new();
     let reflector = net.reflector("0.0.0.0:0", Duration::ZERO);
     let address = format!("192.0.2.2:{}", reflector.address.port());
-    let share = net.client(move || async move {
+    let share = net.client.within(async move || {
         let two = [icmp("c0", "192.0.2.2"), udp("c0", &address)];
         let paths: Vec<_> = (0..8).map(|n| two[n % 2].clone()).collect();
         let mut prober = Prober::new(&paths).unwrap();
@@ -466,13 +466,13 @@ fn thread_cpu() -> Duration {
 #[test]
 fn without_the_capability_the_error_names_it() {
     let net = Net::new();
-    let error = finish(net.client.spawn(|| {
+    let error = net.client.within(async || {
         // The bare system call, so that only this thread loses its privileges.
         // SAFETY: changes credentials only.
         let rc = unsafe { libc::syscall(libc::SYS_setresuid, -1, 65534, -1) };
         assert_eq!(rc, 0);
-        runtime().block_on(async { Prober::new(&[icmp("c0", "192.0.2.2")]).err() })
-    }));
+        Prober::new(&[icmp("c0", "192.0.2.2")]).err()
+    });
     let text = error.expect("no raw sockets for nobody").to_string();
     assert!(text.contains("CAP_NET_RAW"), "{text}");
 }

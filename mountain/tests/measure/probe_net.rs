@@ -3,12 +3,11 @@
 
 #![allow(dead_code)] // Each test binary uses its part.
 
-use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::{mpsc, Arc};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::support::netns::runtime;
 use crate::support::{Ns, Worker};
 use mountain::measure::probe::{Answer, ProbePath, Prober, Target};
 use mountain::measure::reflect::{AnswerLimits, ReflectStats, Reflector};
@@ -42,11 +41,6 @@ impl Net {
             let v4 = format!("192.0.2.{host}/25");
             ns.bring_up(&dev, &[&v4, &v6, &format!("fe80::{local}/64")]);
         }
-    }
-
-    /// Runs an async `job` in the client's namespace and hands on its panic.
-    pub fn client<T: Send, F: Future<Output = T>>(&self, job: impl FnOnce() -> F + Send) -> T {
-        self.client.with(|| runtime().block_on(job()))
     }
 
     /// A reflector in the server's namespace that runs until the value is dropped.
@@ -84,19 +78,6 @@ pub struct RunningReflector {
     pub address: SocketAddr,
     pub stats: Arc<ReflectStats>,
     _worker: Worker<()>,
-}
-
-pub fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-}
-
-pub fn finish<T>(thread: JoinHandle<T>) -> T {
-    thread
-        .join()
-        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 pub fn path(dev: &str, source: Option<&str>, target: Target) -> ProbePath {

@@ -25,7 +25,7 @@ fn the_reflector_gives_both_directions_over_both_families() {
             "192.0.2.2"
         };
         let address = format!("{ip}:{}", reflector.address.port());
-        net.client(move || async move {
+        net.client.within(async move || {
             let mut prober = Prober::new(&[udp("c0", &address)]).unwrap();
             let answers = exchange(&mut prober, 0, 20).await;
             check_quick(&answers);
@@ -54,7 +54,7 @@ fn time_inside_a_slow_reflector_is_taken_off() {
     let net = Net::new();
     let reflector = net.reflector("192.0.2.2:0", Duration::from_millis(200));
     let address = reflector.address.to_string();
-    net.client(move || async move {
+    net.client.within(async move || {
         let mut prober = Prober::new(&[udp("c0", &address)]).unwrap();
         prober.send(0, 1).unwrap();
         let answer = answer_within(&mut prober, Duration::from_secs(2))
@@ -106,7 +106,7 @@ fn a_delay_of_one_direction_shows_in_that_direction() {
     for (forward, backward) in [(30, 0), (0, 30)] {
         let hold = [forward, backward].map(Duration::from_millis);
         let (address, slow, _relay) = relay(&net, reflector.address, hold);
-        net.client(move || async move {
+        net.client.within(async move || {
             let mut prober = Prober::new(&[udp("c0", &address.to_string())]).unwrap();
             exchange(&mut prober, 0, 30).await;
             slow.store(true, Relaxed);
@@ -143,7 +143,7 @@ fn junk_does_not_disturb_the_reflector_and_replies_are_never_longer() {
     let address = SocketAddr::from(([192, 0, 2, 2], reflector.address.port()));
     let seed = seed();
     let socket = net.client.udp("192.0.2.1:0");
-    let requests = finish(net.client.spawn(move || {
+    let requests = net.client.with(move || {
         let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
         for _ in 0..100 {
             let mut junk = vec![0; rng.random_range(0..3000)];
@@ -178,7 +178,7 @@ fn junk_does_not_disturb_the_reflector_and_replies_are_never_longer() {
             assert_eq!(reflected.count, requests);
         }
         u64::from(requests)
-    }));
+    });
     assert_eq!(reflector.stats.junk.load(Relaxed), 100);
     // The last one is counted just after it is sent.
     wait_until("all are counted", LEAVE, || {
@@ -195,7 +195,7 @@ fn replies_come_from_the_address_and_device_that_were_asked() {
         .ip("route add 198.51.100.9 via 192.0.2.130 dev c1");
     let reflector = net.reflector("0.0.0.0:0", Duration::ZERO);
     let port = reflector.address.port();
-    net.client(move || async move {
+    net.client.within(async move || {
         // The second address of a device; and the same far address over the second device, from
         // the first one's address, for which the server's own route would be s0.
         let to = |ip: &str| Target::Reflector(format!("{ip}:{port}").parse().unwrap());
@@ -222,7 +222,7 @@ fn the_dscp_is_reported_and_returned_without_ecn() {
     for (listen, ipv6) in [("192.0.2.2:0", false), ("[2001:db8::d]:0", true)] {
         let reflector = net.reflector(listen, Duration::ZERO);
         let address = reflector.address;
-        finish(net.client.spawn(move || {
+        net.client.with(move || {
             let any = if ipv6 { "[::]:0" } else { "0.0.0.0:0" };
             let socket = socket2::Socket::from(UdpSocket::bind(any).unwrap());
             timestamp::set_details(&socket, ipv6, false).unwrap();
@@ -245,6 +245,6 @@ fn the_dscp_is_reported_and_returned_without_ecn() {
             };
             assert_eq!(wire::parse_reply(&packet).unwrap().1.tos, 0xba);
             assert_eq!(received.tos, Some(0xb8));
-        }));
+        });
     }
 }
