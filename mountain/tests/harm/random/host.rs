@@ -3,12 +3,14 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use clap::ValueEnum;
+
 use super::devices::{self, Made, VRF_TABLE};
 use super::dice::Dice;
 use super::routes::{Hop, Route};
 
 /// What a host may have. Each can be left out by `MOUNTAIN_RANDOM_WITHOUT=Tun,Nat`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, ValueEnum)]
 pub enum Kind {
     /// Default routes by metric, and `up --adopt`.
     Adopt,
@@ -44,7 +46,7 @@ pub enum Kind {
     PacketInfo,
     /// Sockets of the host that have one uplink's address and leave by another, translated.
     TranslatedSockets,
-    /// Uplinks that are VLANs, bonds, ipvlan devices.
+    /// Uplinks that are VLANs, bonds, ipvlan devices. This and all below need modules.
     Vlan,
     Bond,
     Ipvlan,
@@ -62,39 +64,10 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Kind; 17] = [
-        Kind::Adopt,
-        Kind::Nexthops,
-        Kind::Rules,
-        Kind::ManyRules,
-        Kind::Tos,
-        Kind::Tun,
-        Kind::NftByDevice,
-        Kind::NftEgress,
-        Kind::NftMark,
-        Kind::Nat,
-        Kind::Macvlan,
-        Kind::SmallMtu,
-        Kind::Frames,
-        Kind::Vpn,
-        Kind::Transit,
-        Kind::PacketInfo,
-        Kind::TranslatedSockets,
-    ];
-
-    /// Those that need a kernel with modules.
-    pub const MODULES: [Kind; 10] = [
-        Kind::Vlan,
-        Kind::Bond,
-        Kind::Ipvlan,
-        Kind::IpvlanGuest,
-        Kind::Vrf,
-        Kind::Esp,
-        Kind::Ppp,
-        Kind::Ipip,
-        Kind::Gre,
-        Kind::Wireguard,
-    ];
+    /// Whether a kernel needs modules for it.
+    pub fn needs_modules(self) -> bool {
+        self >= Kind::Vlan
+    }
 }
 
 /// Destinations are in so many prefixes of either family.

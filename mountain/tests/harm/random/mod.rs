@@ -43,6 +43,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use host::{Host, Kind};
 use kernel::{by_flow, Reference, Sender, Sent};
 use mountain::Daemon;
@@ -72,14 +73,10 @@ fn kinds() -> Vec<(Kind, bool)> {
         names.collect::<Vec<String>>()
     };
     let (without, needed) = (list("WITHOUT"), list("KINDS"));
-    let modules = match setting("MODULES", 0) {
-        0 => &[][..],
-        _ => &Kind::MODULES,
-    };
-    let all = Kind::ALL
-        .iter()
-        .chain(modules)
-        .map(|kind| (*kind, format!("{kind:?}")));
+    let modules = setting("MODULES", 0) != 0;
+    let all = Kind::value_variants().iter();
+    let all = all.filter(|kind| modules || !kind.needs_modules());
+    let all = all.map(|kind| (*kind, format!("{kind:?}")));
     all.filter(|(_, name)| !without.contains(name))
         .map(|(kind, name)| (kind, needed.contains(&name)))
         .collect()
