@@ -3,14 +3,14 @@
 
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::support::Ns;
+use crate::support::{wait_until, Ns, Worker};
 
 /// Packets of one system call.
 const BATCH: usize = 64;
@@ -19,9 +19,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// Goes on until the value is dropped.
 pub struct Flood {
-    stop: Arc<AtomicBool>,
     sent: Arc<AtomicU64>,
-    thread: Option<JoinHandle<()>>,
+    _sender: Worker<()>,
 }
 
 impl Flood {
@@ -33,12 +32,9 @@ impl Flood {
     /// The same at a rate, packets a second, or what the sender reaches of it.
     pub fn at_most(ns: &Ns, to: SocketAddr, mut packets: Vec<Vec<u8>>, rate: f64) -> Self {
         packets.truncate(packets.len() / BATCH * BATCH);
-        let (stop, sent) = (
-            Arc::new(AtomicBool::new(false)),
-            Arc::new(AtomicU64::new(0)),
-        );
-        let (ends, counted) = (stop.clone(), sent.clone());
-        let send = move || {
+        let sent = Arc::<AtomicU64>::default();
+        let counted = Arc::clone(&sent);
+        let sender = Worker::inside(ns, move |stop| {
             let raw = Protocol::from(libc::IPPROTO_RAW);
             let socket = Socket::new(Domain::IPV4, Type::RAW, Some(raw)).unwrap();
             socket.connect(&to.into()).unwrap();
@@ -60,7 +56,7 @@ impl Flood {
                 })
                 .collect();
             let mut due = Instant::now();
-            while !ends.load(Relaxed) {
+            while !stop.is_set() {
                 for batch in messages.chunks_mut(BATCH) {
                     // SAFETY: the messages, and the packets that they point to, outlive the call.
                     let n = unsafe {
@@ -71,35 +67,22 @@ impl Flood {
                     // What was missed is not made up for by a burst.
                     due = Instant::now().max(due + Duration::from_secs_f64(BATCH as f64 / rate));
                     thread::sleep(due.saturating_duration_since(Instant::now()));
-                    if ends.load(Relaxed) {
+                    if stop.is_set() {
                         break;
                     }
                 }
             }
-        };
+        });
         let flood = Self {
-            stop,
             sent,
-            thread: Some(ns.spawn(send)),
+            _sender: sender,
         };
-        let end = Instant::now() + LIMIT;
-        while flood.sent() < 20_000 {
-            assert!(Instant::now() < end, "no flood");
-            thread::sleep(Duration::from_millis(10));
-        }
+        wait_until("there is a flood", LIMIT, || flood.sent() >= 20_000);
         flood
     }
 
     /// Packets so far.
     pub fn sent(&self) -> u64 {
         self.sent.load(Relaxed)
-    }
-}
-
-impl Drop for Flood {
-    fn drop(&mut self) {
-        self.stop.store(true, Relaxed);
-        let ended = self.thread.take().expect("only dropped once").join();
-        assert!(ended.is_ok() || thread::panicking(), "the flood panicked");
     }
 }

@@ -3,7 +3,7 @@
 
 #[path = "../redirect/net.rs"]
 #[allow(dead_code)]
-mod net;
+pub(super) mod net;
 
 mod owner;
 mod skipped;
