@@ -1,17 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab cc` end to end: one short run, and what it says when it cannot.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use mountain_lab::result::RunResult;
 
-use crate::support::{lab, refused, result_of, Run};
-
-/// Runs one after another: two emulators would make each other late.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use crate::support::{alone, lab, refused, result_of, Run};
 
 /// No congestion control of a run stays behind.
 fn nothing_is_left() {

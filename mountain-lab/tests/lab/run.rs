@@ -4,31 +4,27 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::Mutex;
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use mountain_lab::result::RunResult;
 
-use crate::support::{finished, namespaces, need_root, text, LAB};
-
-/// One lab at a time: each of them measures, and all of them together would only measure the CPU.
-static ALONE: Mutex<()> = Mutex::new(());
+use crate::support::{alone, finished, namespaces, need_root, text, LAB};
 
 /// Limits that a busy machine does not exceed: these tests look at coarse effects.
 const COARSE: &str = "[limits]\nerror_p99_ms = 50\nreference_loss = 0.2\nskipped = 0.5\n";
 
 struct Lab {
     dir: tempfile::TempDir,
-    _alone: std::sync::MutexGuard<'static, ()>,
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Lab {
     fn new() -> Self {
         need_root();
-        let alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
         Lab {
+            _alone: alone(),
             dir: tempfile::tempdir().unwrap(),
-            _alone: alone,
         }
     }
 

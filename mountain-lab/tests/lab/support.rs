@@ -2,6 +2,7 @@
 //! Runs of the program, and what they leave.
 
 use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mountain_lab::result::RunResult;
 
@@ -22,6 +23,12 @@ pub fn need_root() {
         nix::unistd::Uid::effective().is_root(),
         "this test needs root: run it with sudo"
     );
+}
+
+/// One lab at a time: each of them measures, and all of them together would only measure the CPU.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs `mountain-lab` with arguments that are split at blanks.

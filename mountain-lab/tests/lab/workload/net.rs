@@ -27,10 +27,12 @@ impl Net {
         }
         for i in 0..2 {
             c.link(&format!("c{i}"), s, &format!("s{i}"));
-            for (ns, dev, host) in [(c, format!("c{i}"), 1), (s, format!("s{i}"), 2)] {
-                ns.ip(&format!("address add 10.77.{i}.{host}/24 dev {dev}"));
-                ns.ip(&format!("address add fd77:{i}::{host}/64 dev {dev} nodad"));
-                ns.ip(&format!("link set {dev} up"));
+            for (ns, dev, host) in [(c, "c", 1), (s, "s", 2)] {
+                let [v4, v6] = [
+                    format!("10.77.{i}.{host}/24"),
+                    format!("fd77:{i}::{host}/64"),
+                ];
+                ns.bring_up(&format!("{dev}{i}"), &[&v4, &v6]);
             }
         }
         for (ns, host) in [(c, 0), (s, 1)] {
