@@ -336,6 +336,17 @@ impl Host {
         self.routes.push(route);
     }
 
+    /// A route by a random device.
+    fn add_random(&mut self, dice: &mut Dice, prefix: String, metric: u32) {
+        let hop = self.hop(dice, prefix.contains(':'));
+        self.add_single(prefix, metric, hop);
+    }
+
+    fn add_multipath(&mut self, dice: &mut Dice, prefix: String, metric: u32) {
+        let route = self.multipath(dice, prefix, MAIN, metric);
+        self.routes.push(route);
+    }
+
     fn add_routes(&mut self, dice: &mut Dice, ipv6: bool) {
         // IPv6 joins routes of one metric.
         let metric = |n: u32| 100 * n;
@@ -355,11 +366,9 @@ impl Host {
                 self.add_single(everywhere(ipv6), metric(n), hop);
             }
         } else if dice.one_in(2) {
-            let route = self.multipath(dice, everywhere(ipv6), MAIN, metric(5));
-            self.routes.push(route);
+            self.add_multipath(dice, everywhere(ipv6), metric(5));
         } else {
-            let hop = self.hop(dice, ipv6);
-            self.add_single(everywhere(ipv6), metric(5), hop);
+            self.add_random(dice, everywhere(ipv6), metric(5));
         }
         for k in 0..PREFIXES {
             self.add_prefix(dice, prefix(k, ipv6), metric(3));
@@ -402,28 +411,16 @@ impl Host {
     fn add_prefix(&mut self, dice: &mut Dice, prefix: String, metric: u32) {
         let ipv6 = prefix.contains(':');
         match dice.below(5) {
-            0 | 1 => {
-                let route = self.multipath(dice, prefix.clone(), MAIN, metric);
-                self.routes.push(route);
-            }
-            2 => {
-                let hop = self.hop(dice, ipv6);
-                self.add_single(prefix.clone(), metric, hop);
-            }
+            0 | 1 => self.add_multipath(dice, prefix.clone(), metric),
+            2 => self.add_random(dice, prefix.clone(), metric),
             _ => {}
         }
         let part = prefix
             .replace(".0/24", ".128/25")
             .replace("::/48", ":8000::/49");
         match dice.below(12) {
-            0 => {
-                let route = self.multipath(dice, part, MAIN, metric);
-                self.routes.push(route);
-            }
-            1 | 2 => {
-                let hop = self.hop(dice, ipv6);
-                self.add_single(part, metric, hop);
-            }
+            0 => self.add_multipath(dice, part, metric),
+            1 | 2 => self.add_random(dice, part, metric),
             3 => {
                 let mut route = Route::new(part, MAIN, metric, vec![self.hop(dice, ipv6)]);
                 route.kind = dice.pick(&["unreachable", "blackhole", "prohibit", "throw"]);

@@ -66,7 +66,7 @@ impl Sender {
             By::Guest { guest, .. } => {
                 let _ = rig.in_guest(*guest, || self.send_by_socket(flow));
             }
-            By::Socket { .. } => {
+            By::Socket(_) => {
                 let _ = self.send_by_socket(flow);
             }
         }
@@ -91,15 +91,13 @@ impl Sender {
                 socket
             }
         };
-        match &flow.by {
-            By::Socket {
-                pktinfo: Some(device),
-                ..
-            } => arrivals::send_by(socket, &data, to, if_nametoindex(&**device)?),
-            By::Socket {
-                connected: false, ..
-            } if flow.proto != TCP => socket.send_to(&data, &to.into()).map(drop),
-            _ => socket.send(&data).map(drop),
+        let own = flow.socket();
+        if let Some(device) = own.and_then(|s| s.pktinfo.as_deref()) {
+            return arrivals::send_by(socket, &data, to, if_nametoindex(device)?);
+        }
+        match flow.proto != TCP && own.is_some_and(|s| !s.connected) {
+            true => socket.send_to(&data, &to.into()).map(drop),
+            false => socket.send(&data).map(drop),
         }
     }
 }
@@ -107,11 +105,7 @@ impl Sender {
 /// A flow's socket, connected if it is to be.
 fn connect(flow: &Flow, to: SocketAddr) -> io::Result<Socket> {
     let socket = open(flow)?;
-    let connects = match &flow.by {
-        By::Socket { connected, .. } => *connected || flow.proto == TCP,
-        _ => true,
-    };
-    if connects {
+    if flow.proto == TCP || flow.socket().is_none_or(|s| s.connected) {
         match socket.connect(&to.into()) {
             Err(e) if e.raw_os_error() != Some(libc::EINPROGRESS) => return Err(e),
             _ => {}
@@ -132,10 +126,7 @@ fn open(flow: &Flow) -> io::Result<Socket> {
         _ if flow.ipv6() => (Type::RAW, Protocol::ICMPV6),
         _ => (Type::RAW, Protocol::ICMPV4),
     };
-    let user = match &flow.by {
-        By::Socket { user, .. } => *user,
-        _ => 0,
-    };
+    let user = flow.socket().map_or(0, |s| s.user);
     // SAFETY: changes this thread's file system user alone, which a socket's owner is.
     unsafe { libc::setfsuid(user) };
     let socket = Socket::new(domain, kind.nonblocking(), Some(proto));
@@ -151,25 +142,11 @@ fn open(flow: &Flow) -> io::Result<Socket> {
         true => socket.set_tclass_v6(flow.tos.into())?,
         false => socket.set_tos_v4(flow.tos.into())?,
     }
-    let (address, port) = match &flow.by {
-        By::Socket {
-            address,
-            port,
-            device,
-            ..
-        } => {
-            if let Some(device) = device {
-                socket.bind_device(Some(device.as_bytes()))?;
-            }
-            (*address, *port)
-        }
-        By::Guest { address, .. } => (*address, false),
-        _ => (None, false),
-    };
-    if let By::Socket {
-        pktinfo: Some(_), ..
-    } = &flow.by
-    {
+    let own = flow.socket();
+    if let Some(device) = own.and_then(|s| s.device.as_ref()) {
+        socket.bind_device(Some(device.as_bytes()))?;
+    }
+    if own.is_some_and(|s| s.pktinfo.is_some()) {
         // As servers that answer by the device that a request came by.
         match flow.ipv6() {
             false => setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?,
@@ -181,11 +158,11 @@ fn open(flow: &Flow) -> io::Result<Socket> {
         false => Ipv4Addr::UNSPECIFIED.into(),
     };
     let port = match flow.proto {
-        UDP | TCP if port => flow.sport,
+        UDP | TCP if own.is_some_and(|s| s.port) => flow.sport,
         _ => 0,
     };
-    if address.is_some() || port > 0 {
-        socket.bind(&SocketAddr::new(address.unwrap_or(any), port).into())?;
+    if flow.source().is_some() || port > 0 {
+        socket.bind(&SocketAddr::new(flow.source().unwrap_or(any), port).into())?;
     }
     Ok(socket)
 }

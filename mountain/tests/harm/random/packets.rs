@@ -26,17 +26,7 @@ const ECHO_ID: u16 = 0x4000;
 #[derive(Clone, Debug, PartialEq)]
 pub enum By {
     /// A socket of this host.
-    Socket {
-        /// The address that it is bound to, and whether to a port.
-        address: Option<IpAddr>,
-        port: bool,
-        device: Option<String>,
-        user: u32,
-        /// Else each packet names its destination.
-        connected: bool,
-        /// The device that each packet names (IP_PKTINFO).
-        pktinfo: Option<String>,
-    },
+    Socket(OwnSocket),
     /// A host behind this device.
     Forwarded { device: String, source: IpAddr },
     /// An AF_PACKET socket that writes frames for a gateway of this device, from whatever address.
@@ -50,6 +40,19 @@ pub enum By {
         guest: usize,
         address: Option<IpAddr>,
     },
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct OwnSocket {
+    /// The address that it is bound to, and whether to a port.
+    pub address: Option<IpAddr>,
+    pub port: bool,
+    pub device: Option<String>,
+    pub user: u32,
+    /// Else each packet names its destination.
+    pub connected: bool,
+    /// The device that each packet names (IP_PKTINFO).
+    pub pktinfo: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -73,10 +76,17 @@ impl Flow {
         self.to.is_ipv6()
     }
 
+    pub fn socket(&self) -> Option<&OwnSocket> {
+        match &self.by {
+            By::Socket(socket) => Some(socket),
+            _ => None,
+        }
+    }
+
     /// Whether the kernel chooses its port, and with it a member of a group, anew each time.
     pub fn is_ephemeral(&self) -> bool {
         match &self.by {
-            By::Socket { port, .. } => !port && self.proto != ICMP,
+            By::Socket(socket) => !socket.port && self.proto != ICMP,
             By::Guest { .. } => true,
             _ => false,
         }
@@ -84,21 +94,15 @@ impl Flow {
 
     /// Whether the host has chosen a source for the flow, which its peer goes on to see.
     pub fn is_connection(&self) -> bool {
-        !matches!(
-            &self.by,
-            By::Socket {
-                connected: false,
-                address: None,
-                ..
-            }
-        )
+        self.socket()
+            .is_none_or(|s| s.connected || s.address.is_some())
     }
 
     /// Whether Mountain may choose an uplink for it when it starts.
     pub fn is_placeable(&self) -> bool {
         match &self.by {
             // One with an uplink's own address has chosen that uplink.
-            By::Socket { device, .. } => device.is_none(),
+            By::Socket(socket) => socket.device.is_none(),
             By::Forwarded { .. } => true,
             _ => false,
         }
@@ -106,7 +110,7 @@ impl Flow {
 
     pub fn source(&self) -> Option<IpAddr> {
         match &self.by {
-            By::Socket { address, .. } | By::Guest { address, .. } => *address,
+            By::Socket(OwnSocket { address, .. }) | By::Guest { address, .. } => *address,
             By::Forwarded { source, .. } | By::Frame { source, .. } => Some(*source),
         }
     }
@@ -134,13 +138,16 @@ fn flow(dice: &mut Dice, host: &Host, id: u16) -> Flow {
     let by = sender(dice, host, ipv6);
     let proto = match (&by, dice.below(8)) {
         (By::Guest { .. }, _) | (_, 0..=3) => UDP,
-        (By::Socket { pktinfo, .. }, _) if pktinfo.is_some() => UDP,
+        (By::Socket(socket), _) if socket.pktinfo.is_some() => UDP,
         (_, 4..=6) => TCP,
         _ => ICMP,
     };
     // By a ppp device or ESP nothing comes back, and a TCP socket without an answer sends when it likes.
     let one_way = host.tunnel() == Some(Tunnel::Ppp) || host.has(Kind::Esp);
-    let one_way = one_way && matches!(by, By::Socket { .. }) || is_unanswered(host, &by, ipv6);
+    let one_way = match &by {
+        By::Socket(socket) => one_way || is_unanswered(host, socket, ipv6),
+        _ => false,
+    };
     let proto = match proto {
         TCP if one_way => UDP,
         proto => proto,
@@ -222,18 +229,13 @@ fn transit(dice: &mut Dice, host: &Host, ipv6: bool) -> By {
 
 /// Whether it is bound to an ipvlan device without that one's own address: its route may give it another one, and what
 /// comes for that is not handed to the ipvlan device, which takes packets by address.
-fn is_unanswered(host: &Host, by: &By, ipv6: bool) -> bool {
-    let By::Socket {
-        address,
-        device: Some(device),
-        ..
-    } = by
-    else {
+fn is_unanswered(host: &Host, socket: &OwnSocket, ipv6: bool) -> bool {
+    let Some(device) = &socket.device else {
         return false;
     };
     let uplinks = host.uplinks.iter().enumerate();
     let mut ipvlans = uplinks.filter(|(_, u)| u.made == Made::Ipvlan && u.name == *device);
-    ipvlans.any(|(i, _)| *address != Some(host::uplink_address(i, 1, ipv6)))
+    ipvlans.any(|(i, _)| socket.address != Some(host::uplink_address(i, 1, ipv6)))
 }
 
 fn socket(dice: &mut Dice, host: &Host, ipv6: bool) -> By {
@@ -252,7 +254,7 @@ fn socket(dice: &mut Dice, host: &Host, ipv6: bool) -> By {
     };
     let connected = dice.one_in(2);
     let by_packet = !connected && dice.one_in(4) && host.has(Kind::PacketInfo);
-    By::Socket {
+    By::Socket(OwnSocket {
         address,
         // Else its outcome is not known enough to be held against others.
         port: address.is_some() || by_packet || dice.one_in(2),
@@ -261,7 +263,7 @@ fn socket(dice: &mut Dice, host: &Host, ipv6: bool) -> By {
         user: if dice.one_in(5) { USER } else { 0 },
         connected,
         pktinfo: by_packet.then_some(name),
-    }
+    })
 }
 
 /// The bytes behind the IP header, without a checksum for echo requests of IPv4's pseudo header.

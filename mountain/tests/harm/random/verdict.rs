@@ -58,11 +58,10 @@ impl<'a> Judge<'a> {
     pub fn shaken(&mut self, sent: Sent) {
         let before = std::mem::take(&mut self.past);
         for flow in self.flows {
-            let by_socket = matches!(flow.by, By::Socket { .. });
             if let Some(seen) = sent.get(&flow.id) {
                 // What it was before is the kernel's own affair.
                 let _ = self.continuity(flow, seen, &[]);
-            } else if by_socket && before.contains_key(&flow.id) {
+            } else if flow.socket().is_some() && before.contains_key(&flow.id) {
                 self.rehashed.insert(flow.id);
             }
         }
@@ -106,7 +105,7 @@ impl<'a> Judge<'a> {
         let shaken = self.shaken.get(&flow.id).unwrap_or(&none);
         let changes = flow.old && !self.shaken.is_empty() && shaken != plain;
         // What met no answer is sent again by another hash.
-        let again = flow.proto == TCP && matches!(flow.by, By::Socket { .. });
+        let again = flow.proto == TCP && flow.socket().is_some();
         let random = flow.is_ephemeral()
             || reference.unsteady.contains(&flow.id)
             || again && plain.is_empty();
