@@ -4,7 +4,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ impl Ns {
 }
 
 /// What became of the packets of [`Traffic`].
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub sent: u32,
     /// Arrived at the server, by path.
@@ -64,32 +64,13 @@ impl Counts {
     }
 }
 
-/// The counters of one phase, see [`Traffic`].
-#[derive(Default)]
-struct Phase {
-    sent: AtomicU32,
-    by_path: [AtomicU32; 2],
-    reordered: AtomicU32,
-}
-
-impl Phase {
-    fn counts(&self) -> Counts {
-        let get = |n: &AtomicU32| n.load(Ordering::SeqCst);
-        Counts {
-            sent: get(&self.sent),
-            by_path: [get(&self.by_path[0]), get(&self.by_path[1])],
-            reordered: get(&self.reordered),
-        }
-    }
-}
-
 /// What the threads of [`Traffic`] share.
 #[derive(Default)]
 struct Shared {
     /// The phase that is asked for, and the one that the sender is in.
     wanted: AtomicU32,
     entered: AtomicU32,
-    phases: [Phase; 32],
+    phases: Mutex<[Counts; 32]>,
 }
 
 /// UDP flows from the client to the server, one packet of each every 5 ms; the server counts by
@@ -162,7 +143,7 @@ impl Traffic {
         self.enter();
         let (mut last, mut since) = (0, Instant::now());
         loop {
-            let counts = self.shared.phases[phase].counts();
+            let counts = self.shared.phases.lock().unwrap()[phase];
             if counts.arrived() != last {
                 (last, since) = (counts.arrived(), Instant::now());
             }
@@ -178,7 +159,7 @@ impl Traffic {
         let shared = Arc::clone(&self.shared);
         drop(self);
         let mut all = Counts::default();
-        for phase in shared.phases.iter().map(Phase::counts) {
+        for phase in shared.phases.lock().unwrap().iter() {
             all.sent += phase.sent;
             all.reordered += phase.reordered;
             for (sum, n) in all.by_path.iter_mut().zip(phase.by_path) {
@@ -224,8 +205,7 @@ fn send(server: IpAddr, flows: usize, bind: Option<&str>, shared: &Shared, stop:
         shared.entered.store(phase, Ordering::SeqCst);
         for (flow, s) in sockets.iter().enumerate() {
             if s.send(&traffic_packet(flow as u32, seq, phase)).is_ok() {
-                let sent = &shared.phases[phase as usize].sent;
-                sent.fetch_add(1, Ordering::SeqCst);
+                shared.phases.lock().unwrap()[phase as usize].sent += 1;
             }
         }
         seq += 1;
@@ -250,14 +230,14 @@ fn receive(socket: &UdpSocket, shared: &Shared, stop: &Stop) {
         };
         let word = |at: usize| u32::from_be_bytes(buffer[at..at + 4].try_into().unwrap());
         let (flow, seq) = (word(0) as usize, word(4));
-        let phase = &shared.phases[word(8) as usize];
-        let path = usize::from(packet.ifindex != s0);
-        phase.by_path[path].fetch_add(1, Ordering::SeqCst);
+        let mut phases = shared.phases.lock().unwrap();
+        let phase = &mut phases[word(8) as usize];
+        phase.by_path[usize::from(packet.ifindex != s0)] += 1;
         if last.len() <= flow {
             last.resize(flow + 1, 0);
         }
         if seq < last[flow] {
-            phase.reordered.fetch_add(1, Ordering::SeqCst);
+            phase.reordered += 1;
         }
         last[flow] = last[flow].max(seq);
     }
