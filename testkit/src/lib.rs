@@ -43,6 +43,17 @@ pub fn own_sysctls(text: &str) -> String {
         .collect()
 }
 
+/// Asserts that a text has all of these parts.
+///
+/// # Panics
+/// With the part that it has not, and the text.
+#[track_caller]
+pub fn assert_has(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "no '{part}' in: {text}");
+    }
+}
+
 /// Runs `ip` where this process is; the arguments are split at blanks.
 pub fn ip(args: &str) -> String {
     let output = Command::new("ip").args(args.split_whitespace()).output();

@@ -2,6 +2,7 @@
 //! `mountain-lab cc` end to end: one short run, and what it says when it cannot.
 
 use mountain_lab::result::RunResult;
+use testkit::assert_has;
 
 use crate::support::{alone, lab, refused, result_of, Run};
 
@@ -38,18 +39,11 @@ fn valid<'a>(result: &RunResult, cell: &str, who: &[&'a str]) -> Vec<&'a str> {
 fn cells_are_listed_and_unknown_ones_refused() {
     let list = lab("cc --list");
     let text = String::from_utf8(list.stdout).unwrap();
-    for name in ["step-50-10", "steady-1-bdp", "two-states", "against-cubic"] {
-        assert!(text.contains(name), "{text}");
-    }
-    assert!(
-        text.contains("20 Mbit/s, a queue of 4 BDP, 1 % lost at random"),
-        "{text}"
-    );
-    let error = refused("cc --cells nonesuch");
-    assert!(
-        error.contains("no cell nonesuch: `mountain-lab cc --list`"),
-        "{error}"
-    );
+    let cells = ["step-50-10", "steady-1-bdp", "two-states", "against-cubic"];
+    assert_has(&text, &cells);
+    assert_has(&text, &["20 Mbit/s, a queue of 4 BDP, 1 % lost at random"]);
+    let why = "no cell nonesuch: `mountain-lab cc --list`";
+    assert_has(&refused("cc --cells nonesuch"), &[why]);
 }
 
 #[test]
@@ -87,8 +81,7 @@ fn a_step_is_braked_for() {
     assert_eq!(points.matches("<circle").count(), 2, "{points}");
     for name in ["step-50-10-rate.svg", "step-50-10-queue.svg"] {
         let svg = plot(name);
-        assert!(svg.contains("xmlns") && svg.contains("s after the step"));
-        assert!(svg.contains("mountain") && svg.contains("bbr"), "{svg}");
+        assert_has(&svg, &["xmlns", "s after the step", "mountain", "bbr"]);
         let lines = svg.matches("<polyline").count();
         assert!(lines >= 2, "{lines} lines: {svg}");
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use mountain_lab::result::RunResult;
 use serde_json::Value;
-use testkit::Guard;
+use testkit::{assert_has, Guard};
 
 use crate::support::{namespaces, refused, result_of, Run, LAB};
 
@@ -138,7 +138,7 @@ fn upload_delivers_every_byte() {
     assert!(said.contains("nft: CPU by second"), "{said}");
     // A panel for each row, bars of every kind.
     let chart = std::fs::read_to_string(out.path().join("cpu.svg")).unwrap();
-    assert!(chart.contains(">nft</text>") && chart.contains(">route</text>"));
+    assert_has(&chart, &[">nft</text>", ">route</text>"]);
     assert!(chart.matches("<title>soft ").count() >= there, "{chart}");
     assert!(out.path().join("cpu.png").exists());
 }
@@ -173,11 +173,7 @@ fn many_rules_stand_beside_one() {
 #[test]
 fn unknown_rows_are_refused_with_the_known_ones() {
     let said = refused("redirect pps --rows nonesuch");
-    assert!(said.contains("no row nonesuch"), "{said}");
-    assert!(
-        said.contains("xdp-redirect") && said.contains("route"),
-        "{said}"
-    );
+    assert_has(&said, &["no row nonesuch", "xdp-redirect", "route"]);
 }
 
 #[test]

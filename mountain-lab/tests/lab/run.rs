@@ -8,6 +8,7 @@ use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use mountain_lab::result::RunResult;
+use testkit::assert_has;
 
 use crate::support::{alone, finished, namespaces, need_root, text, LAB};
 
@@ -74,7 +75,7 @@ fn a_small_scenario_runs_end_to_end_and_leaves_nothing() {
     let (output, pid) = lab.run(&[], &scenario);
     assert!(output.status.success(), "{}", text(&output));
     assert_eq!(namespaces(pid), Vec::<String>::new());
-    assert!(text(&output).contains("rtt p99"), "{}", text(&output));
+    assert_has(&text(&output), &["rtt p99"]);
 
     let result = RunResult::read(&lab.dir.path().join("result.json")).unwrap();
     // 20 flows, 30 packets a second, 3 s.
@@ -88,9 +89,8 @@ fn a_small_scenario_runs_end_to_end_and_leaves_nothing() {
     let best = result.metric("oracle", "rtt_p99_us").unwrap().median;
     assert!((18_000.0..=22_000.0).contains(&best), "{best} µs");
     assert!(result.emulator["error_p99_us"].median < 50_000.0);
-    assert!(fs::read_to_string(lab.dir.path().join("index.html"))
-        .unwrap()
-        .contains("mini"));
+    let page = fs::read_to_string(lab.dir.path().join("index.html"));
+    assert_has(&page.unwrap(), &["mini"]);
     assert!(lab.dir.path().join("samples.csv").exists());
     // It ran without the product.
     assert!(!result.environment.contains_key("notes"));
@@ -145,11 +145,7 @@ fn a_blackhole_drops_and_a_missed_check_is_named() {
     let scenario = lab.scenario("", &format!("{TWO_PATHS}{event}{GAME}{check}"));
     let (output, _) = lab.run(&["--check"], &scenario);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
-    assert!(
-        text(&output).contains("nothing is lost"),
-        "{}",
-        text(&output)
-    );
+    assert_has(&text(&output), &["nothing is lost"]);
     let result = RunResult::read(&lab.dir.path().join("result.json")).unwrap();
     // From at most 0.2 s on everything on path a is lost; 20 flows by hash are on both paths.
     let loss = median(&result, "loss");
@@ -194,17 +190,9 @@ fn a_malformed_scenario_names_line_and_key() {
     let scenario = lab.scenario("famly = \"ipv6\"", &format!("{TWO_PATHS}{GAME}"));
     let (output, _) = lab.run(&[], &scenario);
     assert_eq!(output.status.code(), Some(2));
-    let said = text(&output);
-    assert!(
-        said.contains("mini.toml:7: ") && said.contains("famly"),
-        "{said}"
-    );
+    assert_has(&text(&output), &["mini.toml:7: ", "famly"]);
     let (output, _) = lab.run(&[], Path::new("nonesuch"));
-    assert!(
-        text(&output).contains("there are: asym"),
-        "{}",
-        text(&output)
-    );
+    assert_has(&text(&output), &["there are: asym"]);
 }
 
 /// Sent at (ms), round trip (ms), path; what was lost has neither of the last two.

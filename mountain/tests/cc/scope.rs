@@ -104,11 +104,8 @@ fn a_route_names_it_and_is_put_back() {
     assert!(!name.is_available());
     name.cc(&ns, "enable --route 10.32.0.0/16");
     let route = ns.ip("route show 10.32.0.0/16");
-    assert!(route.contains(&format!("congctl {}", name.0)), "{route}");
-    assert!(
-        route.contains("mtu 1400") && route.contains("metric 7"),
-        "{route}"
-    );
+    let congctl = format!("congctl {}", name.0);
+    assert_has(&route, &[&congctl, "mtu 1400", "metric 7"]);
     name.cc(&ns, "enable --route 10.32.0.0/16");
     name.cc(&ns, "disable");
     assert_eq!(ns.ip("route show"), before);

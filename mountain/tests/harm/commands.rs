@@ -48,7 +48,7 @@ fn a_terminal_that_hangs_up_leaves_no_rules_behind() {
     let mut net = two_providers();
     let before = net.client.ip("rule");
     let log = net.start("up --foreground --adopt");
-    wait_until("it runs", 6 * LEAVE, || said(&log).contains("running"));
+    wait_said(&log, "running");
     assert_ne!(net.client.ip("rule"), before, "uplinks have rules");
     kill(Pid::from_raw(net.client.pid()), Signal::SIGHUP).unwrap();
     wait_until("its rules are gone", 6 * LEAVE, || {
@@ -83,10 +83,8 @@ fn a_status_shows_flows_that_were_placed_and_plain_probes_as_round_trips() {
     for path in net.client.status().paths {
         assert!(!path.forward_only, "{path:#?}");
     }
-    assert!(net
-        .client
-        .mountain_ok("explain --moves")
-        .contains("no flow was moved"));
+    net.client
+        .mountain_says("explain --moves", "no flow was moved");
 }
 
 #[test]
@@ -110,7 +108,7 @@ fn probes_go_on_while_nft_takes_its_time() {
         &format!("up --foreground --adopt --config {}", config.display()),
         &format!("{}:{}", folder.path().display(), env!("PATH")),
     );
-    wait_until("it runs", 6 * LEAVE, || said(&log).contains("running"));
+    wait_said(&log, "running");
     let table = || net.client.run("nft list tables").contains("mountain_start");
     assert!(table(), "{}", said(&log));
 
@@ -151,20 +149,13 @@ fn a_check_of_two_providers_offers_what_works_as_printed() {
         .find(|hint| hint.ends_with("--dry-run"))
         .unwrap();
     let log = net.start(look.strip_prefix("mountain ").unwrap());
-    wait_until("it lists them", 6 * LEAVE, || {
-        said(&log).contains("would add: ")
-    });
+    wait_said(&log, "would add: ");
     net.client.mountain_ok("down");
-    wait_until("it ends", 6 * LEAVE, || {
-        said(&log).contains("nothing was attached")
-    });
+    wait_said(&log, "nothing was attached");
 
     net.client.run(hints[1]);
     let text = net.client.mountain_ok("check");
-    assert!(
-        text.contains("u0 via 10.30.0.2") && text.contains("u1 via 10.30.1.2"),
-        "{text}"
-    );
+    assert_has(&text, &["u0 via 10.30.0.2", "u1 via 10.30.1.2"]);
 }
 
 #[test]
@@ -182,15 +173,11 @@ fn a_check_reads_the_configuration_as_up_would() {
     assert!(text.contains("path 1 (nope0)"), "{text}");
     let (_, text) =
         check("[[path]]\ndev = \"u0\"\nname = \"dsl\"\n[[rule]]\nmatch = {}\nuse = \"nosuch\"\n");
-    assert!(
-        text.contains("rule 1 is not in force: there is no path nosuch; known are dsl, u1"),
-        "{text}"
-    );
+    let named = "rule 1 is not in force: there is no path nosuch; known are dsl, u1";
+    assert_has(&text, &[named]);
     let (passed, text) = check("[start]\ncgroup = \"/sys/fs/cgroup/nosuch\"\n");
-    assert!(
-        !passed && text.contains("there is no cgroup /sys/fs/cgroup/nosuch"),
-        "{text}"
-    );
+    assert!(!passed);
+    assert_has(&text, &["there is no cgroup /sys/fs/cgroup/nosuch"]);
     let (passed, text) = check("[steer]\nroutes = [\"10.98.0.0/16\"]\n");
     assert!(!passed && text.contains("no multipath route"), "{text}");
 }
@@ -242,10 +229,7 @@ fn values_that_can_be_chosen_are_listed() {
     ] {
         let mut command = Command::new(MOUNTAIN);
         let output = command.args(args.split(' ')).output().unwrap();
-        let said = stdout(&output) + &stderr(&output);
-        for value in values {
-            assert!(said.contains(value), "{args}: {value}: {said}");
-        }
+        assert_has(&(stdout(&output) + &stderr(&output)), values);
     }
 }
 

@@ -76,8 +76,7 @@ fn packets_of_sockets_that_name_a_device_leave_by_it() {
     };
     send(3);
     assert_eq!(arrived()[..2], [[3, 0]; 2], "what the kernel does");
-    net.blackhole(0);
-    net.client.wait_left("u0", false);
+    net.lose(0);
     send(10);
     let now = arrived();
     assert_eq!(now[..2], [[13, 0]; 2], "moved away from their device");

@@ -80,8 +80,7 @@ fn packets_moved_to_an_uplink_do_not_get_past_its_firewall() {
     net.wait_good();
     net.client.wait_settled();
     let traffic = Traffic::start(&net, SERVER4, 20);
-    net.blackhole(0);
-    net.client.wait_left("u0", false);
+    net.lose(0);
     wait_until("flows are moved to u1", LEAVE, || all_moved(&traffic));
     let barred = |by: &str| {
         wait_held(&net, &format!("{by} handle"));
@@ -107,17 +106,9 @@ fn packets_moved_to_an_uplink_do_not_get_past_its_firewall() {
     net.client.chain("inet t c", OUTPUT, "oifname u1 counter");
     wait_until("IPv6 is not held", LEAVE, || held(&net, true).is_none());
     assert_eq!(held(&net, false), None);
-    let text = said(&log);
-    assert!(
-        text.contains(
-            "running flows stay where the kernel sends them: the firewall treats u0 and u1"
-        ),
-        "{text}"
-    );
-    assert!(
-        text.contains("inet t c handle") && text.contains("flows are moved again"),
-        "{text}"
-    );
+    let stay = "running flows stay where the kernel sends them: the firewall treats u0 and u1";
+    let parts = [stay, "inet t c handle", "flows are moved again"];
+    assert_has(&said(&log), &parts);
 }
 
 #[test]
@@ -129,11 +120,10 @@ fn check_and_status_name_the_rule() {
     let rule = "inet t c handle";
     let text = "oifname \"u1\" meta l4proto tcp dport 25 drop";
     let check = stdout(&net.client.mountain("check"));
-    assert!(check.contains(rule) && check.contains(text), "{check}");
+    assert_has(&check, &[rule, text]);
     net.up();
     wait_held(&net, rule);
-    let status = net.client.mountain_ok("status");
-    assert!(status.contains(rule) && status.contains(text), "{status}");
+    assert_has(&net.client.mountain_ok("status"), &[rule, text]);
     let held = net.client.status().groups.remove(0).held.unwrap();
     assert!(held.rule.unwrap().starts_with(rule));
 }

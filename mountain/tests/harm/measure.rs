@@ -16,7 +16,7 @@ use nix::sys::resource::{setrlimit, Resource};
 use nix::sys::signal::Signal;
 use serde_json::{json, Value};
 
-use crate::support::{mountain_in, texts, wait_until, Guard, Ns, MOUNTAIN};
+use crate::support::{assert_has, mountain_in, texts, wait_until, Guard, Ns, MOUNTAIN};
 
 /// A run file of these round trips, µs.
 fn write_run(path: &Path, label: &str, rtts: impl Iterator<Item = f64>) {
@@ -149,10 +149,7 @@ fn the_setting_that_was_in_force_before_an_ab() {
     let output = ab.command("exit 3", &["-c", "20"]).output().unwrap();
     let (_, error) = texts(&output);
     assert_eq!(output.status.code(), Some(1));
-    assert!(
-        error.contains("exit status 3") && error.contains("A is in force again"),
-        "{error}"
-    );
+    assert_has(&error, &["exit status 3", "A is in force again"]);
     assert_eq!(ab.order(), "aba");
 
     // In the third round: the two before are judged and kept.
@@ -204,7 +201,7 @@ fn what_ab_would_not_do_as_a_shell() {
             .output()
             .unwrap();
         let (_, error) = texts(&output);
-        assert!(error.contains("--b") && error.contains(why), "{error}");
+        assert_has(&error, &["--b", why]);
     }
     assert!(
         !ab.dir.path().join("ran").exists(),

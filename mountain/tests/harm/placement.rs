@@ -184,8 +184,7 @@ fn new_flows_avoid_a_dead_uplink_although_the_firewall_holds_running_ones() {
     up(&net);
     let held = client.status().groups.remove(0).held.expect("a difference");
     assert!(held.what.contains("inet t c"), "{held:?}");
-    net.blackhole(1);
-    net.client.wait_left("u1", false);
+    net.lose(1);
     let (seen, _) = sources(&net, sockets(&net, 0));
     assert!(
         seen.iter().all(|a| a.to_string() == "10.30.0.1"),

@@ -206,8 +206,7 @@ fn under_churn(routes: u32, outages: usize) -> UnderChurn {
         let counts = thread::scope(|scope| {
             let counts = scope.spawn(|| traffic.during(Duration::from_secs(2)));
             thread::sleep(Duration::from_millis(200));
-            net.blackhole(bad as u32);
-            net.client.wait_left(&device, false);
+            net.lose(bad as u32);
             counts.join().unwrap()
         });
         let lost = f64::from(counts.sent - counts.arrived());

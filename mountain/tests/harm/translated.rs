@@ -130,8 +130,7 @@ fn translated_flows_stay_although_a_tunnel_has_all_the_internet() {
     wait_until("their source is judged", LEAVE, || {
         !client.status().translated_sources.is_empty()
     });
-    net.blackhole(0);
-    net.client.wait_left("u0", false);
+    net.lose(0);
     thread::sleep(Duration::from_millis(500));
     let counts = traffic.during(Duration::from_millis(500));
     assert!(

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::{mountain_in, texts, MOUNTAIN};
+use crate::support::{assert_has, mountain_in, texts, MOUNTAIN};
 use mountain::measure::compare::Comparison;
 use mountain::measure::verdict::RowVerdict;
 
@@ -60,13 +60,10 @@ fn from_two_logs_to_a_verdict() {
     let text = ok(dir, &["compare", "a.log.run.json", "b.json"]);
     let verdict = "Verdict: patched is worse than a.log.run.json (Median, P99)";
     let missing = "Warning: environment: not recorded";
-    assert!(text.contains(verdict) && text.contains(missing), "{text}");
+    assert_has(&text, &[verdict, missing]);
     let row = |name| text.lines().find(|l| l.starts_with(name)).unwrap();
     let (median, loss) = (row("Median"), row("Loss"));
-    assert!(
-        median.contains("20.499") && median.contains("+9.8%"),
-        "{median}"
-    );
+    assert_has(median, &["20.499", "+9.8%"]);
     assert!(median.ends_with("worse"), "{median}");
     assert!(
         loss.contains("1.00 %") && loss.ends_with("cannot tell"),

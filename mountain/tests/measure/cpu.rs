@@ -87,11 +87,7 @@ fn interrupted(child: Guard, dir: &Path) -> (Option<i32>, String) {
     let output = child.finish();
     assert!(start.elapsed() < Duration::from_secs(8), "it hangs");
     let text = stdout(&output);
-    assert!(
-        text.contains("interrupted") && text.contains("steal"),
-        "{text}{}",
-        stderr(&output)
-    );
+    assert_has(&text, &["interrupted", "steal"]);
     let run = RunFile::read(&dir.join("cpu.json")).unwrap();
     assert!(
         run.interrupted && !run.cpu.at_us.is_empty(),
@@ -258,13 +254,9 @@ fn a_recording_that_fails_ends_the_command_and_is_kept() {
     limit_descriptors(child.pid().as_raw(), before);
     let output = child.finish();
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
-    for part in [
-        "the recording failed",
-        "the command has been ended",
-        "cannot wait",
-    ] {
-        assert!(stderr(&output).contains(part), "{}", stderr(&output));
-    }
+    let ended = "the command has been ended";
+    let parts = ["the recording failed", ended, "cannot wait"];
+    assert_has(&stderr(&output), &parts);
     assert!(running(&word.0).is_empty());
     let run = RunFile::read(&dir.path().join("cpu.json")).unwrap();
     assert!(!run.cpu.at_us.is_empty() && run.seconds > 0.0);

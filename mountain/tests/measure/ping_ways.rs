@@ -68,8 +68,7 @@ fn handshakes_in_both_families_leave_nothing_behind() {
     listen(&ns, "[::]:7777");
     for target in ["127.0.0.1", "::1"] {
         let (text, run) = ping(&ns, &format!("{target} --tcp 7777 -c 60 -i 2ms"));
-        assert!(text.contains("TCP handshakes with port 7777"), "{text}");
-        assert!(text.contains("its own measure"), "{text}");
+        assert_has(&text, &["TCP handshakes with port 7777", "its own measure"]);
         assert!(!text.contains("refus") && !text.contains("again"), "{text}");
         assert!(run.tool.ends_with(" tcp"), "{}", run.tool);
         assert_eq!((run.clock.as_str(), run.payload_bytes), ("kernel", Some(0)));
@@ -93,8 +92,8 @@ fn handshakes_in_both_families_leave_nothing_behind() {
 fn a_refusal_is_an_answer_and_is_called_one() {
     let ns = Ns::new("t");
     let (text, run) = ping(&ns, "127.0.0.1 --tcp 7777 -c 20 -i 2ms");
-    assert!(text.contains("20 of the answers were refusals"), "{text}");
-    assert!(text.contains("does not time refused"), "{text}");
+    let told = ["20 of the answers were refusals", "does not time refused"];
+    assert_has(&text, &told);
     assert_eq!(run.environment["tcp.answers"], "refused");
     assert_eq!(run.clock, "user");
     assert!(run.samples.rtt_us.iter().all(Option::is_some));
@@ -163,10 +162,7 @@ fn ctrl_c_keeps_the_handshakes_that_were_made() {
     wait_counted(&ns, "Tcp:", "ActiveOpens", 100);
     running.signal(Signal::SIGINT);
     let (text, run) = running.finish();
-    assert!(
-        text.contains("interrupted") && text.contains("Median"),
-        "{text}"
-    );
+    assert_has(&text, &["interrupted", "Median"]);
     assert!(run.interrupted && run.clock == "kernel");
     let s = &run.samples;
     assert!(s.len() > 50 && s.rtt_us.iter().all(Option::is_some));

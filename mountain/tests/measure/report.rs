@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{stderr, stdout, MOUNTAIN};
+use crate::support::{assert_has, stderr, stdout, MOUNTAIN};
 use mountain::measure::runfile::{Cpu, RunFile, Samples, SCHEMA};
 use serde_json::Value;
 
@@ -163,9 +163,9 @@ fn nothing_sent_nothing_answered() {
     let (html, dir) = page(&[run(0), silent.clone()]);
     stands_alone(&html);
     let table = section(&html, "table");
-    assert!(table.contains("run0: no probe was sent"));
-    assert!(table.contains("run1: no probe was answered (100% loss)"));
-    assert!(table.contains("<td>100.00 %</td>"));
+    let answered = "run1: no probe was answered (100% loss)";
+    let sent = "run0: no probe was sent";
+    assert_has(table, &[sent, answered, "<td>100.00 %</td>"]);
     for id in ["tail", "cdf", "histogram"] {
         let body = section(&html, id);
         assert!(body.contains("No probe was answered.") && !body.contains("<svg"));

@@ -51,11 +51,8 @@ fn one_subnet_on_both_uplinks() {
 fn one_address_on_both_uplinks_is_refused() {
     let net = Home::new();
     same_subnet(&net, "10.40.0.2");
-    let said = String::from_utf8(net.home.mountain("check --adopt").stdout).unwrap();
-    assert!(
-        said.contains("u0 and u1 have the same address 10.40.0.2"),
-        "{said}"
-    );
+    let said = stdout(&net.home.mountain("check --adopt"));
+    assert_has(&said, &["u0 and u1 have the same address 10.40.0.2"]);
     // IPv6 goes on by itself.
     net.start();
     let paths = net.home.status().paths;

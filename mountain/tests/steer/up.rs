@@ -117,8 +117,7 @@ fn kill_9_leaves_traffic_to_the_kernel_and_the_next_up_takes_over() {
     // What the kill leaves is the kernel's own choice: it does not see a black hole, and did
     // not before.
     net.steer();
-    net.blackhole(1);
-    net.client.wait_left("u1", false);
+    net.lose(1);
     let steered = traffic.during(half);
     assert!(steered.nearly_all_arrived(), "{steered:?}");
     net.kill_daemon();
@@ -150,8 +149,7 @@ fn kill_9_leaves_traffic_to_the_kernel_and_the_next_up_takes_over() {
 #[test]
 fn sockets_that_chose_their_uplink_stay() {
     let net = Net::steered();
-    net.blackhole(1);
-    net.client.wait_left("u1", false);
+    net.lose(1);
     // The black hole is real for who insists on it.
     for bind in ["%u1", "10.30.1.1"] {
         if bind == "10.30.1.1" {
@@ -185,8 +183,7 @@ fn an_fwmark_rule_keeps_its_route() {
         .ip("route add default via 10.30.1.2 dev u1 table 88");
     net.up();
     net.wait_good();
-    net.blackhole(1);
-    net.client.wait_left("u1", false);
+    net.lose(1);
     let ping = |more| {
         net.client
             .pings(&format!("-c 3 -i 0.1 -W 1 {more} {SERVER4}"))
@@ -204,8 +201,7 @@ fn a_more_specific_route_is_not_ours() {
         .ip("route add 10.98.1.64/26 via 10.30.1.2 dev u1 src 10.98.0.1");
     net.up();
     net.wait_good();
-    net.blackhole(1);
-    net.client.wait_left("u1", false);
+    net.lose(1);
     let ping = |to| net.client.pings(&format!("-c 3 -i 0.1 -W 1 {to}"));
     assert!(!ping("10.98.1.77"), "the more specific route stays on u1");
     assert!(ping(SERVER4), "others do not");
@@ -251,8 +247,7 @@ fn large_packets_keep_working_when_the_other_path_is_smaller() {
     assert_eq!(ping("-M do -s 1300"), 20);
 
     // The larger path turns bad: small packets leave it, large ones have nowhere else to go.
-    net.blackhole(large as u32);
-    net.client.wait_left(&format!("u{large}"), false);
+    net.lose(large as u32);
     assert!(ping("-s 56") >= 19, "small ones arrive by the other path");
     assert_eq!(ping("-M do -s 1372"), 0, "it is a black hole");
     net.server.no_hole();
@@ -321,8 +316,7 @@ fn a_device_that_is_deleted_and_made_again_is_adopted_again() {
     drop(traffic);
     net.client.wait_settled();
     let traffic = Traffic::start(&net, SERVER4, FLOWS);
-    net.blackhole(1);
-    net.client.wait_left("u1", false);
+    net.lose(1);
     let after = traffic.during(Duration::from_millis(500));
     assert!(after.nearly_all_arrived(), "not steered again: {after:?}");
 }

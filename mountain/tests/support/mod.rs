@@ -41,7 +41,7 @@ use testkit::{ok, own_sysctls, TestNamespace};
 #[allow(unused_imports)]
 pub use cgroup::Cgroup;
 #[allow(unused_imports)]
-pub use testkit::Guard;
+pub use testkit::{assert_has, Guard};
 #[allow(unused_imports)]
 pub use traffic::*;
 #[allow(unused_imports)]
@@ -318,6 +318,12 @@ impl Net {
         self.server.hole(&format!("iifname s{i}"));
     }
 
+    /// The same, and waits until the client has left the path.
+    pub fn lose(&self, i: u32) {
+        self.blackhole(i);
+        self.client.wait_left(&format!("u{i}"), false);
+    }
+
     /// A counter of the client's steering program.
     pub fn counter(&self, name: &str) -> u64 {
         self.client.status().counters.expect("a program is loaded")[name]
@@ -355,7 +361,7 @@ impl Net {
         let config = config(text);
         let path = config.path().display();
         let log = self.start(&format!("up --foreground --config {path}"));
-        wait_until("it runs", 6 * LEAVE, || said(&log).contains("running"));
+        wait_said(&log, "running");
         log
     }
 }
@@ -423,6 +429,11 @@ pub fn said(mut log: &File) -> String {
     log.seek(SeekFrom::Start(0)).unwrap();
     log.read_to_string(&mut text).unwrap();
     text
+}
+
+/// Waits until a process started with [`Net::start`] has said something.
+pub fn wait_said(log: &File, part: &str) {
+    wait_until(part, 6 * LEAVE, || said(log).contains(part));
 }
 
 /// Waits until a counter of the namespace (/proc/net/snmp) has grown by `count`: what it counts is

@@ -84,8 +84,7 @@ fn sockets_below_a_cgroup_with_an_egress_program_stay() {
         let mut bash = inner.command(&net.client, "bash");
         assert!(bash.args(["-c", &script]).status().unwrap().success());
     };
-    net.blackhole(0);
-    net.client.wait_left("u0", false);
+    net.lose(0);
     let traffic = Traffic::start(&net, SERVER4, 20);
     let before = counted();
     send();

@@ -26,8 +26,7 @@ fn packets_routed_by_a_mark_that_is_taken_off_stay() {
     let traffic = Traffic::start(&net, SERVER4, 20);
     let by_u0 = || traffic.during(Duration::from_millis(200)).by_path[1] == 0;
     wait_until("all is routed by the mark", LEAVE, by_u0);
-    net.blackhole(0);
-    net.client.wait_left("u0", false);
+    net.lose(0);
     let counts = traffic.during(Duration::from_millis(500));
     assert_eq!(counts.by_path[1], 0, "{counts:?}");
     assert!(counts.sent > 0);

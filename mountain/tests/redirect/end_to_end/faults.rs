@@ -9,7 +9,7 @@ use mountain::redirect::{Backend, Proto, Rule, Snat};
 
 use super::RULE;
 use crate::net::{ask_in_vain, assert_answers, command, Net};
-use crate::support::{stderr, MOUNTAIN};
+use crate::support::{assert_has, stderr, MOUNTAIN};
 
 impl Net {
     /// A command that ends by SIGKILL after one of its steps.
@@ -53,9 +53,7 @@ fn a_killed_add_is_taken_back() {
                 }
                 net.killed(&add, step);
                 let said = net.next(next);
-                for part in ["while it added rule", "taken back"] {
-                    assert!(said.contains(part), "{step}, {next}: {said}");
-                }
+                assert_has(&said, &["while it added rule", "taken back"]);
                 ask_in_vain(&socket, "10.0.8.17:8080");
                 if next.starts_with("add") {
                     net.redirect("del --proto tcp --from 10.0.8.17:1");
@@ -85,8 +83,7 @@ fn a_killed_del_is_finished() {
         assert_answers(&socket, "10.0.8.17:8080", "server");
         net.killed(&format!("del {RULE}"), step);
         let said = net.next("list");
-        assert!(said.contains("while it deleted rule 0"), "{step}: {said}");
-        assert!(said.contains("finished"), "{said}");
+        assert_has(&said, &["while it deleted rule 0", "finished"]);
         ask_in_vain(&socket, "10.0.8.17:8080");
         net.assert_clean();
     }

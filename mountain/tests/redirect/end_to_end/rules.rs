@@ -7,6 +7,7 @@ use mountain::redirect::Backend;
 
 use super::RULE;
 use crate::net::{assert_answers, Net};
+use crate::support::{assert_has, stderr, stdout};
 
 #[test]
 fn what_cannot_be_is_refused_with_the_reason() {
@@ -74,10 +75,7 @@ fn check_says_what_each_backend_would_do() {
     let rule = format!("{RULE} --to 10.0.1.2:8083");
     let text = net.redirect(&format!("check {rule}"));
     // This kernel has no such module.
-    assert!(
-        text.contains("✓ nft") && text.contains("✗ module"),
-        "{text}"
-    );
+    assert_has(&text, &["✓ nft", "✗ module"]);
     let findings = net.check(&rule);
     assert_eq!(findings.len(), 6);
     assert_eq!(findings[4].backend, Backend::Nft);
@@ -88,9 +86,8 @@ fn check_says_what_each_backend_would_do() {
     let line = format!("redirect check {rule} --log --backend nft");
     let output = net.router.mountain(&line);
     assert_eq!(output.status.code(), Some(1));
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("✗ nft  only the BPF backends log"), "{text}");
-    assert!(text.contains("→ leave --log out"), "{text}");
+    let (why, todo) = ("✗ nft  only the BPF backends log", "→ leave --log out");
+    assert_has(&stdout(&output), &[why, todo]);
     net.assert_clean();
 }
 
@@ -125,10 +122,9 @@ fn rules_are_saved_and_restored() {
     fs::write(&file, text.replace("\"rc\"", "\"gone0\"")).unwrap();
     let output = net.router.mountain(&format!("redirect restore {config}"));
     assert_eq!(output.status.code(), Some(1));
-    let error = String::from_utf8_lossy(&output.stderr);
     let rule = "redirect 2 (tcp [fd08::17]:1 => [fd01::2]:2 in by gone0)";
     let why = format!("{rule}: there is no device gone0");
-    assert!(error.contains(&why), "{error}");
+    assert_has(&stderr(&output), &[&why]);
     assert_eq!(net.rules(), 1);
     assert_answers(&socket, "10.0.8.17:8080", "server");
 

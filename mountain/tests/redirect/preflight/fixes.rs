@@ -5,7 +5,7 @@ use mountain::redirect::preflight::HostReadings;
 use mountain::redirect::{fixes, Backend, Fix};
 
 use super::net::*;
-use crate::support::Ns;
+use crate::support::{assert_has, Ns};
 use Backend::{Nft, Tcx, Xdp, XdpRedirect};
 
 #[test]
@@ -28,16 +28,14 @@ fn fixes_make_it_possible_and_are_taken_back() {
     let found = net.look(&rule);
     assert_eq!(found.plan(XdpRedirect).fixes, []);
     for (side, device) in [(&net.client, "c0"), (&net.server, "s0")] {
-        let now = features(side, device);
-        for line in [
+        let now = [
             "tx-checksum-ip-generic: off",
             "tx-tcp-segmentation: off",
             "generic-receive-offload: on",
             // Not asked for, and not needed.
             "tx-checksum-sctp: on",
-        ] {
-            assert!(now.contains(line), "{line} in {now}");
-        }
+        ];
+        assert_has(&features(side, device), &now);
     }
     net.router.within(async || fixes::undo(fixes).unwrap());
     let after = [features(&net.client, "c0"), features(&net.server, "s0")];
