@@ -4,6 +4,9 @@
 mod cc;
 mod claims;
 mod cost;
+#[path = "../../../mountain/tests/support/frames.rs"]
+#[allow(dead_code)]
+mod frames;
 mod redirect;
 mod run;
 mod support;

@@ -7,7 +7,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 
-use nix::sys::resource::{getrlimit, setrlimit, Resource};
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 
@@ -27,8 +26,7 @@ fn clients_that_only_connect_do_not_end_the_control_socket() {
     let inode = net.client.run("stat -Lc %i /proc/self/ns/net");
     let socket = format!("/run/mountain/net-{}/control.sock", inode.trim());
 
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    setrlimit(Resource::RLIMIT_NOFILE, soft.max(4096).min(hard), hard).unwrap();
+    allow_descriptors(4096);
     let clients: Vec<_> = (0..1300)
         .map(|_| UnixStream::connect(&socket).unwrap())
         .collect();

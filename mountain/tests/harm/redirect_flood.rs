@@ -18,7 +18,7 @@ use crate::forged::Flood;
 use crate::frames::mac;
 use crate::redirect::net::{add, Net};
 use crate::support::tcx::attach_passing_xdp;
-use crate::support::Ns;
+use crate::support::{allow_descriptors, Ns};
 
 const BACKENDS: [&str; 4] = ["tcx", "tcx-peer", "xdp", "xdp-redirect"];
 /// Where clients are told to go, by family, and where they are sent on to.
@@ -252,7 +252,7 @@ fn first_program(device: u32) -> (DeviceHook, OwnedFd) {
 
 #[test]
 fn a_syn_flood_ends_no_established_connection() {
-    allow_files(4 * u64::from(FLOWS));
+    allow_descriptors(4 * u64::from(FLOWS));
     let net = Net::new();
     redirect(&net, "xdp-redirect", "tcp", 0);
     let mut all = connections(&net);
@@ -273,7 +273,7 @@ fn a_syn_flood_ends_no_established_connection() {
 
 #[test]
 fn a_udp_flood_takes_no_established_flow_its_answers() {
-    allow_files(4 * u64::from(FLOWS));
+    allow_descriptors(4 * u64::from(FLOWS));
     let net = Net::new();
     redirect(&net, "tcx", "udp", 0);
     let server = net.server.udp(TO[0]);
@@ -281,14 +281,6 @@ fn a_udp_flood_takes_no_established_flow_its_answers() {
     flood(&net, false);
     let strayed = strayed(&all, &server, LIMIT);
     assert_eq!(strayed, 0, "flows of {FLOWS} without answers of their own");
-}
-
-fn allow_files(count: u64) {
-    use nix::sys::resource::{getrlimit, setrlimit, Resource};
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    if soft < count {
-        setrlimit(Resource::RLIMIT_NOFILE, count, hard.max(count)).unwrap();
-    }
 }
 
 /// One run of the measurement below.
@@ -322,7 +314,7 @@ fn goodput_under_a_flood() {
         "xdp",
         "xdp-redirect",
     ];
-    allow_files(4 * u64::from(FLOWS));
+    allow_descriptors(4 * u64::from(FLOWS));
     for (proto, rate) in [("tcp", 0.0), ("tcp", FORGED_S), ("udp", FORGED_S)] {
         let mut runs: [Vec<UnderFlood>; ALL.len()] = std::array::from_fn(|_| Vec::new());
         for _ in 0..REPEATS {

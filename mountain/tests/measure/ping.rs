@@ -160,7 +160,7 @@ fn without_privileges_it_says_which_or_uses_the_sysctl() {
 fn a_target_that_stops_answering_loses_nothing() {
     let ns = Ns::new("p");
     let running = Running::start(&ns, "127.0.0.1 -c 400 -i 10ms");
-    wait_counted(&ns, "Icmp:", "OutEchoReps", 20);
+    wait_counted(&ns, "IcmpOutEchoReps", 20);
     ns.hole("");
     let (text, run) = running.finish();
     assert!(text.contains("stopped answering"), "{text}");
@@ -180,7 +180,7 @@ fn ctrl_c_keeps_what_was_measured() {
     let ns = Ns::new("p");
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
         let running = Running::start(&ns, "127.0.0.1 -c 100000");
-        wait_counted(&ns, "Icmp:", "OutEchoReps", 20);
+        wait_counted(&ns, "IcmpOutEchoReps", 20);
         running.signal(signal);
         let (text, run) = running.finish();
         assert_has(&text, &["Median", "interrupted"]);
@@ -196,7 +196,7 @@ fn neither_a_late_reflector_nor_a_late_process_is_taken_for_the_path() {
     let reflect = reflector(&ns);
     let running = Running::start(&ns, "127.0.0.1 --udp 9000 -c 250 -i 20ms");
     for process in [&reflect, &running.child] {
-        wait_counted(&ns, "Udp:", "InDatagrams", 20);
+        wait_counted(&ns, "UdpInDatagrams", 20);
         process.signal(Signal::SIGSTOP);
         // Longer than a virtual machine halts (0.56 s was seen), with fewer requests than the reflector's burst.
         std::thread::sleep(Duration::from_secs(2));

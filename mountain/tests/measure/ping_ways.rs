@@ -116,7 +116,7 @@ fn what_was_sent_again_is_a_loss_and_not_an_answer_of_a_second() {
     for (lost_are, probes) in [("", 100), ("tcp flags & (syn|ack) == (syn|ack)", 300)] {
         ns.hole(lost_are);
         let running = Running::start(&ns, &format!("127.0.0.1 --tcp 7777 -c {probes} -i 20ms"));
-        wait_counted(&ns, "Tcp:", "ActiveOpens", 20);
+        wait_counted(&ns, "TcpActiveOpens", 20);
         ns.no_hole();
         let (text, run) = running.finish();
         assert!(text.contains("had been sent again"), "{text}");
@@ -159,7 +159,7 @@ fn ctrl_c_keeps_the_handshakes_that_were_made() {
     listen(&ns, "127.0.0.1:7777");
     // Slow enough for the listener's queue of 128 while its thread waits for a processor.
     let running = Running::start(&ns, "127.0.0.1 --tcp 7777 -c 100000 -i 10ms");
-    wait_counted(&ns, "Tcp:", "ActiveOpens", 100);
+    wait_counted(&ns, "TcpActiveOpens", 100);
     running.signal(Signal::SIGINT);
     let (text, run) = running.finish();
     assert_has(&text, &["interrupted", "Median"]);
@@ -186,7 +186,7 @@ fn the_kernel_s_measure_is_the_path_s_delay_whatever_this_process_does() {
     let ns = Ns::new("t");
     let far = crate::tun::FarHost::start(&ns, Duration::from_millis(40));
     let running = Running::start(&ns, "10.40.0.2 --tcp 80 -c 100 -i 10ms");
-    wait_counted(&ns, "Tcp:", "ActiveOpens", 20);
+    wait_counted(&ns, "TcpActiveOpens", 20);
     running.signal(Signal::SIGSTOP);
     // The time itself is the point: answers wait so long for the process.
     std::thread::sleep(Duration::from_millis(1000));

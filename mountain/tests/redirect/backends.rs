@@ -2,13 +2,12 @@
 //! Every redirect backend with real sockets, over veths in every setting: what it accepts arrives
 //! whole and with right checksums, and what it would corrupt or lose it refuses.
 
-use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::time::Duration;
 
 use crate::net::{add, ask, assert_answers, echo, ethtool, features, Net};
 use crate::support::stream::{send, sink};
-use crate::support::{wait_until, Ns};
+use crate::support::{snmp, wait_until, Ns};
 use mountain::redirect::bpf::hooks::{self, DeviceHook, LoadedProgram};
 use mountain::redirect::{Backend, Installed};
 
@@ -30,24 +29,9 @@ fn tcp_target(to: &str) -> String {
 
 /// Packets that a namespace's stack found with a wrong checksum.
 fn bad_checksums(ns: &Ns) -> u64 {
-    ns.with(|| {
-        let snmp = std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
-        let snmp6 = std::fs::read_to_string("/proc/thread-self/net/snmp6").unwrap();
-        let mut all = BTreeMap::new();
-        let lines: Vec<&str> = snmp.lines().collect();
-        for pair in lines.chunks(2) {
-            for (name, value) in pair[0].split_whitespace().zip(pair[1].split_whitespace()) {
-                let table = pair[0].split(':').next().unwrap();
-                all.insert(format!("{table}{name}"), value.to_owned());
-            }
-        }
-        for line in snmp6.lines() {
-            let (name, value) = line.split_once(char::is_whitespace).unwrap();
-            all.insert(name.to_owned(), value.trim().to_owned());
-        }
-        let errors = ["Udp", "Tcp", "Icmp", "Udp6"].map(|table| format!("{table}InCsumErrors"));
-        errors.iter().map(|e| all[e].parse::<u64>().unwrap()).sum()
-    })
+    let all = snmp(ns);
+    let of = |table| all[&format!("{table}InCsumErrors")];
+    ["Udp", "Tcp", "Icmp", "Udp6"].map(of).iter().sum()
 }
 
 /// A TCP transfer both ways at once: the server sends back what it gets. What comes back must be

@@ -23,6 +23,7 @@ mod traffic;
 pub mod tun;
 mod worker;
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Deref;
@@ -33,6 +34,7 @@ use std::time::{Duration, Instant};
 
 use mountain::control::run_dir::RunDir;
 use mountain::control::status::{PathStatus, Status};
+use nix::sys::resource::{getrlimit, setrlimit, Resource};
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 use tempfile::NamedTempFile;
@@ -415,6 +417,14 @@ pub fn limit_descriptors(pid: i32, most: libc::rlim_t) -> libc::rlim_t {
     before.rlim_cur
 }
 
+/// Lets this process have so many descriptors, at least.
+pub fn allow_descriptors(count: u64) {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    if soft < count {
+        setrlimit(Resource::RLIMIT_NOFILE, count, hard.max(count)).unwrap();
+    }
+}
+
 /// The seed of a random test, which `MOUNTAIN_TEST_SEED` repeats.
 pub fn seed() -> u64 {
     let given = std::env::var("MOUNTAIN_TEST_SEED");
@@ -436,16 +446,35 @@ pub fn wait_said(log: &File, part: &str) {
     wait_until(part, 6 * LEAVE, || said(log).contains(part));
 }
 
-/// Waits until a counter of the namespace (/proc/net/snmp) has grown by `count`: what it counts is
-/// under way then, however long it took to start.
-pub fn wait_counted(ns: &Ns, table: &str, field: &str, count: u64) {
-    let value = || {
-        let text = ns.run("cat /proc/net/snmp");
-        let mut lines = text.lines().filter(|l| l.starts_with(table));
-        let [names, values] = [lines.next(), lines.next()].map(|l| l.unwrap().split(' '));
-        let (_, value) = names.zip(values).find(|(n, _)| *n == field).unwrap();
-        value.parse::<u64>().unwrap()
+/// Counters of a namespace by table and field, such as `UdpInDatagrams` and `Udp6InDatagrams`.
+pub fn snmp(ns: &Ns) -> HashMap<String, u64> {
+    let mut all = HashMap::new();
+    let mut add = |name: String, value: &str| {
+        // A column's head is no number, and "no limit" is -1.
+        if let Ok(value) = value.trim().parse() {
+            all.insert(name, value);
+        }
     };
+    let four = ns.run("cat /proc/net/snmp");
+    let lines: Vec<&str> = four.lines().collect();
+    for pair in lines.chunks(2) {
+        let table = pair[0].split(':').next().unwrap();
+        let [names, values] = [pair[0], pair[1]].map(str::split_whitespace);
+        names
+            .zip(values)
+            .for_each(|(name, value)| add(format!("{table}{name}"), value));
+    }
+    for line in ns.run("cat /proc/net/snmp6").lines() {
+        let (name, value) = line.split_once(char::is_whitespace).unwrap();
+        add(name.to_owned(), value);
+    }
+    all
+}
+
+/// Waits until a counter of [`snmp`] has grown by `count`: what it counts is under way then, however long it took to
+/// start.
+pub fn wait_counted(ns: &Ns, counter: &str, count: u64) {
+    let value = || snmp(ns)[counter];
     let before = value();
     wait_until("it is under way", Duration::from_secs(20), || {
         value() >= before + count

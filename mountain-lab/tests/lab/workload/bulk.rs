@@ -14,6 +14,7 @@ use mountain_lab::workload::sniff::Sniffer;
 use mountain_lab::workload::sys;
 
 use super::net::Net;
+use crate::frames::PacketSocket;
 
 fn bulk_config(net: &Net, v6: bool, port: u16, pattern: Pattern) -> BulkConfig {
     BulkConfig {
@@ -241,32 +242,9 @@ fn tcp_frame(from: u16, to: u16, seq: u32, stamp: u32, len: usize) -> Vec<u8> {
 }
 
 fn send_frame(device: &str, frame: &[u8]) {
-    let socket = socket2::Socket::new(socket2::Domain::PACKET, socket2::Type::RAW, None).unwrap();
-    let address = libc::sockaddr_ll {
-        sll_family: libc::AF_PACKET as u16,
-        sll_protocol: 0x0800u16.to_be(),
-        sll_ifindex: sys::device_index(device) as i32,
-        sll_hatype: 0,
-        sll_pkttype: 0,
-        sll_halen: 6,
-        sll_addr: [0; 8],
-    };
-    let sent = unsafe {
-        libc::sendto(
-            std::os::fd::AsRawFd::as_raw_fd(&socket),
-            frame.as_ptr().cast(),
-            frame.len(),
-            0,
-            std::ptr::from_ref(&address).cast(),
-            size_of_val(&address) as u32,
-        )
-    };
-    assert_eq!(
-        sent,
-        frame.len() as isize,
-        "{}",
-        std::io::Error::last_os_error()
-    );
+    let sent = PacketSocket::sender().send(sys::device_index(device), frame);
+    let error = std::io::Error::last_os_error();
+    assert_eq!(sent, frame.len() as isize, "{error}");
 }
 
 #[test]
