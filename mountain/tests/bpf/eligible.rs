@@ -7,7 +7,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use crate::rig::packets::*;
-use crate::rig::{alive, only, rig_groups, rig_path, settings, with_rig, Ctx, Rig, BOTH, PLAIN};
+use crate::rig::{alive, fib_rule, only, rig_groups, rig_path, settings, with_rig};
+use crate::rig::{Ctx, Rig, BOTH, PLAIN};
 use mountain::bpf::{now_ns, PathMasks as Masks, ProgramPath, Sources, SteerMode, MAX_PERMITS};
 use mountain::topology::FibRule;
 
@@ -100,9 +101,8 @@ struct Rule<'a> {
 
 impl<'a> Rule<'a> {
     fn new(rig: &'a mut Rig, change: impl FnOnce(&mut FibRule)) -> Self {
-        let mut rules = [FibRule::default(), FibRule::default()];
-        rules[0].fwmark = Some((0xdead, !0));
-        change(&mut rules[1]);
+        let other = fib_rule(|r| r.fwmark = Some((0xdead, !0)));
+        let rules = [other, fib_rule(change)];
         rig.topology(&rules);
         rig.masks(only(1));
         let [_, rule] = rules;

@@ -7,32 +7,20 @@
 
 use crate::rig::packets::*;
 use crate::rig::{
-    ejected, not_ours, only, prog_run, rig_groups, settings, with_rig, Ctx, Note, Rig, PASS, PLAIN,
-    REDIRECT,
+    ejected, fib_rule, not_ours, only, prog_run, rig_groups, settings, with_rig, Ctx, Note, Rig,
+    PASS, PLAIN, REDIRECT,
 };
 use mountain::bpf::flows::{Class, FlowKey};
 use mountain::bpf::Sources;
 use mountain::topology::FibRule;
 
-/// A packet that is steered.
-struct Steered {
-    name: &'static str,
-    ip: Ip,
-    key: FlowKey,
-    /// It counts as of a connection whose beginning the table has not seen.
-    midway: bool,
-}
-
-fn steered() -> Vec<Steered> {
+/// Packets that are steered, with a name, the key of their flow, and whether they count as of a connection whose
+/// beginning the table has not seen.
+fn steered() -> Vec<(&'static str, Ip, FlowKey, bool)> {
     let mut list = vec![];
     let mut add = |name, ip: Ip, (sport, dport), midway| {
         let key = ip.key(sport, dport);
-        list.push(Steered {
-            name,
-            ip,
-            key,
-            midway,
-        });
+        list.push((name, ip, key, midway));
     };
     for v6 in [false, true] {
         let ip = |proto, l4| Ip::new(v6, proto, l4);
@@ -83,29 +71,20 @@ fn steered() -> Vec<Steered> {
     // More extension headers than any standard asks for: still steered, by addresses.
     let many = (0..7).fold(tcp6(), |ip, _| ip.ext(DSTOPTS, six));
     add("seven extension headers", many, (0, 0), false);
-    list.last_mut().unwrap().key.proto = DSTOPTS;
+    list.last_mut().unwrap().2.proto = DSTOPTS;
     list
 }
 
 #[test]
 fn packets_of_every_kind_are_steered() {
     with_rig(settings(), |mut rig| {
-        for Steered {
-            name,
-            ip,
-            key,
-            midway,
-        } in steered()
-        {
+        for (name, ip, key, midway) in steered() {
             rig.clear_flows();
-            rig.expect(
-                &ip.on(0),
-                1,
-                match midway {
-                    false => &["flow_new", "redirected"],
-                    true => &["flow_new", "flow_untracked", "redirected"],
-                },
-            );
+            let counted: &[&str] = match midway {
+                false => &["flow_new", "redirected"],
+                true => &["flow_new", "flow_untracked", "redirected"],
+            };
+            rig.expect(&ip.on(0), 1, counted);
             let flow = rig.flow();
             assert_eq!(flow.key, key, "{name}");
             let v6 = ip.src.is_ipv6() as usize;
@@ -119,7 +98,7 @@ fn packets_of_every_kind_are_steered() {
         }
         // The same packets, told to stay: the masks decide, not the packets.
         rig.masks(only(0));
-        for Steered { name, ip, .. } in steered() {
+        for (name, ip, ..) in steered() {
             rig.clear_flows();
             assert_eq!([rig.send_ip(0, &ip), rig.send_ip(1, &ip)], [0, 0], "{name}");
         }
@@ -306,11 +285,7 @@ fn fragments_follow_nothing_that_no_longer_holds() {
             steered(&mut rig, &[]);
             assert!(!follows(&rig, 0), "the paths are others by now");
 
-            let rule = FibRule {
-                fwmark: Some((0x51, !0)),
-                ipv6: v6,
-                ..FibRule::default()
-            };
+            let rule = fib_rule(|r| (r.fwmark, r.ipv6) = (Some((0x51, !0)), v6));
             steered(&mut rig, &[rule]);
             begin(&mut rig);
             assert!(!follows(&rig, 0x51), "an ip rule sent it here");
@@ -395,11 +370,7 @@ fn icmp_errors_are_judged_by_their_own_header() {
             assert_eq!(rig.send_ip(0, &about(&flow)), 1, "the control stays");
             assert_eq!(rig.send_ip(0, &about(&flow).to(other)), 0);
             // Rules and special destinations look at the packet, not at what it quotes.
-            let rule = |ipproto| FibRule {
-                ipproto: Some(ipproto),
-                ipv6: v6,
-                ..Default::default()
-            };
+            let rule = |proto| fib_rule(|r| (r.ipproto, r.ipv6) = (Some(proto), v6));
             for (proto, by) in [(if v6 { ICMPV6 } else { ICMP }, [0, 1]), (UDP, [1, 0])] {
                 rig.topology(&[rule(proto)]);
                 rig.masks(only(1));

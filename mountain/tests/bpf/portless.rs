@@ -2,33 +2,16 @@
 //! ip rules by port, and packets that have none. Where the ports would be, the kernel compares an ICMP type for
 //! some senders and nothing for others.
 
-use mountain::topology::FibRule;
-
 use crate::rig::packets::*;
-use crate::rig::{only, settings, with_rig, Ctx};
+use crate::rig::{fib_rule, only, settings, with_rig, Ctx};
 
 #[test]
 fn rules_by_port_keep_packets_that_have_none() {
-    const GRE: u8 = 47;
-    let base = FibRule::default;
     // To the kernel the echo request of a ping socket has the destination port 0x0800, which is 2048.
-    let dport = FibRule {
-        dport: Some((2000, 2999)),
-        ..base()
-    };
-    let sport = FibRule {
-        sport: Some((7, 7)),
-        invert: true,
-        ..base()
-    };
-    let of_udp = FibRule {
-        ipproto: Some(UDP),
-        ..dport.clone()
-    };
-    let other = FibRule {
-        fwmark: Some((0xdead, !0)),
-        ..base()
-    };
+    let dport = fib_rule(|r| r.dport = Some((2000, 2999)));
+    let sport = fib_rule(|r| (r.sport, r.invert) = (Some((7, 7)), true));
+    let of_udp = fib_rule(|r| (r.dport, r.ipproto) = (dport.dport, Some(UDP)));
+    let other = fib_rule(|r| r.fwmark = Some((0xdead, !0)));
     let ping = || Ip::v4(ICMP, icmp(8, 7, &[]));
     let gre = || Ip::v4(GRE, vec![0; 8]);
     let udp4 = || Ip::v4(UDP, udp(7, 3000, 5));

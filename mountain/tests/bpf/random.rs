@@ -3,10 +3,11 @@
 //! does nothing but pass or redirect.
 
 use crate::rig::packets::*;
-use crate::rig::{alive, only, prog_run, settings, with_rig, Ctx, BOTH, PASS, PLAIN, REDIRECT};
+use crate::rig::{
+    alive, fib_rule, only, prog_run, settings, with_rig, Ctx, BOTH, PASS, PLAIN, REDIRECT,
+};
 use crate::support::seed;
 use mountain::bpf::PathMasks as Masks;
-use mountain::topology::FibRule;
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 
@@ -86,10 +87,7 @@ fn no_random_packet_is_changed() {
         let seeds = seeds();
         let (mut packet, mut out) = (Vec::new(), vec![0; 4096]);
         let (mut passed, mut redirected, mut refused) = (0, 0, 0);
-        let rule = FibRule {
-            sport: Some((100, 200)),
-            ..FibRule::default()
-        };
+        let rule = fib_rule(|r| r.sport = Some((100, 200)));
         let masks = [only(0), only(1), BOTH, alive(0b10, BOTH), Masks::default()];
         let mut tried = 0;
         while passed + redirected < PACKETS {

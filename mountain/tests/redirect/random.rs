@@ -11,7 +11,7 @@ use crate::rig::*;
 use crate::support::seed;
 use crate::support::sums::checksum;
 use mountain::redirect::bpf::hooks::{DeviceHook, ProgramRun};
-use mountain::redirect::{Backend, Proto, Rule};
+use mountain::redirect::{Proto, Rule};
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 
@@ -19,30 +19,19 @@ const PACKETS: usize = 1_000_000;
 /// Clients have so many ports, so that most packets belong to a flow that is there.
 const PORTS: u16 = 64;
 
-/// A program, the direction it rewrites and what it does with such packets.
-struct Case {
-    backend: Backend,
-    dev: &'static str,
-    hook: DeviceHook,
-    reply: bool,
-    action: i32,
-}
-
-impl Case {
-    /// Makes the flows, where clients come in.
-    fn make_flows(&self, rules: &[Rule]) {
-        for hook in [DeviceHook::TcxIngress, DeviceHook::Xdp] {
-            let Some(program) = program(hook, "c0") else {
-                continue;
-            };
-            for (r, port) in rules
-                .iter()
-                .flat_map(|r| (0..PORTS).map(move |port| (r, port)))
-            {
-                let client = client(r.from.is_ipv6(), 20_000 + port);
-                let bytes = Packet::new(r.proto.number(), client, r.from, 0).bytes();
-                try_run(&program, hook, ifindex("c0"), &bytes);
-            }
+/// Makes the flows, where clients come in.
+fn make_flows(rules: &[Rule]) {
+    for hook in [DeviceHook::TcxIngress, DeviceHook::Xdp] {
+        let Some(program) = program(hook, "c0") else {
+            continue;
+        };
+        let all = rules
+            .iter()
+            .flat_map(|r| (0..PORTS).map(move |port| (r, port)));
+        for (r, port) in all {
+            let client = client(r.from.is_ipv6(), 20_000 + port);
+            let bytes = Packet::new(r.proto.number(), client, r.from, 0).bytes();
+            try_run(&program, hook, ifindex("c0"), &bytes);
         }
     }
 }
@@ -50,17 +39,18 @@ impl Case {
 /// A packet of a flow, with whatever may stand around ports and addresses.
 fn flow_packet(
     rng: &mut SmallRng,
-    case: &Case,
+    hook: DeviceHook,
+    reply: bool,
     rules: &[Rule],
 ) -> (Packet, SocketAddr, SocketAddr) {
     let r = &rules[rng.random_range(0..rules.len())];
     let client = client(r.from.is_ipv6(), 20_000 + rng.random_range(0..PORTS));
-    let ((src, dst), new) = match case.reply {
+    let ((src, dst), new) = match reply {
         false => ((client, r.from), (client, r.to)),
         true => ((r.to, client), (r.from, client)),
     };
     let mut p = Packet::new(r.proto.number(), src, dst, rng.random_range(0..40));
-    p.macs = match (case.hook, case.reply) {
+    p.macs = match (hook, reply) {
         (DeviceHook::TcxEgress, _) => [CLIENT, C0],
         (_, true) => [S0, TARGET],
         (_, false) => [C0, CLIENT],
@@ -151,7 +141,7 @@ struct Tally {
 
 impl Tally {
     /// A packet that was damaged, and what the program made of it.
-    fn damaged(&mut self, case: &Case, bytes: &[u8], got: Option<ProgramRun>) {
+    fn damaged(&mut self, (_, hook, action): At, bytes: &[u8], got: Option<ProgramRun>) {
         let Some(got) = got else {
             self.refused += 1;
             return;
@@ -161,8 +151,8 @@ impl Tally {
             return;
         }
         let ttl = bytes[if bytes[14] >> 4 == 4 { 22 } else { 21 }];
-        let answered_by_kernel = ttl <= 1 && got.action == passing(case.hook);
-        let right = got.action == case.action || answered_by_kernel;
+        let answered_by_kernel = ttl <= 1 && got.action == passing(hook);
+        let right = got.action == action || answered_by_kernel;
         assert!(right, "action {} on {bytes:02x?}", got.action);
         assert_eq!(got.packet.len(), bytes.len());
         if !is_fragment(bytes) && !is_unchecked(bytes) {
@@ -171,15 +161,15 @@ impl Tally {
     }
 
     /// A packet of a flow, and what the program made of it.
-    fn whole(&mut self, case: &Case, bytes: &[u8], want: &Packet, got: ProgramRun) {
+    fn whole(&mut self, (_, hook, action): At, bytes: &[u8], want: &Packet, got: ProgramRun) {
         let out = got.packet;
         // One look-up in 64 goes through the kernel, or back to it for another reason.
-        if got.action == passing(case.hook) && case.action == XDP_REDIRECT {
+        if got.action == passing(hook) && action == XDP_REDIRECT {
             assert_eq!(out, bytes, "passed, but changed");
             self.untouched += 1;
             return;
         }
-        assert_eq!(got.action, case.action, "{bytes:02x?}");
+        assert_eq!(got.action, action, "{bytes:02x?}");
         let want = want.bytes();
         assert!(
             out == want,
@@ -190,40 +180,33 @@ impl Tally {
 }
 
 fn run_case(way: &'static Way, reply: bool, seed: u64) {
-    let (dev, hook, action) = if reply { way.reply } else { way.forward };
-    let case = Case {
-        backend: way.backend,
-        dev,
-        hook,
-        reply,
-        action,
-    };
+    let at = if reply { way.reply } else { way.forward };
     in_netns(move || {
-        let case = &case;
+        let (dev, hook, action) = at;
         let mut rng = SmallRng::seed_from_u64(seed);
         let router = Router::new();
         let rules = rules();
-        install_all(&rules, &router.plan(case.backend, None));
-        case.make_flows(&rules);
-        let program = program(case.hook, case.dev).unwrap();
-        let device = ifindex(case.dev);
+        install_all(&rules, &router.plan(way.backend, None));
+        make_flows(&rules);
+        let program = program(hook, dev).unwrap();
+        let device = ifindex(dev);
         let mut tally = Tally::default();
         for _ in 0..PACKETS {
-            let (packet, src, dst) = flow_packet(&mut rng, case, &rules);
+            let (packet, src, dst) = flow_packet(&mut rng, hook, reply, &rules);
             let mut bytes = packet.bytes();
             let damaged = rng.random_ratio(1, 4);
             if damaged {
                 damage(&mut rng, &mut bytes);
             }
-            let got = try_run(&program, case.hook, device, &bytes);
+            let got = try_run(&program, hook, device, &bytes);
             if damaged {
-                tally.damaged(case, &bytes, got);
+                tally.damaged(at, &bytes, got);
             } else {
-                let want = packet.rewritten(src, dst).after(case.action, case.reply);
-                tally.whole(case, &bytes, &want, got.expect("a whole packet"));
+                let want = packet.rewritten(src, dst).after(action, reply);
+                tally.whole(at, &bytes, &want, got.expect("a whole packet"));
             }
         }
-        println!("{} {:?}: {tally:?}", case.backend, case.hook);
+        println!("{} {hook:?}: {tally:?}", way.backend);
         assert!(tally.rewritten > PACKETS / 2 && tally.untouched > PACKETS / 100);
     });
 }

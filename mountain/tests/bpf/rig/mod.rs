@@ -197,6 +197,13 @@ pub fn rig_groups() -> Vec<ProgramGroup> {
     vec![group(0, "0.0.0.0/0"), group(2, "::/0")]
 }
 
+/// An ip rule for all of IPv4, but for a change.
+pub fn fib_rule(change: impl FnOnce(&mut FibRule)) -> FibRule {
+    let mut rule = FibRule::default();
+    change(&mut rule);
+    rule
+}
+
 /// All sources may move, but for these.
 pub fn all_but(pinned: &[&str]) -> Sources {
     Sources {
