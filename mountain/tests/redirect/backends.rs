@@ -309,29 +309,19 @@ fn steering_sees_replies_as_they_leave() {
     }
 }
 
-/// Client and target behind one device: the target must answer through this host.
-#[test]
-fn a_hairpin_by_each_backend_that_can() {
-    let net = Net::new();
-    net.client.ip("addr add 10.0.8.20/24 dev c0");
-    net.serve(&net.client, "neighbour", "10.0.8.20:8083");
+/// Each backend redirects the client to `to`, which answers as `name`, but for those that say why they cannot.
+fn each_that_can(net: &Net, to: &str, name: &str, refusals: &[(&str, &str)]) {
     let socket = net.client.udp("10.0.8.18:0");
     let from = "10.0.8.17:8080";
     for backend in BACKENDS {
-        let add = add("udp", from, "10.0.8.20:8083", backend);
-        // Why one that cannot is refused.
-        let refusal = match backend {
-            "xdp" => Some("source"),
-            "tcx-peer" => Some("both behind rc"),
-            _ => None,
-        };
-        if let Some(why) = refusal {
+        let add = add("udp", from, to, backend);
+        if let Some((_, why)) = refusals.iter().find(|(refusing, _)| *refusing == backend) {
             net.refuses(&add, why);
             continue;
         }
         net.redirect(&add);
         for _ in 0..5 {
-            assert_answers(&socket, from, "neighbour");
+            assert_answers(&socket, from, name);
         }
         assert_eq!(net.counted(0)[2], 5, "{backend}");
         net.redirect("del --all");
@@ -339,24 +329,23 @@ fn a_hairpin_by_each_backend_that_can() {
     net.assert_clean();
 }
 
+/// Client and target behind one device: the target must answer through this host.
+#[test]
+fn a_hairpin_by_each_backend_that_can() {
+    let net = Net::new();
+    net.client.ip("addr add 10.0.8.20/24 dev c0");
+    net.serve(&net.client, "neighbour", "10.0.8.20:8083");
+    let refusals = [("xdp", "source"), ("tcx-peer", "both behind rc")];
+    each_that_can(&net, "10.0.8.20:8083", "neighbour", &refusals);
+}
+
 /// The target is this host: what leaves by the client device is rewritten as well.
 #[test]
 fn a_target_on_this_host_by_each_backend_that_can() {
     let net = Net::new();
     net.serve(&net.router, "here", "10.0.1.1:9000");
-    let socket = net.client.udp("10.0.8.18:0");
-    let from = "10.0.8.17:8080";
-    for backend in BACKENDS {
-        let add = add("udp", from, "10.0.1.1:9000", backend);
-        if backend == "tcx-peer" || backend == "xdp-redirect" {
-            net.refuses(&add, "this host");
-            continue;
-        }
-        net.redirect(&add);
-        assert_answers(&socket, from, "here");
-        net.redirect("del --all");
-    }
-    net.assert_clean();
+    let refusals = ["tcx-peer", "xdp-redirect"].map(|backend| (backend, "this host"));
+    each_that_can(&net, "10.0.1.1:9000", "here", &refusals);
 }
 
 /// The device goes and takes the programs along: the list says so, and `restore` brings the rule back
