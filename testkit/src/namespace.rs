@@ -2,7 +2,7 @@
 //! A network namespace with a name, and veth links between two.
 
 use std::fs::File;
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 
@@ -66,11 +66,16 @@ impl TestNamespace {
         command
     }
 
+    /// Runs a program, which may fail.
+    pub fn output(&self, program: &str, args: &[&str]) -> Output {
+        let output = self.command(program).args(args).output();
+        output.unwrap_or_else(|e| panic!("{program}: {e}; scripts/setup --test installs it"))
+    }
+
     /// Runs a command, split at blanks, and gives what it printed.
     pub fn run(&self, line: &str) -> String {
-        let mut words = line.split_whitespace();
-        let output = self.command(words.next().unwrap()).args(words).output();
-        ok(line, output)
+        let words: Vec<&str> = line.split_whitespace().collect();
+        ok(line, Ok(self.output(words[0], &words[1..])))
     }
 
     /// Loads rules as nft(8) takes them.
@@ -109,8 +114,8 @@ impl TestNamespace {
 
     /// Whether ping(8) with these arguments, split at blanks, has got an answer.
     pub fn pings(&self, args: &str) -> bool {
-        let output = self.command("ping").args(args.split_whitespace()).output();
-        output.expect("ping").status.success()
+        let args: Vec<&str> = args.split_whitespace().collect();
+        self.output("ping", &args).status.success()
     }
 
     /// Sets a sysctl. `key` has dots, or slashes where a device's name has dots.

@@ -143,9 +143,9 @@ fn enable_transfer_disable() {
     name.says(&ns, "disable", "is disabled");
     assert!(!name.is_available() && !name.has_pins());
     let output = ns.mountain(&format!("cc disable --name {}", name.0));
-    let (out, err) = (output.stdout, output.stderr);
-    assert!(String::from_utf8_lossy(&out).contains("was not enabled"));
-    assert_eq!(String::from_utf8_lossy(&err), "", "nor a word of libbpf's");
+    let (out, err) = texts(&output);
+    assert_has(&out, &["was not enabled"]);
+    assert_eq!(err, "", "nor a word of libbpf's");
 }
 
 /// Who has no capabilities may choose it, too, without a word from net.ipv4.tcp_allowed_congestion_control.
@@ -158,9 +158,8 @@ fn no_privilege_is_needed_to_choose_it() {
         s=socket.socket();s.setsockopt(6,13,sys.argv[1].encode());\
         print(s.getsockopt(6,13,16).rstrip(b'\\0').decode(),os.geteuid(),\
         *(l.split()[1] for l in open('/proc/self/status') if l.startswith('CapEff')))";
-    let mut python = ns.command("python3");
-    let output = python.args(["-c", script, &name.0]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
+    let output = ns.output("python3", &["-c", script, &name.0]);
+    let said = stdout(&output);
     let expected = format!("{} 65534 0000000000000000", name.0);
     assert_eq!(said.trim(), expected, "{output:?}; allowed: {allowed}");
 }

@@ -12,7 +12,7 @@ use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 
-use crate::support::{tun, wait_until, Ns, Worker, LEAVE};
+use crate::support::{stdout, tun, wait_until, Ns, Worker, LEAVE};
 
 #[path = "../placement/net.rs"]
 #[allow(dead_code)]
@@ -263,8 +263,7 @@ fn a_vpn_that_is_there_first_is_not_left() {
         let tunnel = vpn.up(&net);
         let left = "new flows are left to it";
         net.home.mountain_fails("up --adopt", left);
-        let check = net.home.mountain("check --adopt");
-        let check = String::from_utf8(check.stdout).unwrap();
+        let check = stdout(&net.home.mountain("check --adopt"));
         assert!(check.contains("nothing to steer"), "{}: {check}", vpn.name);
         net.start_with("--wait");
         assert_in_tunnel(&net, &tunnel, vpn.name);

@@ -17,12 +17,9 @@ use crate::support::*;
 fn clients_that_only_connect_do_not_end_the_control_socket() {
     let net = Net::new();
     // Fewer descriptors than clients: accepting them all is not possible.
-    let limited = net
-        .client
-        .command("prlimit")
-        .args(["--nofile=200", MOUNTAIN, "up"])
-        .output();
-    assert!(limited.unwrap().status.success());
+    let args = ["--nofile=200", MOUNTAIN, "up"];
+    let limited = net.client.output("prlimit", &args);
+    assert!(limited.status.success());
     let inode = net.client.run("stat -Lc %i /proc/self/ns/net");
     let socket = format!("/run/mountain/net-{}/control.sock", inode.trim());
 
@@ -130,7 +127,7 @@ fn a_check_of_two_providers_offers_what_works_as_printed() {
     let mut net = two_providers();
     let check = net.client.mountain("check");
     assert_eq!(check.status.code(), Some(1));
-    let text = String::from_utf8(check.stdout).unwrap();
+    let text = stdout(&check);
     let hints = quoted(text.lines().find(|line| line.contains("→")).expect(&text));
     assert_eq!(hints[0], "mountain up --adopt", "{text}");
     net.client

@@ -167,14 +167,9 @@ fn masquerade_alike_on_all_uplinks_keeps_flows_moving() {
 #[test]
 fn a_firewall_that_cannot_be_read_holds_flows() {
     let net = Net::new();
-    let output = net
-        .client
-        .command("setpriv")
-        .args(["--bounding-set=-net_admin", "--inh-caps=-net_admin"])
-        .args([MOUNTAIN, "check"])
-        .output()
-        .unwrap();
-    let text = stdout(&output);
+    let without = ["--bounding-set=-net_admin", "--inh-caps=-net_admin"];
+    let args = [&without[..], &[MOUNTAIN, "check"]].concat();
+    let text = stdout(&net.client.output("setpriv", &args));
     let told = text.contains("cannot be read, so no running flow is moved");
     assert!(told, "{text}");
 }

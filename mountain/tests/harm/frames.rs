@@ -11,7 +11,7 @@ use etherparse::PacketBuilder;
 use nix::sys::stat::{makedev, mknod, Mode, SFlag};
 
 use super::support::frames::PacketSocket;
-use super::support::{wait_until, Net, Ns, LEAVE, SERVER4};
+use super::support::{stdout, wait_until, Net, Ns, LEAVE, SERVER4};
 
 /// Packets of each kind that are sent, and with which source port.
 pub(super) const PACKETS: u64 = 40;
@@ -117,10 +117,8 @@ fn by_packet_socket(net: &Net, port: u16) {
 /// Sends frames as a virtual machine behind the macvtap device `tap0` of the client does.
 fn by_macvtap(net: &Net, port: u16) {
     let (to, from) = (mac(&net.server, "s0"), mac(&net.client, "tap0"));
-    let mut shell = net.client.command("unshare");
     let read = "mount -t sysfs none /sys && cat /sys/class/net/tap0/macvtap/*/dev";
-    let number = shell.args(["-m", "sh", "-c", read]).output().unwrap();
-    let number = String::from_utf8(number.stdout).unwrap();
+    let number = stdout(&net.client.output("unshare", &["-m", "sh", "-c", read]));
     let (major, minor) = number.trim().split_once(':').expect("a character device");
     let folder = tempfile::tempdir().unwrap();
     let node = folder.path().join("tap");

@@ -131,8 +131,8 @@ fn a_server_at_home_answers_from_the_address_that_was_asked() {
     for address in OWN.iter().flatten() {
         let at = format!("@{address}");
         for how in ["+notcp", "+tcp"] {
-            let mut dig = net.server.command("dig");
-            let output = dig.arg(&at).arg(how).args(DIG).output().unwrap();
+            let args = [&[at.as_str(), how][..], &DIG[..]].concat();
+            let output = net.server.output("dig", &args);
             assert_eq!(text(&output), "192.0.2.7", "{address} {how}: {output:?}");
         }
     }

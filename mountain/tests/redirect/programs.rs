@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::net::Net;
 use crate::support::stream::transfer;
-use crate::support::{wait_until, Guard, Ns, DNSMASQ};
+use crate::support::{stderr, wait_until, Guard, Ns, DNSMASQ};
 use serde_json::Value;
 
 const BACKENDS: [&str; 5] = ["nft", "tcx", "tcx-peer", "xdp", "xdp-redirect"];
@@ -41,8 +41,7 @@ fn iperf3_tcp_and_udp() {
             let mut result = Value::Null;
             // The server ends a test a little later than its client.
             wait_until("iperf3 takes another client", START, || {
-                let mut sh = net.client.command("sh");
-                let text = sh.args(["-c", &line]).output().unwrap();
+                let text = net.client.output("sh", &["-c", &line]);
                 result = serde_json::from_slice(&text.stdout).unwrap();
                 let busy = result["error"].as_str().is_some_and(|e| e.contains("busy"));
                 !busy
@@ -137,13 +136,10 @@ fn nginx_by_curl() {
         redirect(&net, backend, &["tcp"], (80, 8083));
         net.add("tcp", "[fd08::17]:80", "[fd01::2]:8083", backend);
         for host in [FROM, "[fd08::17]"] {
-            let mut curl = net.client.command("curl");
             let url = format!("http://{host}/file");
-            let got = curl
-                .args(["-gsS", "--max-time", "20", &url])
-                .output()
-                .unwrap();
-            let (bytes, said) = (got.stdout, String::from_utf8_lossy(&got.stderr));
+            let args = ["-gsS", "--max-time", "20", &url];
+            let got = net.client.output("curl", &args);
+            let (said, bytes) = (stderr(&got), got.stdout);
             assert!(
                 bytes == body,
                 "{backend} {host}: {} bytes, {said}",

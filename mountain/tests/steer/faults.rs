@@ -227,12 +227,8 @@ fn a_kernel_that_is_too_old_or_has_no_btf_is_named() {
     let net = Net::new();
     let check = |prepare: &str| {
         let script = format!("mount --make-rprivate / && {prepare} && exec {MOUNTAIN} check");
-        let output = net
-            .client
-            .command("unshare")
-            .args(["--mount", "sh", "-c", &script])
-            .output()
-            .unwrap();
+        let args = ["--mount", "sh", "-c", &script];
+        let output = net.client.output("unshare", &args);
         (output.status.code(), stdout(&output) + &stderr(&output))
     };
     let version = config("6.1.0-28-amd64\n");

@@ -234,10 +234,9 @@ fn large_packets_keep_working_when_the_other_path_is_smaller() {
         .expect("one of 20 addresses by the first path");
     net.client.ip(&format!("link set u{small} mtu 1280"));
     let ping = |args: &str| {
-        let line = format!("-c 20 -i 0.05 -W 1 {args} {server}");
-        let mut command = net.client.command("ping");
-        let output = command.args(line.split_whitespace()).output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let args = format!("-c 20 -i 0.05 -W 1 {args} {server}");
+        let args: Vec<&str> = args.split_whitespace().collect();
+        let text = stdout(&net.client.output("ping", &args));
         let received = text.split(" packets transmitted, ").nth(1);
         let received = received.and_then(|t| t.split(' ').next()?.parse::<u32>().ok());
         received.unwrap_or_else(|| panic!("{text}"))

@@ -6,7 +6,7 @@ use std::fs;
 use mountain::redirect::{Installed, ListedRule, Snat};
 
 use super::net::{ask, ask_in_vain, Net};
-use crate::support::Ns;
+use crate::support::{stderr, texts, Ns};
 
 fn setting(ns: &Ns, path: &'static str) -> String {
     let read = move || fs::read_to_string(format!("/proc/sys/net/ipv4/{path}")).unwrap();
@@ -80,8 +80,7 @@ fn a_damaged_journal_locks_nobody_out() {
         };
         let before = by_from(&net);
         damage(&net.record());
-        let told = net.router.mountain("redirect list");
-        let told = String::from_utf8_lossy(&told.stderr).into_owned();
+        let told = stderr(&net.router.mountain("redirect list"));
         assert!(told.contains("made anew"), "{what}: {told}");
         assert_eq!(by_from(&net), before, "{what}");
         let socket = net.client.udp("10.0.8.18:0");
@@ -120,8 +119,7 @@ fn removal_takes_back_redirects_in_every_network_namespace() {
         .args(["sh", "-ec", SCRIPT, crate::support::MOUNTAIN])
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    let error = String::from_utf8_lossy(&output.stderr);
+    let (said, error) = texts(&output);
     assert!(output.status.success(), "{said}{error}");
     let last: Vec<&str> = said.lines().skip(2).collect();
     assert_eq!(last, ["deleted 2 rules in 2 network namespaces"], "{error}");
