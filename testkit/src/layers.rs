@@ -3,7 +3,9 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use crate::files_below;
 
 /// Where a module, `a/b` or `a`, stands in the order: by its own place, else by that of the module
 /// around it.
@@ -20,11 +22,10 @@ fn rank(layers: &[&str], module: &str) -> Option<usize> {
 /// # Panics
 /// A source cannot be read, or belongs to no layer.
 pub fn broken(src: &Path, layers: &[&str], roots: &[&str]) -> BTreeSet<(String, String)> {
-    let mut files = Vec::new();
-    sources(src, &mut files);
     let mut broken = BTreeSet::new();
-    for file in files {
-        let path = file.strip_prefix(src).unwrap().to_str().unwrap();
+    let files = files_below(src).into_iter();
+    for file in files.filter(|file| file.extension().is_some_and(|e| e == "rs")) {
+        let path = file.to_str().unwrap();
         let parts: Vec<&str> = path.trim_end_matches(".rs").splitn(3, '/').collect();
         if roots.contains(&parts[0]) {
             continue;
@@ -32,7 +33,7 @@ pub fn broken(src: &Path, layers: &[&str], roots: &[&str]) -> BTreeSet<(String, 
         let module = parts[..parts.len().min(2)].join("/");
         let own = rank(layers, &module);
         let own = own.unwrap_or_else(|| panic!("{path}: no layer has this name"));
-        for name in named(&fs::read_to_string(&file).unwrap()) {
+        for name in named(&fs::read_to_string(src.join(&file)).unwrap()) {
             // Macros and items of the root are no layer.
             if rank(layers, &name).is_some_and(|other| other > own) {
                 broken.insert((path.to_owned(), name));
@@ -40,17 +41,6 @@ pub fn broken(src: &Path, layers: &[&str], roots: &[&str]) -> BTreeSet<(String, 
         }
     }
     broken
-}
-
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        match path.extension() {
-            _ if path.is_dir() => sources(&path, found),
-            Some(extension) if extension == "rs" => found.push(path),
-            _ => {}
-        }
-    }
 }
 
 /// The modules, `a/b` or `a`, that a source names by `crate::NAME` or in a `crate::{NAME, ...}`, comments aside:

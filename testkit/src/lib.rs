@@ -10,9 +10,10 @@ mod namespace;
 pub use guard::Guard;
 pub use namespace::TestNamespace;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 /// What a command printed.
@@ -41,6 +42,22 @@ pub fn own_sysctls(text: &str) -> String {
         .filter(ours)
         .flat_map(|line| [line, "\n"])
         .collect()
+}
+
+/// All files below a folder, by their paths from it.
+pub fn files_below(folder: &Path) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false => _ = found.insert(path.strip_prefix(folder).unwrap().to_owned()),
+            }
+        }
+    }
+    found
 }
 
 /// Asserts that a text has all of these parts.

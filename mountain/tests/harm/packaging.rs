@@ -3,10 +3,13 @@
 //!
 //! Into a staging folder here; into minimal Debian roots by scripts/bare-test.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+
+use testkit::{assert_has, files_below};
+
+use crate::support::{stderr, stdout};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
@@ -34,25 +37,8 @@ fn installer(arguments: &[&str], staging: &Path) -> Command {
 }
 
 fn succeeds(output: Output) -> String {
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{said}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-/// All files below a folder, by their paths from it.
-fn files(folder: &Path) -> BTreeSet<PathBuf> {
-    let mut found = BTreeSet::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(next) = folders.pop() {
-        for entry in fs::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            match path.is_dir() {
-                true => folders.push(path),
-                false => _ = found.insert(path.strip_prefix(folder).unwrap().to_owned()),
-            }
-        }
-    }
-    found
+    assert!(output.status.success(), "{}", stderr(&output));
+    stdout(&output)
 }
 
 /// Targets of Markdown links that are files.
@@ -70,7 +56,7 @@ fn what_is_installed_is_complete_works_and_can_be_removed() {
     let staging = tempfile::tempdir().unwrap();
     let staging = staging.path();
     succeeds(install(&[], staging));
-    let all = files(staging);
+    let all = files_below(staging);
     for wanted in [
         "etc/mountain/mountain.toml",
         "usr/bin/mountain",
@@ -107,9 +93,8 @@ fn what_is_installed_is_complete_works_and_can_be_removed() {
     // Each crate that is linked is named, with the texts that it carries.
     let notices = staging.join("usr/share/doc/mountain/THIRD-PARTY-NOTICES");
     let notices = fs::read_to_string(notices).unwrap();
-    for wanted in ["\nrattan-core 0.1", "\nlibbpf-rs 0.27", "Apache License"] {
-        assert!(notices.contains(wanted), "not in the notices: {wanted}");
-    }
+    let linked = ["\nrattan-core 0.1", "\nlibbpf-rs 0.27", "Apache License"];
+    assert_has(&notices, &linked);
 
     // From its own place the lab finds its scenarios, and not those of the source tree.
     fs::rename(
@@ -132,7 +117,7 @@ fn what_is_installed_is_complete_works_and_can_be_removed() {
     assert!(said.contains("Kept your"), "{said}");
     succeeds(install(&["--remove"], staging));
     assert_eq!(fs::read_to_string(&config).unwrap(), "# mine\n");
-    let left: Vec<PathBuf> = files(staging).into_iter().collect();
+    let left: Vec<PathBuf> = files_below(staging).into_iter().collect();
     assert_eq!(left, [Path::new("etc/mountain/mountain.toml")]);
 }
 
@@ -141,10 +126,9 @@ fn what_is_installed_is_complete_works_and_can_be_removed() {
 fn a_program_with_the_hooks_of_tests_is_not_installed() {
     let staging = tempfile::tempdir().unwrap();
     let refused = installer(&[], staging.path()).output().unwrap();
-    let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success(), "it was installed");
-    assert!(said.contains("make build"), "{said}");
-    assert!(files(staging.path()).is_empty());
+    assert_has(&stderr(&refused), &["make build"]);
+    assert!(files_below(staging.path()).is_empty());
 
     // What `make build` and the Debian package build is without them: only tests turn the feature on.
     let tree = Command::new(format!("{ROOT}/scripts/cargo"))

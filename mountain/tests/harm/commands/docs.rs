@@ -10,6 +10,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use testkit::files_below;
+
 use crate::support::*;
 
 /// What stands for something of the reader's own, or takes longer than a test may.
@@ -117,30 +119,16 @@ fn commands(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// The pages below a folder.
-fn find(folder: &Path, pages: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap().flatten() {
-        let path = entry.path();
-        if path.is_dir() {
-            find(&path, pages);
-        } else if path.extension().is_some_and(|e| e == "md") {
-            pages.push(path);
-        }
-    }
-}
-
+/// Names and texts of the pages.
 fn pages() -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let mut pages = vec![root.join("README.md")];
-    find(&root.join("docs"), &mut pages);
-    pages.sort();
-    let read = |path: PathBuf| {
-        (
-            path.display().to_string(),
-            fs::read_to_string(&path).unwrap(),
-        )
-    };
-    pages.into_iter().map(read).collect()
+    let pages = files_below(&root.join("docs")).into_iter();
+    let pages = pages.filter(|page| page.extension().is_some_and(|e| e == "md"));
+    let pages = pages.map(|page| Path::new("docs").join(page));
+    let all = [PathBuf::from("README.md")].into_iter().chain(pages);
+    let text = |page: &Path| fs::read_to_string(root.join(page)).unwrap();
+    all.map(|page| (page.display().to_string(), text(&page)))
+        .collect()
 }
 
 #[test]
