@@ -2,19 +2,19 @@
 //! Real sockets over veth with the steering program attached by hand: what moves, what stays, and
 //! that nothing is lost, reordered or left behind.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::thread::sleep;
 use std::time::Duration;
 
 use crate::rig::net::*;
-use crate::rig::{bring_up, ejected, ifindex, ip, ms, only, patient};
+use crate::rig::{ejected, ifindex, ms, only, patient};
 use crate::support::arrivals::received;
 use crate::support::stream::{send, sink, wait_acknowledged};
 use crate::support::tcx::{program_ids_on, programs_on};
 use mountain::bpf::{PathMasks as Masks, Settings, SteerProgram};
 use nix::sys::socket::{setsockopt, sockopt};
-use testkit::{sysctl, TestNamespace};
+use testkit::TestNamespace;
 
 /// Path 0 is left at once.
 const EJECTED_0: Masks = ejected(0b01, only(1));
@@ -40,8 +40,8 @@ fn pace(sources: &mut [Source], rounds: usize, pause: Duration) {
 
 #[test]
 fn udp_moves_without_loss_or_reordering() {
-    for_each_family(|host, v6| {
-        let sink = Sink::start(&host, v6);
+    for_each_family(|net, v6| {
+        let sink = Sink::start(&net.server, v6);
         let mut steer = steer_two(&patient());
         let mut sources = sources(16, v6, &sink);
         for member in [0, 1, 0, 1] {
@@ -94,17 +94,17 @@ fn tcp_info(conn: &TcpStream) -> libc::tcp_info {
 
 #[test]
 fn tcp_moves_at_full_size() {
-    for_each_family(|host, v6| {
+    for_each_family(|net, v6| {
         let mut steer = steer_two(&patient());
-        let count = |host: &TestNamespace| host.with(|| ["s0", "s1"].map(received));
+        let count = || net.server.with(|| ["s0", "s1"].map(received));
         const TOTAL: u64 = 96 << 20;
-        let (mut part, mut at) = (0, vec![count(&host)]);
-        stream(&host, v6, TOTAL, |conn, sent| {
+        let (mut part, mut at) = (0, vec![count()]);
+        stream(&net.server, v6, TOTAL, |conn, sent| {
             if sent * 4 / TOTAL > part {
                 part = sent * 4 / TOTAL;
                 wait_acknowledged(conn);
                 sleep(FLOWLET);
-                at.push(count(&host));
+                at.push(count());
                 masks(&mut steer, only(part as u16 % 2));
             }
         });
@@ -131,8 +131,8 @@ fn tcp_moves_at_full_size() {
 
 #[test]
 fn device_bound_sockets_stay() {
-    for_each_family(|host, v6| {
-        let sink = Sink::start(&host, v6);
+    for_each_family(|net, v6| {
+        let sink = Sink::start(&net.server, v6);
         let mut steer = steer_two(&patient());
         let mut sources = sources(3, v6, &sink);
         for (s, dev) in sources.iter().zip(["u0", "u1"]) {
@@ -152,8 +152,8 @@ fn device_bound_sockets_stay() {
 
 #[test]
 fn dropping_it_leaves_nothing() {
-    with_server(|host| {
-        let sink = Sink::start(&host, false);
+    with_server(|net| {
+        let sink = Sink::start(&net.server, false);
         let mut sources = sources(8, false, &sink);
         pace(&mut sources, 5, ms(2));
         let mut steer = steer_two(&patient());
@@ -175,7 +175,7 @@ fn dropping_it_leaves_nothing() {
         pace(&mut sources, 5, ms(2));
         let by = all_in_order(&sources, &sink.finish());
         for devs in by {
-            // The kernel's own choice is one per pair of addresses, before as after.
+            // The kernel's own choice for a flow is one, before as after.
             assert_eq!(devs[..5], devs[15..], "not as it was before");
             assert_eq!(devs[10..15], [1; 5]);
         }
@@ -184,20 +184,19 @@ fn dropping_it_leaves_nothing() {
 
 #[test]
 fn forwarded_traffic_moves() {
-    for_each_family(|host, v6| {
+    for_each_family(|net, v6| {
         let inside = TestNamespace::new("inside");
-        ip(&format!(
-            "link add lan type veth peer name eth0 netns {}",
-            inside.name
-        ));
-        bring_up("lan", &["10.2.0.1/24", "fd00:2::1/64"]);
-        sysctl("net/ipv4/ip_forward", "1");
-        sysctl("net/ipv6/conf/all/forwarding", "1");
-        inside.bring_up("eth0", &["10.2.0.2/24", "fd00:2::2/64"]);
+        net.client.wire(
+            ("lan", &["10.2.0.1/24", "fd00:2::1/64"]),
+            &inside,
+            ("eth0", &["10.2.0.2/24", "fd00:2::2/64"]),
+        );
+        net.client.sysctl("net/ipv4/ip_forward", "1");
+        net.client.sysctl("net/ipv6/conf/all/forwarding", "1");
         inside.ip("route add default via 10.2.0.1");
         inside.ip("-6 route add default via fd00:2::1");
         let from = if v6 { "fd00:2::2" } else { "10.2.0.2" };
-        let sink = Sink::start(&host, v6);
+        let sink = Sink::start(&net.server, v6);
         let addr = sink.addr;
         let mut steer = steer_two(&patient());
         let (go, turn) = std::sync::mpsc::channel::<()>();
@@ -229,14 +228,15 @@ fn forwarded_traffic_moves() {
 
 #[test]
 fn port_unreachable_travels_with_the_flow() {
-    for_each_family(|host, v6| {
+    for_each_family(|net, v6| {
         let mut steer = steer_two(&Settings {
             margin_us: 10_000_000,
             ..patient()
         });
         for member in [0, 1, 0, 1] {
             masks(&mut steer, only(member));
-            let peer = host.with(move || std::net::UdpSocket::bind((server(v6), 0)).unwrap());
+            let bind = || UdpSocket::bind((server(v6), 0)).unwrap();
+            let peer = net.server.with(bind);
             let mut source = Source::new(client(v6), peer.local_addr().unwrap());
             source.send(10);
             peer.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -245,7 +245,7 @@ fn port_unreachable_travels_with_the_flow() {
             drop(source);
             // New flows would go by the other path now; this one had no gap.
             masks(&mut steer, only(1 - member));
-            let count = || host.with(|| ["s0", "s1"].map(|d| received(d).0));
+            let count = || net.server.with(|| ["s0", "s1"].map(|d| received(d).0));
             let before = count();
             for _ in 0..5 {
                 peer.send(b"anyone?").unwrap();

@@ -15,8 +15,9 @@ use std::os::fd::OwnedFd;
 use libbpf_rs::{MapCore, MapHandle};
 use mountain::redirect::bpf::hooks::{self, programs, DeviceHook, LoadedProgram, ProgramRun};
 use mountain::redirect::{bpf, Backend, Installed, Plan, Proto, Rule, RuleDevice, Snat};
+use testkit::bring_up;
 
-use super::bpf::{bring_up, ifindex, ip, PASS, REDIRECT};
+use super::bpf::{ifindex, ip, PASS, REDIRECT};
 
 pub const XDP_PASS: i32 = 2;
 pub const XDP_REDIRECT: i32 = 4;

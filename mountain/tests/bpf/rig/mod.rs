@@ -19,7 +19,7 @@ use mountain::redirect::bpf::hooks::LoadedProgram;
 use mountain::steer::rendezvous::inv_weight;
 use mountain::topology::FibRule;
 use packets::{Ip, MACS};
-pub use testkit::{bring_up, ifindex, ip};
+pub use testkit::{ifindex, ip};
 
 /// TC_ACT_UNSPEC: the packet goes on as if the program were not there.
 pub const PASS: i32 = -1;
@@ -35,15 +35,7 @@ pub fn in_netns<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) ->
     );
     let run = || {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("a network namespace");
-        let all = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).unwrap();
-        let mut one = nix::sched::CpuSet::new();
-        let cpus: Vec<usize> = (0..nix::sched::CpuSet::count())
-            .filter(|&c| all.is_set(c).unwrap())
-            .collect();
-        // Tests that run beside each other, each in its own process, do not share one.
-        let cpu = cpus[std::process::id() as usize % cpus.len()];
-        one.set(cpu).unwrap();
-        nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &one).unwrap();
+        pin();
         ip("link set lo up");
         test()
     };
@@ -51,6 +43,19 @@ pub fn in_netns<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) ->
         Ok(value) => value,
         Err(panic) => std::panic::resume_unwind(panic),
     }
+}
+
+/// Keeps this thread on one CPU. Tests that run beside each other, each in its own process, do not share one.
+pub fn pin() {
+    let this = nix::unistd::Pid::from_raw(0);
+    let all = nix::sched::sched_getaffinity(this).unwrap();
+    let cpus: Vec<usize> = (0..nix::sched::CpuSet::count())
+        .filter(|&c| all.is_set(c).unwrap())
+        .collect();
+    let mut one = nix::sched::CpuSet::new();
+    one.set(cpus[std::process::id() as usize % cpus.len()])
+        .unwrap();
+    nix::sched::sched_setaffinity(this, &one).unwrap();
 }
 
 /// [`in_netns`] with a [`Rig`].

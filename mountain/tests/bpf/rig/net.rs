@@ -1,83 +1,49 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Real namespaces and sockets: a client host with two uplinks u0 and u1 to a server host (s0, s1),
-//! service addresses on lo, multipath routes both ways in both families. The client has no name: it
-//! goes away with the process, however it ends.
+//! Real sockets: the two hosts of [`Net`], with the program attached by hand in the client.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use mountain::bpf::{PathMasks as Masks, ProgramPath, Settings, Steer, SteerMode};
 use mountain::steer::rendezvous::path_salt;
-use testkit::{sysctl, TestNamespace};
+use testkit::TestNamespace;
 
-use super::{bring_up, ifindex, in_netns, ip};
-use crate::support::{arrivals, Worker};
+use super::{ifindex, pin};
+use crate::support::{arrivals, Net, Worker, CLIENT4, SERVER4, SERVER6};
 
 /// Service addresses.
 pub fn client(v6: bool) -> IpAddr {
-    let address = if v6 { "fd00:ff::1" } else { "10.255.0.1" };
-    address.parse().unwrap()
+    if v6 { "fd98::1" } else { CLIENT4 }.parse().unwrap()
 }
 
 pub fn server(v6: bool) -> IpAddr {
-    let address = if v6 { "fd00:ff::2" } else { "10.255.0.2" };
-    address.parse().unwrap()
+    if v6 { SERVER6 } else { SERVER4 }.parse().unwrap()
 }
 
-fn mac(end: u8, i: usize) -> String {
-    format!("02:00:00:00:{end:02x}:{i:02x}")
-}
-
-/// One host's end of the links: `dev`0 and `dev`1, host number `me` facing `peer` on each link.
-fn configure(dev: &'static str, me: u8, peer: u8) {
-    sysctl("net/ipv4/conf/all/rp_filter", "0");
-    sysctl("net/ipv4/conf/default/rp_filter", "0");
-    sysctl("net/ipv4/icmp_ratelimit", "0");
-    sysctl("net/ipv6/icmp/ratelimit", "0");
-    ip(&format!("addr add 10.255.0.{me}/32 dev lo"));
-    ip(&format!("addr add fd00:ff::{me}/128 dev lo nodad"));
-    let mut hops = [String::new(), String::new()];
+/// Runs a test as the client, which knows its gateways.
+pub fn with_server(test: impl FnOnce(&Net) + Send) {
+    let net = Net::new();
     for i in 0..2 {
-        sysctl(&format!("net/ipv4/conf/{dev}{i}/rp_filter"), "0");
-        ip(&format!("link set {dev}{i} address {}", mac(me, i)));
-        let own = [format!("10.0.{i}.{me}/24"), format!("fd00:{i}::{me}/64")];
-        bring_up(&format!("{dev}{i}"), &own.each_ref().map(|a| &**a));
-        for gateway in [format!("10.0.{i}.{peer}"), format!("fd00:{i}::{peer}")] {
-            let known = format!("{gateway} lladdr {} dev {dev}{i}", mac(peer, i));
-            ip(&format!("neigh replace {known} nud permanent"));
-            hops[gateway.contains(':') as usize] += &format!(" nexthop via {gateway} dev {dev}{i}");
+        let mac = format!("02:00:00:00:02:0{i}");
+        net.server.ip(&format!("link set s{i} address {mac}"));
+        for gateway in [format!("10.30.{i}.2"), format!("fd30:{i}::2")] {
+            let known = format!("{gateway} lladdr {mac} dev u{i}");
+            net.client
+                .ip(&format!("neigh replace {known} nud permanent"));
         }
     }
-    let [v4, v6] = hops;
-    ip(&format!("route add default src 10.255.0.{me}{v4}"));
-    ip(&format!("-6 route add default src fd00:ff::{me}{v6}"));
-}
-
-/// Makes this thread's namespace the client and returns the server.
-fn two_hosts() -> TestNamespace {
-    let server = TestNamespace::new("s");
-    let far = &server.name;
-    for i in 0..2 {
-        ip(&format!(
-            "link add u{i} type veth peer name s{i} netns {far}"
-        ));
-        // Up on both ends before routes are made: they refuse a next hop without carrier.
-        server.ip(&format!("link set s{i} up"));
-    }
-    configure("u", 1, 2);
-    server.with(|| configure("s", 2, 1));
-    server
-}
-
-/// Runs a test as the client, with the server.
-pub fn with_server(test: impl FnOnce(TestNamespace) + Send + 'static) {
-    in_netns(|| test(two_hosts()));
+    net.client.sysctl("net/ipv4/icmp_ratelimit", "0");
+    net.client.sysctl("net/ipv6/icmp/ratelimit", "0");
+    net.client.with(|| {
+        pin();
+        test(&net);
+    });
 }
 
 /// The same by IPv4, then by IPv6.
-pub fn for_each_family(test: fn(TestNamespace, bool)) {
+pub fn for_each_family(test: fn(&Net, bool)) {
     for v6 in [false, true] {
-        with_server(move |host| test(host, v6));
+        with_server(|net| test(net, v6));
     }
 }
 
@@ -85,8 +51,8 @@ pub fn for_each_family(test: fn(TestNamespace, bool)) {
 pub fn path(id: usize) -> ProgramPath {
     let (i, v6) = (id % 2, id >= 2);
     let gateway = match v6 {
-        false => format!("10.0.{i}.2"),
-        true => format!("fd00:{i}::2"),
+        false => format!("10.30.{i}.2"),
+        true => format!("fd30:{i}::2"),
     };
     ProgramPath {
         ifindex: ifindex(&format!("u{i}")),
@@ -115,9 +81,9 @@ pub fn steer_two(settings: &Settings) -> Steer {
     for id in 0..4 {
         steer.set_path(id, &path(id)).unwrap();
     }
-    let links = ["10.0.0.0/24", "10.0.1.0/24", "fd00:0::/64", "fd00:1::/64"];
+    let links = ["10.30.0.0/24", "10.30.1.0/24", "fd30:0::/64", "fd30:1::/64"];
     let not_ours = links.map(|prefix| prefix.parse().unwrap());
-    let sources = super::all_but(&["10.0.0.1", "10.0.1.1", "fd00:0::1", "fd00:1::1"]);
+    let sources = super::all_but(&["10.30.0.1", "10.30.1.1", "fd30:0::1", "fd30:1::1"]);
     steer
         .set_topology(&super::rig_groups(), &not_ours, &[], &sources)
         .unwrap();
