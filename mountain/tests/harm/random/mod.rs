@@ -94,55 +94,69 @@ struct Result {
     log: String,
 }
 
+/// A host whose flows are known in part, and what is held against it.
+struct Trial<'a> {
+    rig: Rig,
+    sender: Sender,
+    flows: &'a [Flow],
+    known: BTreeSet<u16>,
+    judge: Judge<'a>,
+}
+
+impl Trial<'_> {
+    /// One packet of each flow that is known, judged.
+    fn round(&mut self, what: &str) {
+        let sent = self.send();
+        let muted = &self.rig.muted;
+        self.judge.round(what, &self.known, &sent, muted);
+    }
+
+    fn send(&mut self) -> Sent {
+        let _pinned = Pinned::new();
+        for flow in self.flows.iter().filter(|f| self.known.contains(&f.id)) {
+            self.sender.send(&self.rig, flow);
+        }
+        by_flow(self.flows, self.rig.collect())
+    }
+}
+
 fn run(seed: u64, kinds: &[(Kind, bool)]) -> Result {
     let host = Host::random(seed, kinds);
     let flows = packets::flows(&host, FLOWS);
     let mut rig = Rig::new(&host);
     let reference = Reference::new(&mut rig, &host, &flows);
-    let mut sender = Sender::default();
-    let mut judge = Judge::new(&host, &flows, &reference);
-
-    let mut known: BTreeSet<u16> = flows.iter().filter(|f| f.old).map(|f| f.id).collect();
-    round("before", &mut rig, &mut sender, &flows, &known, &mut judge);
+    let mut trial = Trial {
+        rig,
+        sender: Sender::default(),
+        flows: &flows,
+        known: flows.iter().filter(|f| f.old).map(|f| f.id).collect(),
+        judge: Judge::new(&host, &flows, &reference),
+    };
+    trial.round("before");
     kernel::shake();
-    let sent = send(&mut rig, &mut sender, &flows, &known);
-    judge.shaken(sent);
-    let daemon = Daemon::start(&mut rig, &host);
+    let sent = trial.send();
+    trial.judge.shaken(sent);
+    let daemon = Daemon::start(&mut trial.rig, &host);
     let refused = daemon.is_none();
     let (mut steered, mut log) = (false, String::new());
     if let Some(mut daemon) = daemon {
-        round(
-            "at the start",
-            &mut rig,
-            &mut sender,
-            &flows,
-            &known,
-            &mut judge,
-        );
-        steered = daemon.settle(&mut rig);
+        trial.round("at the start");
+        steered = daemon.settle(&mut trial.rig);
         let third = FLOWS as u16 / 3;
-        known.extend(1..=third);
-        round(
-            "all paths good",
-            &mut rig,
-            &mut sender,
-            &flows,
-            &known,
-            &mut judge,
-        );
+        trial.known.extend(1..=third);
+        trial.round("all paths good");
         if steered {
             for (n, uplink) in host.uplinks.iter().take(2).enumerate() {
-                rig.muted = vec![uplink.name.clone()];
-                daemon.wait_for_paths(&mut rig);
-                known.extend(1..=third * (2 + n as u16));
-                let what = format!("{} silent", uplink.name);
-                round(&what, &mut rig, &mut sender, &flows, &known, &mut judge);
+                trial.rig.muted = vec![uplink.name.clone()];
+                daemon.wait_for_paths(&mut trial.rig);
+                trial.known.extend(1..=third * (2 + n as u16));
+                trial.round(&format!("{} silent", uplink.name));
             }
         }
         log = daemon.said();
         daemon.stop();
     }
-    let Judge { tally, faults, .. } = judge;
+    let Judge { tally, faults, .. } = trial.judge;
     Result {
         faults,
         packets: tally.packets,
@@ -153,27 +167,6 @@ fn run(seed: u64, kinds: &[(Kind, bool)]) -> Result {
         script: host.script(),
         log,
     }
-}
-
-/// One packet of each of these flows.
-fn round(
-    what: &str,
-    rig: &mut Rig,
-    sender: &mut Sender,
-    flows: &[Flow],
-    ids: &BTreeSet<u16>,
-    judge: &mut Judge,
-) {
-    let sent = send(rig, sender, flows, ids);
-    judge.round(what, ids, &sent, &rig.muted);
-}
-
-fn send(rig: &mut Rig, sender: &mut Sender, flows: &[Flow], ids: &BTreeSet<u16>) -> Sent {
-    let _pinned = Pinned::new();
-    for flow in flows.iter().filter(|f| ids.contains(&f.id)) {
-        sender.send(rig, flow);
-    }
-    by_flow(flows, rig.collect())
 }
 
 #[test]
