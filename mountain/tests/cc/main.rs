@@ -43,6 +43,13 @@ impl Name {
         ns.mountain_ok(&format!("cc {args} --name {}", self.0))
     }
 
+    /// Disables it, and nothing of it is left.
+    #[track_caller]
+    fn disable(&self, ns: &Ns) {
+        self.cc(ns, "disable");
+        assert!(!self.is_available() && !self.has_pins());
+    }
+
     #[track_caller]
     fn says(&self, ns: &Ns, args: &str, part: &str) {
         ns.mountain_says(&format!("cc {args} --name {}", self.0), part);
@@ -194,8 +201,7 @@ fn a_registration_that_was_taken_away_is_repaired() {
     assert!(name.details(&ns).registered);
     // And now it is one like any other.
     assert!(name.cc(&ns, "enable").contains("is replaced"));
-    name.cc(&ns, "disable");
-    assert!(!name.is_available() && !name.has_pins());
+    name.disable(&ns);
 }
 
 /// What `enable` leaves when it is killed between pinning the new link and naming it.
@@ -219,8 +225,7 @@ fn a_half_made_registration_is_ours() {
     name.says(&ns, "enable", "is replaced");
     assert!(at("link").exists() && !at("link-new").exists());
     assert!(name.details(&ns).registered);
-    name.cc(&ns, "disable");
-    assert!(!name.is_available() && !name.has_pins());
+    name.disable(&ns);
 }
 
 /// The unit starts, reloads and stops the same name, and can wait for the network.
@@ -358,8 +363,7 @@ fn on_and_off_a_hundred_times_under_load() {
     }
     let rounds = load.finish();
     assert!(rounds.iter().all(|n| *n > 100), "{rounds:?}");
-    name.cc(&ns, "disable");
-    assert!(!name.is_available() && !name.has_pins());
+    name.disable(&ns);
 }
 
 #[test]

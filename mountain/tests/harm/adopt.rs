@@ -383,18 +383,18 @@ fn a_kill_switch_holds() {
     let net = Home::new().running();
     count_leaks(&net);
     for kind in ["unreachable", "blackhole", "prohibit"] {
-        for family in FAMILIES {
-            let route = format!("{kind} default metric 50");
-            net.home.ip(&format!("{family} route add {route}"));
-        }
+        let tell = |verb: &str| {
+            for family in FAMILIES {
+                let line = format!("{family} route {verb} {kind} default metric 50");
+                net.home.ip(&line);
+            }
+        };
+        tell("add");
         wait_suspended(&net, [true; 2]);
         let before = leaks(&net);
         poke(&net, &SERVER);
         assert_eq!(leaks(&net), before, "{kind}");
-        for family in FAMILIES {
-            let route = format!("{kind} default metric 50");
-            net.home.ip(&format!("{family} route del {route}"));
-        }
+        tell("del");
         wait_suspended(&net, [false; 2]);
     }
     // One of the firewall's, and the VPN goes down.

@@ -62,21 +62,27 @@ pub(super) fn all_come_by(server: &Ns, dev: &str, port: u16, what: &str, send: i
     assert_eq!(by, expected, "{what}: by s0 and s1");
 }
 
-/// Sends to the server from sockets of a namespace, bound to `source`.
-pub(super) fn by_sockets(ns: &Ns, source: Ipv4Addr, port: u16) {
-    by_sockets_to(ns, source, (SERVER4, port), 0);
+/// Sends to a port of the server from sockets of a namespace, bound to `source`.
+pub(super) fn by_sockets(ns: &Ns, source: Ipv4Addr) -> impl Fn(u16) + '_ {
+    by_sockets_to(ns, source, SERVER4, 0)
 }
 
 /// The same to any address, with a TOS.
-pub(super) fn by_sockets_to(ns: &Ns, source: Ipv4Addr, to: (&str, u16), tos: u32) {
-    ns.with(move || {
+pub(super) fn by_sockets_to<'a>(
+    ns: &'a Ns,
+    source: Ipv4Addr,
+    to: &'a str,
+    tos: u32,
+) -> impl Fn(u16) + 'a {
+    let send = move |port: u16| {
         for _ in 0..PACKETS {
             let socket = UdpSocket::bind((source, 0)).unwrap();
             socket2::SockRef::from(&socket).set_tos_v4(tos).unwrap();
-            socket.send_to(b"x", to).unwrap();
+            socket.send_to(b"x", (to, port)).unwrap();
             thread::sleep(Duration::from_millis(2));
         }
-    });
+    };
+    move |port| ns.with(|| send(port))
 }
 
 pub(super) fn mac(ns: &Ns, dev: &str) -> [u8; 6] {
@@ -140,10 +146,8 @@ fn guests_and_raw_senders_keep_the_uplink_that_they_chose() {
     let mut net = Net::new();
     let _log = only_u1_is_good(&mut net);
     let (client, server) = (&net.client, &net.server);
-    let own = "10.98.0.1".parse().unwrap();
-    all_come_by(server, "s1", 9001, "the host's own packets", |port| {
-        by_sockets(client, own, port);
-    });
+    let own = by_sockets(client, "10.98.0.1".parse().unwrap());
+    all_come_by(server, "s1", 9001, "the host's own packets", &own);
 
     let before = net.counter("pass_foreign");
     let guest = Ns::new("g");
@@ -151,9 +155,8 @@ fn guests_and_raw_senders_keep_the_uplink_that_they_chose() {
     client.ip(&format!("link set m0 netns {}", guest.name));
     guest.bring_up("m0", &[&format!("{GUEST}/24")]);
     guest.ip("route add default via 10.30.0.2");
-    all_come_by(server, "s0", 9002, "a macvlan guest", |port| {
-        by_sockets(&guest, GUEST, port);
-    });
+    let guests = by_sockets(&guest, GUEST);
+    all_come_by(server, "s0", 9002, "a macvlan guest", &guests);
     guest.ip("link del m0");
 
     client.ip("link add link u0 name tap0 type macvtap mode bridge");
@@ -176,13 +179,8 @@ fn guests_and_raw_senders_keep_the_uplink_that_they_chose() {
     }
     client.bring_up("b0", &[]);
     guest.ip("route add default via 10.30.0.2");
-    all_come_by(server, "s0", 9005, "a bridge's other port", |port| {
-        by_sockets(&guest, GUEST, port);
-    });
-    let what = "the host's own packets at last";
-    all_come_by(server, "s1", 9006, what, |port| {
-        by_sockets(client, own, port)
-    });
+    all_come_by(server, "s0", 9005, "a bridge's other port", guests);
+    all_come_by(server, "s1", 9006, "the host's own packets at last", own);
     let told = net.counter("pass_foreign") - before;
     assert!(told >= 4 * PACKETS, "{told} packets told as foreign");
 }
@@ -204,7 +202,7 @@ fn wait_inner_moves(net: &Net, inner: &Ns) {
     wait_until("inner flows move", 3 * LEAVE, || {
         let port = 9100 + net.client.status().uptime_s as u16;
         count_arrivals(&net.server, port);
-        by_sockets(inner, INSIDE, port);
+        by_sockets(inner, INSIDE)(port);
         arrived(&net.server, "s1", port) == PACKETS
     });
 }
@@ -238,9 +236,7 @@ fn forged_sources_do_not_take_translated_flows_off_their_uplink() {
     // What is not translated moves, once its source is known to be of the inner network.
     wait_inner_moves(&net, &inner);
     // What is translated stays where the kernel routed it: nearly all by u0.
-    let by = come_by(server, 9500, "translated", |port| {
-        by_sockets(&inner, INSIDE, port);
-    });
+    let by = come_by(server, 9500, "translated", by_sockets(&inner, INSIDE));
     assert!(by[0] * 2 > PACKETS, "moved off their uplink: {by:?}");
 }
 
@@ -258,16 +254,14 @@ fn packets_that_an_ip_rule_selects_keep_its_uplink() {
     client.ip("rule add priority 50 iif lan uidrange 0-0 lookup 100");
     client.wait_settled();
     let what = "forwarded, and a rule for root";
-    all_come_by(server, "s0", 9201, what, |port| {
-        by_sockets(&inner, INSIDE, port)
-    });
+    all_come_by(server, "s0", 9201, what, by_sockets(&inner, INSIDE));
     client.ip("rule del priority 50");
 
     // A TOS is compared without the three bits above it.
     client.ip("rule add priority 50 tos 0x10 lookup 100");
     client.wait_settled();
     let own = Ipv4Addr::new(10, 98, 0, 1);
-    let with_tos = |tos| move |port| by_sockets_to(client, own, (SERVER4, port), tos);
+    let with_tos = |tos| by_sockets_to(client, own, SERVER4, tos);
     let kernel = |tos: &str| client.ip(&format!("route get 10.98.1.1 from 10.98.0.1 tos {tos}"));
     assert!(kernel("0x10").contains("dev u0"), "{}", kernel("0x10"));
     all_come_by(server, "s0", 9202, "TOS 0x10", with_tos(0x10));

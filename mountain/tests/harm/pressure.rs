@@ -42,22 +42,15 @@ fn more_ip_rules_than_fit_leave_all_traffic_to_the_kernel() {
     rules(client, "add", 0..40);
     client.ip(&format!("rule add priority 2000 from {RULED} lookup 100"));
     client.wait_settled();
-    all_come_by(server, "s1", 9001, "the host's own packets", |port| {
-        by_sockets(client, OWN, port);
-    });
-    all_come_by(server, "s0", 9002, "packets of the 41st rule", |port| {
-        by_sockets(client, RULED, port);
-    });
+    let [own, ruled] = [OWN, RULED].map(|source| by_sockets(client, source));
+    all_come_by(server, "s1", 9001, "the host's own packets", &own);
+    all_come_by(server, "s0", 9002, "packets of the 41st rule", &ruled);
 
     // Beyond what fits, nothing is moved at all.
     rules(client, "add", 40..80);
     wait_until("nothing is steered", 3 * LEAVE, || is_suspended(client));
-    all_come_by(server, "s0", 9003, "packets of the last rule", |port| {
-        by_sockets(client, RULED, port);
-    });
-    let by = come_by(server, 9004, "own packets", |port| {
-        by_sockets(client, OWN, port);
-    });
+    all_come_by(server, "s0", 9003, "packets of the last rule", ruled);
+    let by = come_by(server, 9004, "own packets", &own);
     assert!(by[0] > 0, "the kernel spreads them: {by:?}");
 
     // It is tried again, and said once.
@@ -68,9 +61,7 @@ fn more_ip_rules_than_fit_leave_all_traffic_to_the_kernel() {
     rules(client, "del", 40..80);
     wait_until("it goes on", 3 * LEAVE, || !is_suspended(client));
     client.wait_settled();
-    all_come_by(server, "s1", 9005, "own packets again", |port| {
-        by_sockets(client, OWN, port);
-    });
+    all_come_by(server, "s1", 9005, "own packets again", own);
 }
 
 /// Routes to so many networks of /24 by u0 only.
@@ -134,13 +125,12 @@ fn a_full_routing_table_that_changes_is_followed_and_blinds_nobody() {
     wait_until("the last route is heeded", 6 * LEAVE, || {
         port += 1;
         count_arrivals(server, port);
-        by_sockets_to(client, OWN, ("21.99.99.1", port), 0);
+        by_sockets_to(client, OWN, "21.99.99.1", 0)(port);
         arrived(server, "s0", port) == PACKETS && !is_suspended(client)
     });
     client.wait_settled();
-    all_come_by(server, "s1", 9001, "the host's other packets", |port| {
-        by_sockets(client, OWN, port);
-    });
+    let own = by_sockets(client, OWN);
+    all_come_by(server, "s1", 9001, "the host's other packets", own);
 
     let churn = churn(client);
     let probes = probes_in(client, WHILE);

@@ -241,6 +241,17 @@ fn the_filter_narrows() {
     assert_eq!(default.groups.len(), 2, "0.0.0.0/0 holds all of IPv4");
 }
 
+/// A rule that comes before the main table, but for a change.
+fn rule(priority: u32, change: fn(&mut FibRule)) -> FibRule {
+    let mut rule = FibRule {
+        table: 254,
+        priority,
+        ..FibRule::default()
+    };
+    change(&mut rule);
+    rule
+}
+
 #[test]
 fn rules_before_the_table_become_fib_rules() {
     let net = Net::with_default();
@@ -265,15 +276,6 @@ fn rules_before_the_table_become_fib_rules() {
     host.ip("rule add priority 40000 fwmark 7 lookup 100"); // too late
     let topology = host.topology();
 
-    let rule = |priority, change: fn(&mut FibRule)| {
-        let mut rule = FibRule {
-            table: 254,
-            priority,
-            ..FibRule::default()
-        };
-        change(&mut rule);
-        rule
-    };
     let mut expected = [
         rule(10, |r| r.fwmark = Some((0x20, 0xf0))),
         rule(11, |r| r.src = Some(prefix("10.0.0.0/24"))),
@@ -307,17 +309,8 @@ fn wireguard_style_rules() {
     host.ip("route add default via 10.0.0.2 table 51820");
     host.ip("rule add not fwmark 51820 table 51820 priority 32764");
     host.ip("rule add table main suppress_prefixlength 0 priority 32763");
-    let topology = host.topology();
-    assert_eq!(
-        topology.fib_rules,
-        [FibRule {
-            table: 254,
-            priority: 32764,
-            invert: true,
-            fwmark: Some((51820, u32::MAX)),
-            ..FibRule::default()
-        }]
-    );
+    let not_marked = |r: &mut FibRule| (r.invert, r.fwmark) = (true, Some((51820, u32::MAX)));
+    assert_eq!(host.topology().fib_rules, [rule(32764, not_marked)]);
 }
 
 #[test]
