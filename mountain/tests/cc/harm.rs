@@ -5,8 +5,7 @@ use super::*;
 
 #[test]
 fn top_shows_the_rate_of_a_sender_that_paces_itself() {
-    let (ns, name) = (Ns::new("cc"), Name::new());
-    name.cc(&ns, "enable");
+    let (ns, name) = enabled();
     // SO_MAX_PACING_RATE is 47; 12.5 MB/s are 100 Mbit/s.
     let script = "import socket,sys,threading\n\
         l=socket.create_server(('127.0.0.1',0)); c=socket.socket()\n\

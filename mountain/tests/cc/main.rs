@@ -97,6 +97,13 @@ impl Drop for Name {
     }
 }
 
+/// A namespace, and a name that is enabled.
+fn enabled() -> (Ns, Name) {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    name.cc(&ns, "enable");
+    (ns, name)
+}
+
 const LOCALHOST: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
 fn default_in(ns: &Ns) -> String {
@@ -158,8 +165,7 @@ fn enable_transfer_disable() {
 /// Who has no capabilities may choose it, too, without a word from net.ipv4.tcp_allowed_congestion_control.
 #[test]
 fn no_privilege_is_needed_to_choose_it() {
-    let (ns, name) = (Ns::new("cc"), Name::new());
-    name.cc(&ns, "enable");
+    let (ns, name) = enabled();
     let allowed = ns.run("cat /proc/sys/net/ipv4/tcp_allowed_congestion_control");
     let script = "import os,socket,sys;os.setgroups([]);os.setgid(65534);os.setuid(65534);\
         s=socket.socket();s.setsockopt(6,13,sys.argv[1].encode());\
@@ -173,8 +179,7 @@ fn no_privilege_is_needed_to_choose_it() {
 
 #[test]
 fn a_wrong_name_fails() {
-    let (ns, name) = (Ns::new("cc"), Name::new());
-    name.cc(&ns, "enable");
+    let (ns, name) = enabled();
     let wrong = format!("{}x", name.0);
     let error = ns.with(|| pair(Some(&wrong)).unwrap_err());
     assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
@@ -189,8 +194,7 @@ fn a_wrong_name_fails() {
 
 #[test]
 fn a_registration_that_was_taken_away_is_repaired() {
-    let (ns, name) = (Ns::new("cc"), Name::new());
-    name.cc(&ns, "enable");
+    let (ns, name) = enabled();
     let link = format!("/sys/fs/bpf/mountain/cc/{}/link", name.0);
     ns.run(&format!("bpftool link detach pinned {link}"));
     assert!(!name.is_available());
@@ -324,8 +328,7 @@ fn rounds(mut from: TcpStream, mut to: TcpStream, stop: &Stop) -> u64 {
 
 #[test]
 fn disable_and_replace_while_flows_run() {
-    let (ns, name) = (Ns::new("cc"), Name::new());
-    name.cc(&ns, "enable");
+    let (ns, name) = enabled();
     let load = load(&ns, &name.0, 4);
     let mut flows = vec![];
     wait_until("four flows are busy", LEAVE, || {
@@ -349,8 +352,7 @@ fn disable_and_replace_while_flows_run() {
 
 #[test]
 fn on_and_off_a_hundred_times_under_load() {
-    let (ns, name) = (Ns::new("cc"), Name::new());
-    name.cc(&ns, "enable");
+    let (ns, name) = enabled();
     let load = load(&ns, &name.0, 4);
     for i in 0..100 {
         name.cc(&ns, "disable");
@@ -368,8 +370,7 @@ fn on_and_off_a_hundred_times_under_load() {
 
 #[test]
 fn five_hundred_flows_at_once() {
-    let (ns, name) = (Ns::new("cc"), Name::new());
-    name.cc(&ns, "enable");
+    let (ns, name) = enabled();
     let load = load(&ns, &name.0, 500);
     let wait_live = |n| {
         wait_until(&format!("{n} flows live"), LEAVE, || {
@@ -388,8 +389,7 @@ fn five_hundred_flows_at_once() {
 
 #[test]
 fn a_socket_may_change_its_mind() {
-    let (ns, name) = (Ns::new("cc"), Name::new());
-    name.cc(&ns, "enable");
+    let (ns, name) = enabled();
     ns.with(|| {
         let (from, to) = pair(Some("reno")).unwrap();
         let socket = SockRef::from(&from);

@@ -168,20 +168,18 @@ fn the_setting_that_was_in_force_before_an_ab() {
     assert_eq!(kept["runs"][1].as_array().unwrap().len(), 2);
 
     // A signal in a half of A, and while the command of B runs.
-    fs::remove_file(ab.log()).unwrap();
-    let guard = Guard::start(&mut ab.command("", &["-c", "20000"]));
-    wait_until("A", Duration::from_secs(60), || ab.order() == "a");
-    guard.signal(Signal::SIGTERM);
-    let output = guard.finish();
-    assert_eq!(output.status.code(), Some(130), "{:?}", texts(&output));
+    let interrupted = |b, count, at| {
+        fs::remove_file(ab.log()).unwrap();
+        let guard = Guard::start(&mut ab.command(b, &["-c", count]));
+        wait_until(at, Duration::from_secs(60), || ab.order() == at);
+        guard.signal(Signal::SIGTERM);
+        let output = guard.finish();
+        assert_eq!(output.status.code(), Some(130), "{:?}", texts(&output));
+    };
+    interrupted("", "20000", "a");
     // Again, if the signal came before the command was seen to end.
     assert!(["a", "aa"].contains(&ab.order().as_str()), "{}", ab.order());
-    fs::remove_file(ab.log()).unwrap();
-    let guard = Guard::start(&mut ab.command("sleep 60", &["-c", "5"]));
-    wait_until("B", Duration::from_secs(60), || ab.order() == "ab");
-    guard.signal(Signal::SIGTERM);
-    let output = guard.finish();
-    assert_eq!(output.status.code(), Some(130), "{:?}", texts(&output));
+    interrupted("sleep 60", "5", "ab");
     assert_eq!(ab.order(), "aba", "A is in force again");
 }
 

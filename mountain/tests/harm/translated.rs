@@ -13,19 +13,23 @@ use crate::support::{wait_until, Net, Ns, Traffic, LEAVE, SERVER4, SERVER6};
 /// Enough that a choice between two uplinks would show.
 const FLOWS: u8 = 16;
 
+/// A socket with u1's address, which the kernel sends by u0, translated, goes on so when Mountain starts.
+fn goes_on(net: &Net, server: &str, local: &str, translated: &str) -> (UdpSocket, UdpSocket) {
+    let (server, socket) = (listener(net, server), net.client.udp(local));
+    let before = seen(&server, &socket, 0);
+    assert_eq!(before.ip().to_string(), translated);
+    up(net);
+    for n in 1..6 {
+        assert_eq!(seen(&server, &socket, n), before, "after the start");
+    }
+    (server, socket)
+}
+
 #[test]
 fn a_running_connection_that_is_translated_goes_on() {
     let net = two_providers();
     masquerade(&net.client, "ip", "oifname { u0, u1 }");
-    let server = listener(&net, SERVER4);
-    // The kernel sends it by u0, translated.
-    let socket = net.client.udp("10.30.1.1:0");
-    let before = seen(&server, &socket, 0);
-    assert_eq!(before.ip().to_string(), "10.30.0.1");
-    up(&net);
-    for n in 1..6 {
-        assert_eq!(seen(&server, &socket, n), before, "after the start");
-    }
+    let (server, socket) = goes_on(&net, SERVER4, "10.30.1.1:0", "10.30.0.1");
     let held = || net.client.status().placement.unwrap().held_addresses;
     assert_eq!(held(), [IpAddr::from([10, 30, 1, 1])]);
     // Datagrams cannot be led to u1 without its rule, connections can.
@@ -58,15 +62,7 @@ fn a_running_connection_over_ipv6_that_is_translated_goes_on() {
     }
     net.client.ip("-6 addr del fd98:0::1/128 dev lo");
     masquerade(&net.client, "ip6", "oifname { u0, u1 }");
-    let server = listener(&net, SERVER6);
-    // The kernel sends it by u0, translated.
-    let socket = net.client.udp("[fd30:1::1]:0");
-    let before = seen(&server, &socket, 0);
-    assert_eq!(before.ip().to_string(), "fd30::1");
-    up(&net);
-    for n in 1..6 {
-        assert_eq!(seen(&server, &socket, n), before, "after the start");
-    }
+    goes_on(&net, SERVER6, "[fd30:1::1]:0", "fd30::1");
 }
 
 /// A host behind the client, and its sockets.

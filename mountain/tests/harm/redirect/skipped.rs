@@ -4,18 +4,7 @@
 use std::net::SocketAddr;
 
 use super::net::{ask, Net};
-use super::watch::{carried, wait_for, watch};
-
-const RULE: &str = "--proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083";
-
-/// A router whose rule is fast while nothing concerns it.
-fn fast() -> (Net, crate::support::Guard) {
-    let net = Net::serving();
-    net.redirect(&format!("add {RULE} --backend auto"));
-    let watching = watch(&net);
-    wait_for(&net, "tcx-peer");
-    (net, watching)
-}
+use super::watch::{carried, fast, wait_for, RULE};
 
 /// Rules that see packets before nft would redirect them, with the original port.
 #[test]

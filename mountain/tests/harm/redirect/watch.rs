@@ -11,6 +11,7 @@ use nix::sys::signal::Signal;
 use super::net::{ask, ask_in_vain, echo, Net};
 use crate::support::*;
 
+pub const RULE: &str = "--proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083";
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Between two looks at a socket.
 const PAUSE: Option<Duration> = Some(Duration::from_millis(200));
@@ -18,6 +19,15 @@ const PAUSE: Option<Duration> = Some(Duration::from_millis(200));
 pub fn watch(net: &Net) -> Guard {
     let mut command = net.router.command(MOUNTAIN);
     Guard::start(command.args(["redirect", "watch"]))
+}
+
+/// A router whose rule is fast while nothing concerns it.
+pub fn fast() -> (Net, Guard) {
+    let net = Net::serving();
+    net.redirect(&format!("add {RULE} --backend auto"));
+    let watching = watch(&net);
+    wait_for(&net, "tcx-peer");
+    (net, watching)
 }
 
 /// What carries the rules at the moment.
@@ -66,7 +76,7 @@ fn serve_who(ns: &Ns, at: &str) -> Worker<()> {
 #[test]
 fn a_firewall_that_comes_later_is_met_when_nobody_watches() {
     let net = Net::serving();
-    net.redirect("add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083 --backend auto");
+    net.redirect(&format!("add {RULE} --backend auto"));
     assert_eq!(carried(&net), ["nft"]);
     let socket = net.client.udp("10.0.8.18:0");
     assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
@@ -144,10 +154,7 @@ fn flows_survive(net: &Net, seen4: &str, seen6: &str) {
 #[test]
 fn a_fast_backend_does_not_outlive_who_watches() {
     for signal in [Signal::SIGKILL, Signal::SIGTERM] {
-        let net = Net::serving();
-        net.redirect("add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083 --backend auto");
-        let watching = watch(&net);
-        wait_for(&net, "tcx-peer");
+        let (net, watching) = fast();
         let socket = net.client.udp("10.0.8.18:0");
         assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
         watching.signal(signal);
@@ -166,18 +173,14 @@ fn a_fast_backend_does_not_outlive_who_watches() {
 /// `del` takes effect at once, and a rule that names a BPF backend takes the place of the fast one.
 #[test]
 fn commands_go_on_while_somebody_watches() {
-    let net = Net::serving();
+    let (net, _watching) = fast();
     net.serve(&net.server, "other", "10.0.1.2:8084");
-    let _watching = watch(&net);
-    let add = "add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083 --backend auto";
-    net.redirect(add);
-    wait_for(&net, "tcx-peer");
     let socket = net.client.udp("10.0.8.18:0");
     assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
     net.redirect("del --all");
     ask_in_vain(&socket, "10.0.8.17:8080");
     net.assert_clean();
-    net.redirect(add);
+    net.redirect(&format!("add {RULE} --backend auto"));
     wait_for(&net, "tcx-peer");
     net.redirect("add --proto udp --from 10.0.8.17:8081 --to 10.0.1.2:8084 --backend tcx-peer");
     assert_eq!(carried(&net), ["nft", "tcx-peer"]);
@@ -219,10 +222,7 @@ fn a_restored_rule_does_not_keep_going_around_the_firewall() {
 /// `nft flush ruleset`, with which most reloads of a firewall begin, takes our table too.
 #[test]
 fn a_reloaded_firewall_does_not_end_redirects() {
-    let net = Net::serving();
-    net.redirect("add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083 --backend auto");
-    let _watching = watch(&net);
-    wait_for(&net, "tcx-peer");
+    let (net, _watching) = fast();
     forward_drop(&net, "ip saddr 10.0.0.0/8 accept");
     wait_for(&net, "nft");
     // One flow all along: it must not get stuck with where it went in between.
