@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Real sockets: the two hosts of [`Net`], with the program attached by hand in the client.
+//! Real sockets between the two hosts of the other tests, with the program attached by hand in the client.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
