@@ -17,7 +17,7 @@ mod net;
 
 use net::*;
 
-const REFLECTOR: &str = "192.0.2.2:8629";
+const REFLECTOR: &str = "10.30.0.2:8629";
 /// Between an honest client's probes.
 const INTERVAL: Duration = Duration::from_millis(50);
 const PROBES: u64 = 60;
@@ -28,14 +28,17 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// Two hosts, and the reflector of one of them.
 fn rig() -> (Net, RunningReflector) {
-    let net = Net::new();
+    let net = Net::probed();
     // Forged sources are somewhere behind the client.
-    net.server.ip("route add default via 192.0.2.1");
+    net.server.ip("route add default via 10.30.0.1");
     let reflector = net.reflector(REFLECTOR, Duration::ZERO);
-    let at = REFLECTOR.parse().unwrap();
-    let bind = async || Reflector::bind(at, AnswerLimits::default()).is_err();
-    assert!(net.server.within(bind), "two reflectors on one port");
+    let taken = net.server.within(async || bind().is_err());
+    assert!(taken, "two reflectors on one port");
     (net, reflector)
+}
+
+fn bind() -> std::io::Result<Reflector> {
+    Reflector::bind(REFLECTOR.parse().unwrap(), AnswerLimits::default())
 }
 
 /// Requests from random sources, from their network header on; every other one has a made-up cookie.
@@ -47,7 +50,7 @@ fn forged() -> Vec<Vec<u8>> {
         let cookie = if n.is_multiple_of(2) { 0 } else { rng.random() };
         wire::write_request(&mut request, ProbeId { nonce: 1, index: 1 }, cookie);
         let source = Ipv4Addr::from_bits(rng.random_range(0x0b00_0000..0x0c00_0000));
-        let builder = PacketBuilder::ipv4(source.octets(), [192, 0, 2, 2], 64);
+        let builder = PacketBuilder::ipv4(source.octets(), [10, 30, 0, 2], 64);
         let mut packet = Vec::new();
         builder.udp(9, port).write(&mut packet, &request).unwrap();
         packet
@@ -64,7 +67,7 @@ struct Client {
 
 impl Client {
     fn new(net: &Net) -> Self {
-        let socket = net.client.udp("192.0.2.1:0");
+        let socket = net.client.udp("10.30.0.1:0");
         socket.connect(REFLECTOR).unwrap();
         Self {
             socket,

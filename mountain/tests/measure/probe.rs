@@ -37,13 +37,13 @@ fn received(socket: &Socket) -> (Vec<u8>, SockAddr) {
 
 #[test]
 fn icmp_rtt_over_veth_is_short_for_both_families_and_link_local() {
-    let net = Net::new();
+    let net = Net::probed();
     net.client.within(async || {
         let paths = [
-            icmp_from("192.0.2.1", "c0", "192.0.2.2"),
-            icmp_from("2001:db8::c", "c0", "2001:db8::d"),
-            icmp("c0", "fe80::d"),
-            icmp_from("fe80::c", "c1", "fe80::d"),
+            icmp_from("10.30.0.1", "u0", "10.30.0.2"),
+            icmp_from("fd30::1", "u0", "fd30::2"),
+            icmp("u0", "fe80::d"),
+            icmp_from("fe80::c", "u1", "fe80::d"),
         ];
         let mut prober = Prober::new(&paths).unwrap();
         for n in 0..paths.len() {
@@ -61,11 +61,11 @@ fn icmp_rtt_over_veth_is_short_for_both_families_and_link_local() {
 
 #[test]
 fn a_receiver_that_sleeps_does_not_inflate_the_rtt() {
-    let net = Net::new();
-    let reflector = net.reflector("192.0.2.2:0", Duration::ZERO);
+    let net = Net::probed();
+    let reflector = net.reflector("10.30.0.2:0", Duration::ZERO);
     let address = reflector.address.to_string();
     net.client.within(async move || {
-        let mut prober = Prober::new(&[icmp("c0", "192.0.2.2"), udp("c0", &address)]).unwrap();
+        let mut prober = Prober::new(&[icmp("u0", "10.30.0.2"), udp("u0", &address)]).unwrap();
         for path in [0, 1] {
             exchange(&mut prober, path, 3).await;
             let mut rtt = Vec::new();
@@ -125,10 +125,10 @@ async fn believes_one_answer(path: ProbePath, turn: Turns) -> PathStats {
 /// What a hostile responder does with each request.
 #[test]
 fn forged_replayed_and_foreign_udp_replies_are_ignored() {
-    let net = Net::new();
-    net.server.ip("addr add 192.0.2.3/25 dev s0");
+    let net = Net::probed();
+    net.server.ip("addr add 10.30.0.3/24 dev s0");
     let (turn, client) = Turns::new();
-    let socket = net.server.with(|| bound(Type::DGRAM, "192.0.2.2:0", None));
+    let socket = net.server.with(|| bound(Type::DGRAM, "10.30.0.2:0", None));
     let address = socket.local_addr().unwrap().as_socket().unwrap();
     let thread = net.server.spawn(move || {
         let (request, client) = received(&socket);
@@ -165,8 +165,8 @@ fn forged_replayed_and_foreign_udp_replies_are_ignored() {
         // From another port and address, and from the right ones by the other link.
         let port = address.port();
         for (source, device) in [
-            ("192.0.2.2:0".to_owned(), None),
-            (format!("192.0.2.3:{port}"), None),
+            ("10.30.0.2:0".to_owned(), None),
+            (format!("10.30.0.3:{port}"), None),
             (address.to_string(), Some("s1")),
         ] {
             let other = bound(Type::DGRAM, &source, device);
@@ -183,11 +183,11 @@ fn forged_replayed_and_foreign_udp_replies_are_ignored() {
         turn.wait();
     });
     // The forged reply over s1 must reach the client's network stack at all.
-    let mac = net.client.mac("c1");
-    let neighbour = format!("192.0.2.1 lladdr {mac} dev s1");
+    let mac = net.client.mac("u1");
+    let neighbour = format!("10.30.0.1 lladdr {mac} dev s1");
     net.server.ip(&format!("neigh replace {neighbour}"));
     net.client.within(async move || {
-        let stats = believes_one_answer(udp("c0", &address.to_string()), client).await;
+        let stats = believes_one_answer(udp("u0", &address.to_string()), client).await;
         assert_eq!((stats.answered, stats.duplicates), (1, 2), "{stats:?}");
         // Eight forgeries from the right address and port, two replays.
         assert_eq!(stats.ignored, 8 + 2, "{stats:?}");
@@ -199,12 +199,12 @@ fn forged_replayed_and_foreign_udp_replies_are_ignored() {
 /// and twice.
 #[test]
 fn forged_replayed_and_foreign_echo_replies_are_ignored() {
-    let net = Net::new();
-    net.server.ip("addr add 192.0.2.3/25 dev s0");
+    let net = Net::probed();
+    net.server.ip("addr add 10.30.0.3/24 dev s0");
     net.server.sysctl("net.ipv4.icmp_echo_ignore_all", "1");
     let (turn, client) = Turns::new();
     let raw = |address| net.server.with(|| bound(Type::RAW, address, None));
-    let (socket, foreign) = (raw("192.0.2.2:0"), raw("192.0.2.3:0"));
+    let (socket, foreign) = (raw("10.30.0.2:0"), raw("10.30.0.3:0"));
     let thread = net.server.spawn(move || {
         let (request, client) = received(&socket);
         // The request with bytes changed, as a reply with a right checksum.
@@ -236,7 +236,7 @@ fn forged_replayed_and_foreign_echo_replies_are_ignored() {
         turn.wait();
     });
     net.client.within(async move || {
-        let stats = believes_one_answer(icmp("c0", "192.0.2.2"), client).await;
+        let stats = believes_one_answer(icmp("u0", "10.30.0.2"), client).await;
         let counts = (stats.answered, stats.duplicates, stats.ignored);
         assert_eq!(counts, (1, 1, 7), "{stats:?}");
     });
@@ -245,10 +245,10 @@ fn forged_replayed_and_foreign_echo_replies_are_ignored() {
 
 #[test]
 fn a_lost_probe_has_no_answer_and_the_next_one_is_right() {
-    let net = Net::new();
+    let net = Net::probed();
     let net = &net;
     net.client.within(async move || {
-        let mut prober = Prober::new(&[icmp("c0", "192.0.2.2")]).unwrap();
+        let mut prober = Prober::new(&[icmp("u0", "10.30.0.2")]).unwrap();
         check_quick(&exchange(&mut prober, 0, 5).await);
         net.server.sysctl("net.ipv4.icmp_echo_ignore_all", "1");
         prober.send(0, 77).unwrap();
@@ -263,22 +263,22 @@ fn a_lost_probe_has_no_answer_and_the_next_one_is_right() {
 
 #[test]
 fn a_deleted_device_is_an_error_and_its_return_is_used() {
-    let net = Net::new();
+    let net = Net::probed();
     let net = &net;
     net.client.within(async move || {
         let paths = [
-            icmp("c0", "192.0.2.2"),
-            udp("c0", "192.0.2.2:9"),
-            icmp("c0", "fe80::d"),
+            icmp("u0", "10.30.0.2"),
+            udp("u0", "10.30.0.2:9"),
+            icmp("u0", "fe80::d"),
         ];
         let mut prober = Prober::new(&paths).unwrap();
         exchange(&mut prober, 0, 3).await;
         exchange(&mut prober, 2, 3).await;
-        net.client.ip("link set c0 down");
+        net.client.ip("link set u0 down");
         for path in 0..3 {
             prober.send(path, 1).expect_err("a device that is down");
         }
-        net.client.ip("link del c0");
+        net.client.ip("link del u0");
         for path in 0..3 {
             for seq in 0..3 {
                 let error = prober.send(path, seq).expect_err("a device that is gone");
@@ -291,7 +291,8 @@ fn a_deleted_device_is_an_error_and_its_return_is_used() {
         assert_eq!(late, None);
         // Another index this time.
         net.client.ip("link add type veth");
-        net.link(0);
+        net.join(0);
+        net.link_local(0);
         check_quick(&exchange(&mut prober, 0, 5).await);
         check_quick(&exchange(&mut prober, 2, 5).await);
     });
@@ -299,36 +300,36 @@ fn a_deleted_device_is_an_error_and_its_return_is_used() {
 
 #[test]
 fn a_missing_device_is_no_reason_to_give_up_the_others() {
-    let net = Net::new();
+    let net = Net::probed();
     net.client.within(async || {
-        let paths = [icmp("nosuch", "192.0.2.2"), icmp("c0", "192.0.2.2")];
+        let paths = [icmp("nosuch", "10.30.0.2"), icmp("u0", "10.30.0.2")];
         let mut prober = Prober::new(&paths).unwrap();
         let error = prober.send(0, 0).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENODEV), "{error}");
         exchange(&mut prober, 1, 3).await;
         let error = prober.send(2, 0).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
-        let mixed = icmp_from("192.0.2.1", "c0", "fe80::d");
+        let mixed = icmp_from("10.30.0.1", "u0", "fe80::d");
         let error = prober.set_path(1, mixed).unwrap_err().to_string();
-        let says = error.contains("c0") && error.contains("families");
+        let says = error.contains("u0") && error.contains("families");
         assert!(says, "{error}");
     });
 }
 
 #[test]
 fn an_unreachable_target_is_said_and_sending_goes_on() {
-    let net = Net::new();
+    let net = Net::probed();
     // The server is also a router without a route.
     net.server.sysctl("net.ipv4.ip_forward", "1");
-    net.client.ip("route add 203.0.113.0/24 via 192.0.2.2");
+    net.client.ip("route add 203.0.113.0/24 via 10.30.0.2");
     net.client.within(async || {
         // A closed port, no route behind the gateway, a neighbour that does not exist, and one
         // that answers.
         let paths = [
-            udp("c0", "192.0.2.2:9"),
-            icmp("c0", "203.0.113.1"),
-            icmp("c0", "192.0.2.99"),
-            icmp("c0", "192.0.2.2"),
+            udp("u0", "10.30.0.2:9"),
+            icmp("u0", "203.0.113.1"),
+            icmp("u0", "10.30.0.99"),
+            icmp("u0", "10.30.0.2"),
         ];
         let mut prober = Prober::new(&paths).unwrap();
         for seq in 0..10 {
@@ -343,7 +344,7 @@ fn an_unreachable_target_is_said_and_sending_goes_on() {
             let stats = prober.stats(path);
             assert!(stats.unreachable > 0, "{stats:?}");
             let text = stats.last_error.as_deref().unwrap();
-            assert!(text.contains("192.0.2.2") && text.contains(what), "{text}");
+            assert!(text.contains("10.30.0.2") && text.contains(what), "{text}");
         }
         for path in 0..3 {
             let stats = prober.stats(path);
@@ -355,20 +356,20 @@ fn an_unreachable_target_is_said_and_sending_goes_on() {
 
 #[test]
 fn the_hosts_own_queue_is_told_apart_and_a_full_one_breaks_nothing() {
-    let net = Net::new();
+    let net = Net::probed();
     let tbf = "tbf rate 1mbit burst 2000 limit 20000";
-    net.client.run(&format!("tc qdisc add dev c0 root {tbf}"));
-    let reflector = net.reflector("192.0.2.2:0", Duration::ZERO);
+    net.client.run(&format!("tc qdisc add dev u0 root {tbf}"));
+    let reflector = net.reflector("10.30.0.2:0", Duration::ZERO);
     let address = reflector.address.to_string();
     net.client.within(async move || {
-        let mut prober = Prober::new(&[icmp("c0", "192.0.2.2"), udp("c0", &address)]).unwrap();
-        let filler = UdpSocket::bind("192.0.2.1:0").unwrap();
+        let mut prober = Prober::new(&[icmp("u0", "10.30.0.2"), udp("u0", &address)]).unwrap();
+        let filler = UdpSocket::bind("10.30.0.1:0").unwrap();
         for path in [0, 1] {
             check_quick(&exchange(&mut prober, path, 5).await);
             // 10 kB at 1 Mbit/s: 80 ms of queue, less what drains before the probe is sent.
             let start = Instant::now();
             for _ in 0..7 {
-                filler.send_to(&[0; 1400], "192.0.2.2:9").unwrap();
+                filler.send_to(&[0; 1400], "10.30.0.2:9").unwrap();
             }
             prober.send(path, 1).unwrap();
             let drained_us = start.elapsed().as_micros() as u32;
@@ -381,10 +382,10 @@ fn the_hosts_own_queue_is_told_apart_and_a_full_one_breaks_nothing() {
 
             // Full: the send fails, after it has used up a packet number or not.
             for _ in 0..30 {
-                let _ = filler.send_to(&[0; 1400], "192.0.2.2:9");
+                let _ = filler.send_to(&[0; 1400], "10.30.0.2:9");
             }
             for _ in 0..40 {
-                let _ = filler.send_to(&[0; 10], "192.0.2.2:9");
+                let _ = filler.send_to(&[0; 10], "10.30.0.2:9");
             }
             let error = (0..30).find_map(|seq| prober.send(path, seq).err());
             assert_eq!(error.expect("no room").raw_os_error(), Some(libc::ENOBUFS));
@@ -401,9 +402,9 @@ fn the_hosts_own_queue_is_told_apart_and_a_full_one_breaks_nothing() {
 
 #[test]
 fn dropping_a_waiting_receive_loses_no_answer() {
-    let net = Net::new();
+    let net = Net::probed();
     net.client.within(async || {
-        let mut prober = Prober::new(&[icmp("c0", "192.0.2.2")]).unwrap();
+        let mut prober = Prober::new(&[icmp("u0", "10.30.0.2")]).unwrap();
         exchange(&mut prober, 0, 2).await;
         let mut got = Vec::new();
         for seq in 0..50 {
@@ -422,11 +423,11 @@ fn dropping_a_waiting_receive_loses_no_answer() {
 
 #[test]
 fn eight_paths_at_twenty_probes_a_second_cost_little_cpu() {
-    let net = Net::new();
+    let net = Net::probed();
     let reflector = net.reflector("0.0.0.0:0", Duration::ZERO);
-    let address = format!("192.0.2.2:{}", reflector.address.port());
+    let address = format!("10.30.0.2:{}", reflector.address.port());
     let share = net.client.within(async move || {
-        let two = [icmp("c0", "192.0.2.2"), udp("c0", &address)];
+        let two = [icmp("u0", "10.30.0.2"), udp("u0", &address)];
         let paths: Vec<_> = (0..8).map(|n| two[n % 2].clone()).collect();
         let mut prober = Prober::new(&paths).unwrap();
         let mut tick = tokio::time::interval(Duration::from_millis(50));
@@ -465,13 +466,13 @@ fn thread_cpu() -> Duration {
 
 #[test]
 fn without_the_capability_the_error_names_it() {
-    let net = Net::new();
+    let net = Net::probed();
     let error = net.client.within(async || {
         // The bare system call, so that only this thread loses its privileges.
         // SAFETY: changes credentials only.
         let rc = unsafe { libc::syscall(libc::SYS_setresuid, -1, 65534, -1) };
         assert_eq!(rc, 0);
-        Prober::new(&[icmp("c0", "192.0.2.2")]).err()
+        Prober::new(&[icmp("u0", "10.30.0.2")]).err()
     });
     let text = error.expect("no raw sockets for nobody").to_string();
     assert!(text.contains("CAP_NET_RAW"), "{text}");

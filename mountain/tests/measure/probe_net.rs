@@ -8,38 +8,23 @@ use std::sync::{mpsc, Arc};
 use std::time::Duration;
 
 use crate::support::netns::runtime;
-use crate::support::{Ns, Worker};
+pub use crate::support::Net;
+use crate::support::Worker;
 use mountain::measure::probe::{Answer, ProbePath, Prober, Target};
 use mountain::measure::reflect::{AnswerLimits, ReflectStats, Reflector};
 
-/// Two namespaces, "client" and "server", joined by two veth pairs: c0–s0 (192.0.2.0/25,
-/// 2001:db8:0::/64, fe80::c, fe80::d) and c1–s1 (192.0.2.128/25).
-pub struct Net {
-    pub client: Ns,
-    pub server: Ns,
-}
-
 impl Net {
-    pub fn new() -> Self {
-        let net = Net {
-            client: Ns::new("pc"),
-            server: Ns::new("ps"),
-        };
-        net.link(0);
-        net.link(1);
+    /// With link-local addresses that are known: fe80::c of the client and fe80::d of the server.
+    pub fn probed() -> Self {
+        let net = Self::new();
+        net.link_local(0);
+        net.link_local(1);
         net
     }
 
-    pub fn link(&self, n: u32) {
-        let (c, s) = (&self.client, &self.server);
-        c.link(&format!("c{n}"), s, &format!("s{n}"));
-        let (host_c, host_s) = (1 + n * 128, 2 + n * 128);
-        for (ns, dev, host, local) in [(c, 'c', host_c, 'c'), (s, 's', host_s, 'd')] {
-            let dev = format!("{dev}{n}");
-            ns.ip(&format!("link set {dev} addrgenmode none"));
-            let v6 = format!("2001:db8:0:{n}::{local}/64");
-            let v4 = format!("192.0.2.{host}/25");
-            ns.bring_up(&dev, &[&v4, &v6, &format!("fe80::{local}/64")]);
+    pub fn link_local(&self, i: u32) {
+        for (ns, end, dev) in [(&self.client, "c", "u"), (&self.server, "d", "s")] {
+            ns.bring_up(&format!("{dev}{i}"), &[&format!("fe80::{end}/64")]);
         }
     }
 

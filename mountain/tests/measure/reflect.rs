@@ -16,17 +16,17 @@ use crate::support::{seed, wait_until, Worker, LEAVE};
 
 #[test]
 fn the_reflector_gives_both_directions_over_both_families() {
-    let net = Net::new();
-    for listen in ["192.0.2.2:0", "[2001:db8::d]:0", "0.0.0.0:0", "[::]:0"] {
+    let net = Net::probed();
+    for listen in ["10.30.0.2:0", "[fd30::2]:0", "0.0.0.0:0", "[::]:0"] {
         let reflector = net.reflector(listen, Duration::ZERO);
         let ip = if listen.starts_with('[') {
-            "[2001:db8::d]"
+            "[fd30::2]"
         } else {
-            "192.0.2.2"
+            "10.30.0.2"
         };
         let address = format!("{ip}:{}", reflector.address.port());
         net.client.within(async move || {
-            let mut prober = Prober::new(&[udp("c0", &address)]).unwrap();
+            let mut prober = Prober::new(&[udp("u0", &address)]).unwrap();
             let answers = exchange(&mut prober, 0, 20).await;
             check_quick(&answers);
             for (n, answer) in answers.iter().enumerate() {
@@ -51,11 +51,11 @@ fn the_reflector_gives_both_directions_over_both_families() {
 
 #[test]
 fn time_inside_a_slow_reflector_is_taken_off() {
-    let net = Net::new();
-    let reflector = net.reflector("192.0.2.2:0", Duration::from_millis(200));
+    let net = Net::probed();
+    let reflector = net.reflector("10.30.0.2:0", Duration::from_millis(200));
     let address = reflector.address.to_string();
     net.client.within(async move || {
-        let mut prober = Prober::new(&[udp("c0", &address)]).unwrap();
+        let mut prober = Prober::new(&[udp("u0", &address)]).unwrap();
         prober.send(0, 1).unwrap();
         let answer = answer_within(&mut prober, Duration::from_secs(2))
             .await
@@ -74,7 +74,7 @@ fn relay(
 ) -> (SocketAddr, Arc<AtomicBool>, Worker<()>) {
     let slow = Arc::new(AtomicBool::new(false));
     let active = slow.clone();
-    let [near, far] = [(); 2].map(|()| net.server.udp("192.0.2.2:0"));
+    let [near, far] = [(); 2].map(|()| net.server.udp("10.30.0.2:0"));
     let address = near.local_addr().unwrap();
     let wait = Some(Duration::from_millis(20));
     near.set_read_timeout(wait).unwrap();
@@ -101,13 +101,13 @@ fn relay(
 
 #[test]
 fn a_delay_of_one_direction_shows_in_that_direction() {
-    let net = Net::new();
-    let reflector = net.reflector("192.0.2.2:0", Duration::ZERO);
+    let net = Net::probed();
+    let reflector = net.reflector("10.30.0.2:0", Duration::ZERO);
     for (forward, backward) in [(30, 0), (0, 30)] {
         let hold = [forward, backward].map(Duration::from_millis);
         let (address, slow, _relay) = relay(&net, reflector.address, hold);
         net.client.within(async move || {
-            let mut prober = Prober::new(&[udp("c0", &address.to_string())]).unwrap();
+            let mut prober = Prober::new(&[udp("u0", &address.to_string())]).unwrap();
             exchange(&mut prober, 0, 30).await;
             slow.store(true, Relaxed);
             let answers = exchange(&mut prober, 0, 15).await;
@@ -138,11 +138,11 @@ fn a_delay_of_one_direction_shows_in_that_direction() {
 
 #[test]
 fn junk_does_not_disturb_the_reflector_and_replies_are_never_longer() {
-    let net = Net::new();
+    let net = Net::probed();
     let reflector = net.reflector("0.0.0.0:0", Duration::ZERO);
-    let address = SocketAddr::from(([192, 0, 2, 2], reflector.address.port()));
+    let address = SocketAddr::from(([10, 30, 0, 2], reflector.address.port()));
     let seed = seed();
-    let socket = net.client.udp("192.0.2.1:0");
+    let socket = net.client.udp("10.30.0.1:0");
     let requests = net.client.with(move || {
         let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
         for _ in 0..100 {
@@ -188,11 +188,10 @@ fn junk_does_not_disturb_the_reflector_and_replies_are_never_longer() {
 
 #[test]
 fn replies_come_from_the_address_and_device_that_were_asked() {
-    let net = Net::new();
-    net.server.ip("addr add 192.0.2.3/25 dev s0");
+    let net = Net::probed();
+    net.server.ip("addr add 10.30.0.3/24 dev s0");
     net.server.ip("addr add 198.51.100.9/32 dev lo");
-    net.client
-        .ip("route add 198.51.100.9 via 192.0.2.130 dev c1");
+    net.client.ip("route add 198.51.100.9 via 10.30.1.2 dev u1");
     let reflector = net.reflector("0.0.0.0:0", Duration::ZERO);
     let port = reflector.address.port();
     net.client.within(async move || {
@@ -200,8 +199,8 @@ fn replies_come_from_the_address_and_device_that_were_asked() {
         // the first one's address, for which the server's own route would be s0.
         let to = |ip: &str| Target::Reflector(format!("{ip}:{port}").parse().unwrap());
         let paths = [
-            path("c0", None, to("192.0.2.3")),
-            path("c1", Some("192.0.2.129"), to("198.51.100.9")),
+            path("u0", None, to("10.30.0.3")),
+            path("u1", Some("10.30.1.1"), to("198.51.100.9")),
         ];
         let mut prober = Prober::new(&paths).unwrap();
         for n in 0..2 {
@@ -218,8 +217,8 @@ fn the_default_reflector_listens_on_loopback_only() {
 
 #[test]
 fn the_dscp_is_reported_and_returned_without_ecn() {
-    let net = Net::new();
-    for (listen, ipv6) in [("192.0.2.2:0", false), ("[2001:db8::d]:0", true)] {
+    let net = Net::probed();
+    for (listen, ipv6) in [("10.30.0.2:0", false), ("[fd30::2]:0", true)] {
         let reflector = net.reflector(listen, Duration::ZERO);
         let address = reflector.address;
         net.client.with(move || {
