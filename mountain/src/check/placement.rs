@@ -38,12 +38,12 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Placement
     }
     let mask = config.mark_mask.bits();
     for fib_rule in &topology.fib_rules {
-        let Some((_, theirs)) = fib_rule.fwmark.filter(|(_, theirs)| theirs & mask != 0) else {
+        let Some((mark, theirs)) = fib_rule.fwmark.filter(|(_, theirs)| theirs & mask != 0) else {
             continue;
         };
-        // One that compares all bits (as wg-quick's) never meets a packet of ours: those go on as
-        // the unmarked ones do.
-        if theirs != u32::MAX {
+        // One that compares all bits never meets a packet of ours, which go on as the unmarked ones do (wg-quick's),
+        // unless it is about those.
+        if theirs != u32::MAX || mark == 0 {
             report.warn(
                 "marks",
                 format!(

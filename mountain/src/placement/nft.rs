@@ -176,7 +176,7 @@ table inet mountain_start {
 \t\tct mark set ct mark and 0x00ffffff or 0x03000000
 \t}
 \tchain came {
-\t\tmeta mark and 0xff000000 != 0 meta mark set meta mark and 0x00ffffff
+\t\tmeta mark and 0xff000000 { 0x02000000, 0x03000000 } meta mark set meta mark and 0x00ffffff
 \t\tct state new ct status and confirmed == 0 ct mark and 0xff000000 == 0 iifname vmap { \"eth0\" : goto keep_2000000, \"wwan0\" : goto keep_3000000 }
 \t}
 \tchain prerouting {
@@ -185,7 +185,7 @@ table inet mountain_start {
 \t\tct mark and 0xff000000 { 0x02000000, 0x03000000 } meta mark and 0x00ffffff == 0 meta mark set ct mark and 0xff000000 accept
 \t\tct mark and 0xff000000 vmap { 0x02000000 : goto to_2000000, 0x03000000 : goto to_3000000 }
 \t\tct state new ct status and confirmed == 0 ct mark and 0xff000000 == 0 meta mark and 0xff000000 vmap { 0x02000000 : goto keep_2000000, 0x03000000 : goto keep_3000000 }
-\t\tmeta mark and 0xff000000 != 0 meta mark set meta mark and 0x00ffffff
+\t\tmeta mark and 0xff000000 { 0x02000000, 0x03000000 } meta mark set meta mark and 0x00ffffff
 \t}
 }
 ";

@@ -13,8 +13,8 @@
 //! 32766: from all lookup main                             (the kernel's own)
 //! ```
 //!
-//! The first one makes copies of other routes needless: a table holds the uplink's default route and
-//! one that says "unreachable" in case that is gone: a flow that cannot go on is told so, rather than
+//! The one by users makes copies of other routes needless: a table holds the uplink's default route or, while its
+//! device is down, one that says "unreachable": a flow that cannot go on is told so, rather than
 //! sent out by another uplink whose provider drops it. All rules stand behind every rule that others have made, so that those go on deciding.
 //! They have one priority, and the order in which they are added is that in which they are tried. Addresses
 //! come before marks: a packet that has the address of an uplink leaves by it, whatever its mark.
@@ -232,7 +232,7 @@ pub(crate) fn plan(
                 let own = path.addresses.iter().filter(|a| !held.contains(*a));
                 rules.extend(own.map(|address| rule(Selects::From(*address), table)));
                 rules.push(rule(Selects::Mark { mark, mask }, table));
-                plan.routing.routes.extend(default_routes(path, table));
+                plan.routing.routes.push(default_route(path, table));
             }
             plan.routing.routes.extend(kept);
             plan.marks.extend(uplink.index.map(|index| (index, mark)));
@@ -253,16 +253,15 @@ fn table(number: u32) -> u32 {
     TABLE_BASE + number
 }
 
-/// While the device is down the kernel would not take the first one.
-fn default_routes(path: &Path, table: u32) -> impl Iterator<Item = UplinkRoute> {
-    let all = by_gateway(path).into_iter().chain([To::Unreachable]);
-    let ipv6 = path.key.ipv6;
-    all.map(move |to| UplinkRoute {
-        ipv6,
+/// While the device is down, that nothing leads there. It does not stand behind the other one for good: the kernel takes
+/// that one away with the device, this one never, and when nobody is left to put it back, the main table decides.
+fn default_route(path: &Path, table: u32) -> UplinkRoute {
+    UplinkRoute {
+        ipv6: path.key.ipv6,
         table,
         host: None,
-        to,
-    })
+        to: by_gateway(path).unwrap_or(To::Unreachable),
+    }
 }
 
 /// Routes to destinations that the main table sends out by another uplink.

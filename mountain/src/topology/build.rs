@@ -25,7 +25,7 @@ const MAX_REASONS: usize = 200;
 /// Condenses a snapshot. Takes time in proportion to the number of routes, which is a million and
 /// more on some routers.
 pub(super) fn build(snapshot: &Snapshot, filter: &Filter) -> Topology {
-    let mut builder = Builder::new(snapshot);
+    let mut builder = Builder::new(snapshot, filter.mark_mask);
     let mut candidates: Vec<&Route> = snapshot
         .routes
         .iter()
@@ -59,6 +59,8 @@ pub(super) fn build(snapshot: &Snapshot, filter: &Filter) -> Topology {
 
 struct Builder<'a> {
     snapshot: &'a Snapshot,
+    /// Bits of the marks that placed flows bear.
+    mark_mask: u32,
     topology: Topology,
     path_index: HashMap<PathKey, usize>,
     /// How the packets come to each table, by family.
@@ -78,7 +80,7 @@ struct Approach {
 }
 
 impl<'a> Builder<'a> {
-    fn new(snapshot: &'a Snapshot) -> Self {
+    fn new(snapshot: &'a Snapshot, mark_mask: u32) -> Self {
         let mut by_prefix: HashMap<_, Vec<usize>> = HashMap::new();
         for route in snapshot.routes.iter().filter(|route| route.multipath) {
             by_prefix.entry((route.table, route.prefix)).or_default();
@@ -90,6 +92,7 @@ impl<'a> Builder<'a> {
         }
         Self {
             snapshot,
+            mark_mask,
             topology: Topology::default(),
             path_index: HashMap::new(),
             approaches: BTreeMap::new(),

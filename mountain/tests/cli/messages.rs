@@ -253,7 +253,7 @@ fn the_keys_of_status_are_these() {
     assert_eq!(keys(group).join(" "), GROUP);
     assert_eq!(keys(&group["members"][0]).join(" "), "path weight");
     let verdict = keys(&group["verdict"]).join(" ");
-    assert_eq!(verdict, "alive bulk ejected latency");
+    assert_eq!(verdict, "alive bulk ejected full latency");
     let path = &status["paths"][0];
     let all = keys(path);
     for key in PATH.split_whitespace() {

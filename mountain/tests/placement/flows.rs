@@ -135,6 +135,24 @@ fn kill_9_breaks_no_connection_and_the_next_up_takes_over() {
     assert_eq!(net.refused(), 0);
 }
 
+/// The kernel takes an uplink's own route away with its link, and nobody puts it back.
+#[test]
+fn an_uplink_that_comes_back_after_kill_9_is_the_kernels() {
+    let net = Home::new().running();
+    net.kill_daemon();
+    let routes = net.home.run("ip route show default dev u0");
+    let addresses = ["10.40.0.2/24"];
+    net.home.ip("link set u0 down");
+    net.home.ip("link set u0 up");
+    for address in addresses {
+        net.home.run(&format!("ip addr replace {address} dev u0"));
+    }
+    net.home.run(&format!("ip route replace {} dev u0", routes.trim()));
+    let opened = net.flows().open("tcp", EACH, SERVER[0]);
+    assert_eq!(by_uplink(&opened), [EACH, 0]);
+    net.home.mountain_says("down", "are removed");
+}
+
 #[test]
 fn sockets_that_have_chosen_stay_with_their_choice() {
     let net = Home::new().running();

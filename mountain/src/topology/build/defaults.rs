@@ -52,7 +52,7 @@ fn rank(route: &Route) -> (u32, Preference) {
 
 impl Builder<'_> {
     /// Whether sockets that this multipath route sends out get an address of the uplink.
-    pub(super) fn kind(&self, route: &Route, members: &[Member]) -> Kind {
+    pub(super) fn kind(&mut self, route: &Route, members: &[Member]) -> Kind {
         let paths: Vec<&Path> = members
             .iter()
             .map(|member| &self.topology.paths[member.path])
@@ -64,9 +64,25 @@ impl Builder<'_> {
             && route.preferred_source.is_none()
             && own_sources(&paths).is_ok()
             && self.check_throws(route.is_ipv6()).is_ok();
-        match starts {
-            true => Kind::PlaceAndMove,
-            false => Kind::Move,
+        match (starts, self.check_marks(route.is_ipv6())) {
+            (true, Ok(())) => Kind::PlaceAndMove,
+            (true, Err(why)) => {
+                self.skip(route, &format!("new flows choose no uplink: {why}"));
+                Kind::Move
+            }
+            (false, _) => Kind::Move,
+        }
+    }
+
+    /// Refuses rules that a placed flow may meet otherwise than it would without its mark.
+    fn check_marks(&self, ipv6: bool) -> Result<(), String> {
+        match rules::marked_apart(self.snapshot, ipv6, self.mark_mask) {
+            Some(rule) => Err(format!(
+                "the routing rule of priority {} tells packets apart by bits of the mark that new flows would \
+                 bear: set other ones, `mark_mask` in [placement]",
+                rule.priority
+            )),
+            None => Ok(()),
         }
     }
 
@@ -128,7 +144,7 @@ impl Builder<'_> {
                 self.suspend(ipv6, uplinks.paths, why.clone(), true);
                 Err(why)
             }
-            (Ok(()), Ok(()), None) => self.adopt_uplinks(best, uplinks.paths, filter),
+            (Ok(()), Ok(()), None) => self.adopt_uplinks(best, uplinks.paths),
             (Err(why), ..) => {
                 Err(format!("default routes by {}: {why}", self.listed(&defaults)))
             }
@@ -251,21 +267,10 @@ impl Builder<'_> {
         }
     }
 
-    fn adopt_uplinks(
-        &mut self,
-        best: &Route,
-        paths: Vec<Path>,
-        filter: &Filter,
-    ) -> Result<(), String> {
+    fn adopt_uplinks(&mut self, best: &Route, paths: Vec<Path>) -> Result<(), String> {
         self.check_rules(best)?;
         let ipv6 = best.is_ipv6();
-        if let Some(rule) = rules::marked_apart(self.snapshot, ipv6, filter.mark_mask) {
-            return Err(format!(
-                "the routing rule of priority {} tells packets apart by bits of the mark that new flows would \
-                 bear: set other ones, `mark_mask` in [placement]",
-                rule.priority
-            ));
-        }
+        self.check_marks(ipv6)?;
         if self.topology.groups.len() >= MAX_GROUPS {
             return Err(format!("more than {MAX_GROUPS} groups on this host"));
         }

@@ -427,7 +427,6 @@ fn families_are_adopted_apart_and_router_advertisements_may_share_a_metric() {
     assert_eq!(topology.paths[six].addresses, [ip("2001:db8:1::5")]);
 }
 
-/// A multipath default, with sources of the uplinks or one for all.
 #[test]
 fn an_uplink_whose_only_address_is_going_keeps_it_but_is_not_fresh() {
     let mut home = home();
@@ -442,6 +441,7 @@ fn an_uplink_whose_only_address_is_going_keeps_it_but_is_not_fresh() {
     assert_eq!(fresh(&home), [(1, true), (2, true)]);
 }
 
+/// A multipath default, with sources of the uplinks or one for all.
 #[test]
 fn a_multipath_default_chooses_at_the_start_where_sources_differ() {
     let mut home = home();
@@ -451,6 +451,24 @@ fn a_multipath_default_chooses_at_the_start_where_sources_differ() {
     let topology = build(&home, &Filter::default());
     assert_eq!(topology.groups[0].kind, Kind::PlaceAndMove);
     assert!(topology.places());
+
+    // A rule for unmarked packets would no longer match those that bear our mark.
+    let mut by_mark = home.clone();
+    let of_unmarked = FibRule {
+        priority: 100,
+        action: Action::Table(7),
+        fwmark: Some((0, u32::MAX)),
+        ..FibRule::default()
+    };
+    by_mark.rules.insert(0, of_unmarked);
+    let filter = Filter {
+        mark_mask: 0xff00_0000,
+        ..Filter::default()
+    };
+    let topology = build(&by_mark, &filter);
+    assert_eq!(topology.groups[0].kind, Kind::Move);
+    assert!(topology.skipped[0]
+        .contains("new flows choose no uplink: the routing rule of priority 100"));
 
     home.routes[0].preferred_source = Some(ip("203.0.113.1"));
     let topology = build(&home, &Filter::default());
