@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use mountain::host::socket_option;
 use mountain::measure::socket::send_from;
-use mountain::measure::timestamp::{self, Stamping};
+use mountain::measure::timestamp;
 use socket2::{Socket, Type};
 
 use super::dial::Ends;
@@ -191,11 +191,7 @@ fn open(addr: IpAddr, port: u16) -> Result<Socket> {
         socket.set_only_v6(true)?;
     }
     timestamp::set_details(&socket, any.is_ipv6(), false)?;
-    let received = Stamping {
-        rx: true,
-        ..Stamping::default()
-    };
-    timestamp::set_stamping(&socket, received)?;
+    timestamp::set_stamping(&socket, timestamp::RECEIVED)?;
     // A full buffer here would look like loss on the path; FORCE ignores rmem_max (needs root).
     let _ = socket_option::set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, 8 << 20);
     socket.bind(&SocketAddr::new(any, port).into())?;

@@ -25,13 +25,6 @@ use super::worker::Worker;
 
 /// An answer that comes later than this counts as lost.
 pub const LINGER_NS: u64 = 1_000_000_000;
-/// Of both ways.
-const STAMPING: Stamping = Stamping {
-    rx: true,
-    tx: true,
-    tx_sched: false,
-    hardware: false,
-};
 
 /// What to send, from where to where.
 #[derive(Debug, Clone)]
@@ -317,8 +310,8 @@ impl Client {
             // what is there, then count anew from the next packet.
             read_timestamps(flow);
             flow.id_base = flow.next_seq();
-            let _ = timestamp::set_stamping(&flow.socket, Stamping::default())
-                .and_then(|()| timestamp::set_stamping(&flow.socket, STAMPING));
+            let _ = timestamp::set_stamping(&flow.socket, Stamping::empty())
+                .and_then(|()| timestamp::set_stamping(&flow.socket, timestamp::BOTH_WAYS));
         }
         health.sent += 1;
         health.late_max_us = health.late_max_us.max(late_us.into());
@@ -395,7 +388,7 @@ fn open_flow(cfg: &GameConfig) -> Result<Socket> {
     };
     let socket = dial.datagrams(cfg.ends.server())?;
     socket.set_nonblocking(true)?;
-    timestamp::set_stamping(&socket, STAMPING)?;
+    timestamp::set_stamping(&socket, timestamp::BOTH_WAYS)?;
     Ok(socket)
 }
 

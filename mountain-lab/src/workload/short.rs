@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
-use mountain::measure::timestamp::{self, Stamping};
+use mountain::measure::timestamp;
 use socket2::Socket;
 
 use super::dial::Ends;
@@ -119,11 +119,7 @@ fn open_flow(cfg: &ShortConfig, number: u16) -> Result<Socket> {
     });
     let socket = cfg.ends.dial(port).datagrams(cfg.ends.server())?;
     socket.set_nonblocking(true)?;
-    let received = Stamping {
-        rx: true,
-        ..Stamping::default()
-    };
-    timestamp::set_stamping(&socket, received)?;
+    timestamp::set_stamping(&socket, timestamp::RECEIVED)?;
     Ok(socket)
 }
 

@@ -27,6 +27,7 @@ pub mod environment;
 pub(crate) mod hardware;
 pub(crate) mod ifreq;
 pub mod import;
+mod in_flight;
 pub mod oneway;
 pub mod paired;
 pub mod ping;

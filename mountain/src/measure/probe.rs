@@ -9,7 +9,6 @@
 //!
 //! Method and formulas: docs/measuring.md.
 
-use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -20,16 +19,14 @@ use anyhow::{bail, Result};
 use serde::{Deserialize, Serialize};
 use tokio::io::unix::AsyncFd;
 
+use super::in_flight::InFlight;
 use super::oneway::OneWay;
-use super::socket::{ProbeEvent, ProbeKind, ProbeSocket, SendStamps};
-use super::timestamp::{self, Received, Stamping};
-use super::timing::ProbeStamps;
-use super::wire::{self, ProbeId, Reflected};
+use super::socket::{ProbeKind, ProbeSocket};
+use super::timestamp::{self, Received};
+use super::wire::{self, Reflected};
 
 /// After this an answer is no longer waited for.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most probes of one path that are waited for at a time.
-const MAX_WAITING: usize = 16_384;
 /// Failures of recvmsg in a row after which a socket is given up.
 const MAX_FAILURES: u32 = 64;
 
@@ -141,6 +138,14 @@ pub struct PathStats {
     pub forward_only: bool,
     /// Last failure, in words; `None`: none so far.
     pub last_error: Option<String>,
+}
+
+impl PathStats {
+    /// Counts an ICMP error or a local one.
+    fn failed(&mut self, why: String) {
+        self.unreachable += 1;
+        self.last_error = Some(why);
+    }
 }
 
 /// Sends probes and collects answers, for all paths of the host, without blocking.
@@ -258,24 +263,10 @@ impl Prober {
     }
 }
 
-/// A probe whose answer may still come.
-#[derive(Debug)]
-struct Waiting {
-    seq: u64,
-    nonce: u64,
-    sent: Instant,
-    stamps: SendStamps,
-    answered: bool,
-}
-
 struct Endpoint {
     path: ProbePath,
     open: Option<AsyncFd<ProbeSocket>>,
-    /// In the order sent: entry n is probe `front + n`.
-    waiting: VecDeque<Waiting>,
-    front: u64,
-    /// Of the reflector's last reply.
-    cookie: u32,
+    in_flight: InFlight,
     one_way: OneWay,
     stats: PathStats,
 }
@@ -285,67 +276,37 @@ impl Endpoint {
         Self {
             path,
             open: None,
-            waiting: VecDeque::new(),
-            // Not 0, so that an index alone tells nothing about an earlier run.
-            front: u64::from(rand::random::<u32>()),
-            cookie: 0,
+            // Not from 0 on, so that an index alone tells nothing about an earlier run.
+            in_flight: InFlight::new(u64::from(rand::random::<u32>())),
             one_way: OneWay::new(),
             stats: PathStats::default(),
         }
     }
 
-    fn next_index(&self) -> u64 {
-        self.front + self.waiting.len() as u64
-    }
-
-    fn open(&mut self) -> io::Result<&ProbeSocket> {
+    fn open(&mut self) -> io::Result<()> {
         if self.open.is_none() {
             self.path.ifindex = nix::net::if_::if_nametoindex(self.path.ifname.as_str())?;
-            let socket = open_socket(&self.path, self.next_index())?;
-            self.open = Some(socket.watched()?);
+            self.open = Some(open_socket(&self.path)?.watched()?);
+            self.in_flight.restart_count();
         }
-        Ok(self.open.as_ref().expect("just opened").get_ref())
-    }
-
-    fn send(&mut self, seq: u64) -> io::Result<()> {
-        self.expire();
-        self.open()?;
-        self.drain_errors();
-        let id = ProbeId {
-            nonce: rand::random(),
-            index: self.next_index(),
-        };
-        let cookie = self.cookie;
-        let (sent, stamps, result) = self.open()?.send(id, wire::PROBE_LEN, cookie);
-        if let Err(error) = result {
-            self.after_failed_send(&error);
-            return Err(error);
-        }
-        self.stats.sent += 1;
-        self.waiting.push_back(Waiting {
-            seq,
-            nonce: id.nonce,
-            sent,
-            stamps,
-            answered: false,
-        });
         Ok(())
     }
 
-    fn expire(&mut self) {
-        while self
-            .waiting
-            .front()
-            .is_some_and(|w| self.waiting.len() >= MAX_WAITING || w.sent.elapsed() > ANSWER_TIMEOUT)
-        {
-            self.waiting.pop_front();
-            self.front += 1;
+    fn send(&mut self, seq: u64) -> io::Result<()> {
+        self.in_flight.expire(ANSWER_TIMEOUT);
+        self.open()?;
+        self.drain();
+        let socket = self.open.as_ref().expect("just opened").get_ref();
+        let (_, sent) = self.in_flight.send(socket, seq, wire::PROBE_LEN);
+        match &sent {
+            Ok(()) => self.stats.sent += 1,
+            Err(error) => self.after_failed_send(error),
         }
+        sent
     }
 
     /// A socket that may be bound to a device or address that is gone is given up.
     fn after_failed_send(&mut self, error: &io::Error) {
-        let next = self.next_index();
         let passing = matches!(
             error.raw_os_error(),
             Some(
@@ -357,29 +318,18 @@ impl Endpoint {
                     | libc::EPERM
             )
         );
-        if let Some(open) = self.open.as_mut().filter(|_| passing) {
-            if open.get_mut().restart_count(next).is_ok() {
-                return;
-            }
+        self.in_flight.restart_count();
+        let open = self.open.as_ref().filter(|_| passing);
+        if open.is_none_or(|open| open.get_ref().restart_count().is_err()) {
+            self.open = None;
         }
-        self.open = None;
     }
 
     /// Takes in transmit stamps and ICMP errors.
-    fn drain_errors(&mut self) {
-        let Some(open) = &self.open else { return };
-        while let Some(event) = open.get_ref().event(self.front) {
-            match event {
-                ProbeEvent::Stamped(behind, stamps) => {
-                    if let Some(waiting) = self.waiting.get_mut(behind) {
-                        waiting.stamps.add(stamps);
-                    }
-                }
-                ProbeEvent::Failed(why) => {
-                    self.stats.unreachable += 1;
-                    self.stats.last_error = Some(why);
-                }
-            }
+    fn drain(&mut self) {
+        if let Some(open) = &self.open {
+            let failed = |why| self.stats.failed(why);
+            self.in_flight.drain(open.get_ref(), failed);
         }
     }
 
@@ -405,7 +355,7 @@ impl Endpoint {
                 // queue. Whatever keeps failing is a broken socket: the next send opens another.
                 Err(error) => {
                     drop(guard);
-                    self.drain_errors();
+                    self.drain();
                     failures += 1;
                     if failures >= MAX_FAILURES {
                         self.stats.last_error = Some(error.to_string());
@@ -414,9 +364,8 @@ impl Endpoint {
                     continue;
                 }
             };
-            let now = (Instant::now(), timestamp::realtime_ns());
             drop(guard);
-            match self.answer(&buffer[..received.len], &received, now, epoch) {
+            match self.answer(&buffer[..received.len], &received, epoch) {
                 Some(answer) => return Poll::Ready(answer),
                 None => self.stats.ignored += 1,
             }
@@ -424,62 +373,41 @@ impl Endpoint {
     }
 
     /// Checks a packet and makes an answer of it, all but the path's index.
-    fn answer(
-        &mut self,
-        packet: &[u8],
-        received: &Received,
-        now: (Instant, u64),
-        epoch: Instant,
-    ) -> Option<Answer> {
+    fn answer(&mut self, packet: &[u8], received: &Received, epoch: Instant) -> Option<Answer> {
         if received.ifindex.is_some_and(|i| i != self.path.ifindex) {
             return None;
         }
-        let (id, reflected) = self.open.as_ref()?.get_ref().answered(packet, received)?;
-        // The transmit stamp was queued before the packet left, so it is there by now.
-        self.drain_errors();
-        let at = usize::try_from(id.index.checked_sub(self.front)?).ok()?;
-        let waiting = self.waiting.get_mut(at).filter(|w| w.nonce == id.nonce)?;
-        if std::mem::replace(&mut waiting.answered, true) {
-            self.stats.duplicates += 1;
+        let socket = self.open.as_ref()?.get_ref();
+        let stats = &mut self.stats;
+        let failed = |why| stats.failed(why);
+        let (probe, is_first) = (self.in_flight).answered(socket, packet, received, failed)?;
+        if !is_first {
+            stats.duplicates += 1;
             return None;
         }
-        self.stats.answered += 1;
-        if reflected.is_some() {
-            self.cookie = wire::cookie(packet);
-        }
-        let at_ns = waiting.sent.duration_since(epoch).as_nanos() as u64;
-        let times = ProbeStamps::of(waiting.sent, waiting.stamps, received, reflected, now);
-        let answer = times.evaluate(at_ns, &mut self.one_way);
-        self.stats.unstamped += u64::from(!answer.kernel_stamps);
-        self.stats.forward_only = answer.forward_us.is_some();
+        stats.answered += 1;
+        let at_ns = probe.stamps.sent.duration_since(epoch).as_nanos() as u64;
+        let answer = probe.stamps.evaluate(at_ns, &mut self.one_way)?;
+        stats.unstamped += u64::from(!answer.kernel_stamps);
+        stats.forward_only = answer.forward_us.is_some();
         Some(Answer {
-            seq: waiting.seq,
+            seq: probe.seq,
             hop_limit: received.hop_limit,
             tos: received.tos,
-            reflected,
             ..answer
         })
     }
 }
 
 /// A socket for the path as it is now.
-fn open_socket(path: &ProbePath, first_index: u64) -> io::Result<ProbeSocket> {
+fn open_socket(path: &ProbePath) -> io::Result<ProbeSocket> {
     let kind = match path.target {
-        Target::Icmp(_) => ProbeKind::IcmpEcho {
-            ident: rand::random(),
-        },
+        Target::Icmp(_) => ProbeKind::IcmpEcho,
         Target::Reflector(_) => ProbeKind::Udp,
     };
     let source = path
         .source
         .map(|s| with_scope(SocketAddr::new(s, 0), path.ifindex));
     let target = path.target.address(path.ifindex);
-    ProbeSocket::open(
-        kind,
-        Some(&path.ifname),
-        source,
-        target,
-        Stamping::KERNEL,
-        first_index,
-    )
+    ProbeSocket::open(kind, Some(&path.ifname), source, target, timestamp::KERNEL)
 }

@@ -26,7 +26,7 @@ use tokio::io::Interest;
 
 use super::cookie::Key;
 use super::socket;
-use super::timestamp::{self, Received, Stamping};
+use super::timestamp::{self, Received};
 use super::wire::{self, Reflected};
 
 /// Where it listens unless told otherwise: both loopback addresses, one [`Reflector`] each.
@@ -177,7 +177,7 @@ fn listen(address: SocketAddr, shared: bool) -> io::Result<Socket> {
         socket.set_only_v6(true)?;
     }
     timestamp::set_details(&socket, ipv6, false)?;
-    timestamp::set_stamping(&socket, Stamping::RECEIVED)?;
+    timestamp::set_stamping(&socket, timestamp::RECEIVED)?;
     socket.bind(&SockAddr::from(address))?;
     Ok(socket)
 }

@@ -10,74 +10,22 @@ use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags, SockaddrStorage};
 use socket2::{Domain, Protocol, SockAddr, SockFilter, Socket, Type};
 use tokio::io::unix::AsyncFd;
 
-use super::timestamp::{self, ErrorEvent, Received, Stamping};
+use super::timestamp::{self, Received, Stamping};
+use super::timing::ProbeStamps;
 use super::wire::{self, ProbeId, Reflected};
 use crate::host::socket_option;
 
 /// What is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ProbeKind {
-    /// Raw ICMP or ICMPv6 that receives echo replies with this identifier only. IPv4 packets
+pub(super) enum ProbeKind {
+    /// Raw ICMP or ICMPv6 that receives echo replies with an identifier of its own only. IPv4 packets
     /// arrive with their IP header, IPv6 ones without.
-    IcmpEcho {
-        /// Identifier of the echo requests, in host byte order.
-        ident: u16,
-    },
+    IcmpEcho,
     /// ICMP or ICMPv6 echo without privileges (`net.ipv4.ping_group_range`): the kernel chooses
     /// the identifier, which is the port of the local address. Packets arrive without IP header.
     Ping,
     /// A connected or bound UDP socket.
     Udp,
-}
-
-/// A non-blocking socket, bound to `device` and `source` where given and connected to `target`,
-/// with kernel timestamps, details ([`timestamp::set_details`]) and ICMP errors switched on.
-///
-/// # Errors
-/// EPERM for ICMP without CAP_NET_RAW, EACCES for ping sockets outside of the allowed groups; ENODEV for a missing device; EADDRNOTAVAIL for a `source`
-/// that the host does not have; ENETUNREACH and others when there is no route.
-pub(crate) fn open(
-    kind: ProbeKind,
-    device: Option<&str>,
-    source: Option<SocketAddr>,
-    target: SocketAddr,
-    stamping: Stamping,
-) -> io::Result<Socket> {
-    let ipv6 = target.is_ipv6();
-    let domain = Domain::for_address(target);
-    let (kind_of_socket, protocol) = match (kind, ipv6) {
-        (ProbeKind::IcmpEcho { .. }, true) => (Type::RAW, Protocol::ICMPV6),
-        (ProbeKind::IcmpEcho { .. }, false) => (Type::RAW, Protocol::ICMPV4),
-        (ProbeKind::Ping, true) => (Type::DGRAM, Protocol::ICMPV6),
-        (ProbeKind::Ping, false) => (Type::DGRAM, Protocol::ICMPV4),
-        (ProbeKind::Udp, _) => (Type::DGRAM, Protocol::UDP),
-    };
-    let socket = Socket::new(domain, kind_of_socket, Some(protocol))?;
-    if let ProbeKind::IcmpEcho { ident } = kind {
-        if ipv6 {
-            let mut blocked = [u32::MAX; 8];
-            blocked[ECHO_REPLY_V6 / 32] &= !(1 << (ECHO_REPLY_V6 % 32));
-            socket_option::set(&socket, libc::IPPROTO_ICMPV6, ICMP_FILTER, blocked)?;
-        } else {
-            let blocked = !(1u32 << ECHO_REPLY_V4);
-            socket_option::set(&socket, libc::SOL_RAW, ICMP_FILTER, blocked)?;
-        }
-        // Every raw socket gets a copy of every reply; those to other programs' pings need not
-        // wake us.
-        socket.attach_filter(&ident_filter(ipv6, ident))?;
-    }
-    socket.set_nonblocking(true)?;
-    if let Some(device) = device {
-        socket.bind_device(Some(device.as_bytes()))?;
-    }
-    timestamp::set_details(&socket, ipv6, true)?;
-    timestamp::set_stamping(&socket, stamping)?;
-    if let Some(source) = source {
-        socket.bind(&SockAddr::from(source))?;
-    }
-    // Connected, the kernel drops what comes from elsewhere and reports ICMP errors.
-    socket.connect(&SockAddr::from(target))?;
-    Ok(socket)
 }
 
 /// Answers `to` from the address of this host that it has sent to, with the DSCP of `tos` (the ECN
@@ -129,78 +77,72 @@ pub fn send_from(
     Ok(sent?)
 }
 
-/// When a probe was sent, ns since the epoch.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct SendStamps {
-    /// Just before the system call.
-    pub(super) user_ns: u64,
-    /// By the kernel, before the queueing discipline.
-    pub(super) sched_ns: Option<u64>,
-    /// By the kernel, when it gave the packet to the driver.
-    pub(super) tx_ns: Option<u64>,
-    /// By the card's clock.
-    pub(super) tx_hw_ns: Option<u64>,
-}
-
-impl SendStamps {
-    /// Takes over what `later` has. Software and hardware stamps of one packet come apart. A software
-    /// stamp from before the system call is of a clock that was set under way.
-    pub(super) fn add(&mut self, later: SendStamps) {
-        let since = |ns: &u64| *ns >= self.user_ns;
-        self.sched_ns = later.sched_ns.filter(since).or(self.sched_ns);
-        self.tx_ns = later.tx_ns.filter(since).or(self.tx_ns);
-        self.tx_hw_ns = later.tx_hw_ns.or(self.tx_hw_ns);
-    }
-}
-
-/// What the error queue of a [`ProbeSocket`] tells.
-pub(super) enum ProbeEvent {
-    /// Stamps of the probe that many places behind the first one that is waited for.
-    Stamped(usize, SendStamps),
-    /// An ICMP error or a local one, in words.
-    Failed(String),
-}
-
 /// A socket that sends probes to one target and knows its answers.
 pub(super) struct ProbeSocket {
     socket: Socket,
     kind: ProbeKind,
     target: SocketAddr,
     stamping: Stamping,
-    /// Identifier of echo requests, 0 for UDP.
+    /// Identifier of echo requests, in host byte order; 0 for UDP.
     ident: u16,
-    /// Index of the probe that the kernel's packet number 0 stands for.
-    first_index: u64,
 }
 
 impl ProbeSocket {
-    /// See [`open`]. The first probe will have the index `first_index`.
+    /// A non-blocking socket, bound to `device` and `source` where given and connected to `target`,
+    /// with kernel timestamps, details ([`timestamp::set_details`]) and ICMP errors switched on.
+    ///
+    /// # Errors
+    /// EPERM for ICMP without CAP_NET_RAW, EACCES for ping sockets outside of the allowed groups;
+    /// ENODEV for a missing device; EADDRNOTAVAIL for a `source` that the host does not have;
+    /// ENETUNREACH and others when there is no route.
     pub(super) fn open(
         kind: ProbeKind,
         device: Option<&str>,
         source: Option<SocketAddr>,
         target: SocketAddr,
         stamping: Stamping,
-        first_index: u64,
     ) -> io::Result<Self> {
-        let socket = open(kind, device, source, target, stamping)?;
-        let ident = match kind {
-            ProbeKind::IcmpEcho { ident } => ident,
-            ProbeKind::Ping => {
-                let local = socket.local_addr()?.as_socket();
-                let ident = local.map_or(0, |local| local.port());
-                let none = || io::Error::other("the kernel gave the ping socket no identifier");
-                (ident != 0).then_some(ident).ok_or_else(none)?
-            }
-            ProbeKind::Udp => 0,
+        let ipv6 = target.is_ipv6();
+        let (kind_of_socket, protocol) = match (kind, ipv6) {
+            (ProbeKind::IcmpEcho, true) => (Type::RAW, Protocol::ICMPV6),
+            (ProbeKind::IcmpEcho, false) => (Type::RAW, Protocol::ICMPV4),
+            (ProbeKind::Ping, true) => (Type::DGRAM, Protocol::ICMPV6),
+            (ProbeKind::Ping, false) => (Type::DGRAM, Protocol::ICMPV4),
+            (ProbeKind::Udp, _) => (Type::DGRAM, Protocol::UDP),
         };
+        let socket = Socket::new(Domain::for_address(target), kind_of_socket, Some(protocol))?;
+        let mut ident = 0;
+        if kind == ProbeKind::IcmpEcho {
+            ident = rand::random();
+            only_echo_replies(&socket, ipv6, ident)?;
+        }
+        socket.set_nonblocking(true)?;
+        if let Some(device) = device {
+            socket.bind_device(Some(device.as_bytes()))?;
+        }
+        timestamp::set_details(&socket, ipv6, true)?;
+        timestamp::set_stamping(&socket, stamping)?;
+        if let Some(source) = source {
+            socket.bind(&SockAddr::from(source))?;
+        }
+        // Connected, the kernel drops what comes from elsewhere and reports ICMP errors.
+        socket.connect(&SockAddr::from(target))?;
+        if kind == ProbeKind::Ping {
+            ident = socket
+                .local_addr()?
+                .as_socket()
+                .map_or(0, |local| local.port());
+            if ident == 0 {
+                let none = "the kernel gave the ping socket no identifier";
+                return Err(io::Error::other(none));
+            }
+        }
         Ok(Self {
             socket,
             kind,
             target,
             stamping,
             ident,
-            first_index,
         })
     }
 
@@ -216,18 +158,18 @@ impl ProbeSocket {
         &self.socket
     }
 
-    /// Sends a probe of `size` bytes of payload; `cookie`: see [`wire::write_request`]. What it
-    /// returns beside the outcome is from just before the system call.
+    /// Sends a probe of `size` bytes of payload; `cookie`: see [`wire::write_request`]. The stamps
+    /// that it returns beside the outcome are from just before the system call.
     pub(super) fn send(
         &self,
         id: ProbeId,
         size: usize,
         cookie: u32,
-    ) -> (Instant, SendStamps, io::Result<usize>) {
+    ) -> (ProbeStamps, io::Result<usize>) {
         let mut packet = vec![0; size];
         match self.kind {
             ProbeKind::Udp => wire::write_request(&mut packet, id, cookie),
-            ProbeKind::IcmpEcho { .. } | ProbeKind::Ping => {
+            ProbeKind::IcmpEcho | ProbeKind::Ping => {
                 packet.resize(8 + size, 0);
                 // The kernel puts in a ping socket's identifier.
                 wire::write_echo_request(&mut packet, self.target.is_ipv6(), self.ident, id);
@@ -235,56 +177,16 @@ impl ProbeSocket {
         }
         // An ICMP error that is still pending would make send fail without sending.
         let _ = self.socket.take_error();
-        let (user_ns, at) = (timestamp::realtime_ns(), Instant::now());
-        let sent = self.socket.send(&packet);
-        let stamps = SendStamps {
-            user_ns,
-            ..SendStamps::default()
-        };
-        (at, stamps, sent)
+        let (sent_ns, sent) = (timestamp::realtime_ns(), Instant::now());
+        let outcome = self.socket.send(&packet);
+        (ProbeStamps::new(sent, sent_ns), outcome)
     }
 
-    /// Counts the kernel's packet numbers anew, from the probe `next_index` on. Whether a failed send
-    /// has used one up depends on how far it got and on the kernel's version.
-    pub(super) fn restart_count(&mut self, next_index: u64) -> io::Result<()> {
-        self.first_index = next_index;
-        timestamp::set_stamping(&self.socket, Stamping::default())?;
+    /// Has the kernel count packets from 0 again. Whether a failed send has used a number up depends on
+    /// how far it got and on the kernel's version.
+    pub(super) fn restart_count(&self) -> io::Result<()> {
+        timestamp::set_stamping(&self.socket, Stamping::empty())?;
         timestamp::set_stamping(&self.socket, self.stamping)
-    }
-
-    /// Takes one entry off the error queue. `front` is the index of the first probe that is waited for.
-    pub(super) fn event(&self, front: u64) -> Option<ProbeEvent> {
-        // The number wraps at 2^32: of the indices that end alike, take the one that is waiting.
-        let behind = |id: u32| {
-            let index = (self.first_index as u32).wrapping_add(id);
-            index.wrapping_sub(front as u32) as usize
-        };
-        loop {
-            let mut stamps = SendStamps::default();
-            let id = match timestamp::receive_error(&self.socket).ok()?? {
-                ErrorEvent::Sent {
-                    id,
-                    tx_ns,
-                    tx_hw_ns,
-                } => {
-                    (stamps.tx_ns, stamps.tx_hw_ns) = (tx_ns, tx_hw_ns);
-                    id
-                }
-                ErrorEvent::Scheduled { id, tx_ns } => {
-                    stamps.sched_ns = Some(tx_ns);
-                    id
-                }
-                ErrorEvent::Unreachable { errno, from } => {
-                    let what = io::Error::from_raw_os_error(errno);
-                    return Some(ProbeEvent::Failed(match from {
-                        Some(from) => format!("{from} says: {what}"),
-                        None => what.to_string(),
-                    }));
-                }
-                ErrorEvent::Other => continue,
-            };
-            return Some(ProbeEvent::Stamped(behind(id), stamps));
-        }
     }
 
     /// The probe that a packet answers, and what a reflector adds.
@@ -304,9 +206,7 @@ impl ProbeSocket {
                 let (id, reflected) = wire::parse_reply(packet)?;
                 (from.port() == self.target.port()).then_some((id, Some(reflected)))
             }
-            ProbeKind::IcmpEcho { ident } => {
-                Some((wire::parse_echo_reply(ipv6, packet, ident)?, None))
-            }
+            ProbeKind::IcmpEcho => Some((wire::parse_echo_reply(ipv6, packet, self.ident)?, None)),
             ProbeKind::Ping => Some((wire::parse_echo_message(ipv6, packet, self.ident)?, None)),
         }
     }
@@ -316,6 +216,19 @@ impl AsRawFd for ProbeSocket {
     fn as_raw_fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
+}
+
+/// Every raw socket gets a copy of every ICMP message; those to other programs' pings need not wake us.
+fn only_echo_replies(socket: &Socket, ipv6: bool, ident: u16) -> io::Result<()> {
+    if ipv6 {
+        let mut blocked = [u32::MAX; 8];
+        blocked[ECHO_REPLY_V6 / 32] &= !(1 << (ECHO_REPLY_V6 % 32));
+        socket_option::set(socket, libc::IPPROTO_ICMPV6, ICMP_FILTER, blocked)?;
+    } else {
+        let blocked = !(1u32 << ECHO_REPLY_V4);
+        socket_option::set(socket, libc::SOL_RAW, ICMP_FILTER, blocked)?;
+    }
+    socket.attach_filter(&ident_filter(ipv6, ident))
 }
 
 /// Classic BPF: accept if the ICMP header's identifier is `ident`.
@@ -347,49 +260,3 @@ fn ident_filter(ipv6: bool, ident: u16) -> Vec<SockFilter> {
 const ICMP_FILTER: libc::c_int = 1;
 const ECHO_REPLY_V4: usize = 0;
 const ECHO_REPLY_V6: usize = 129;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn stamps_from_before_the_send_are_not_taken() {
-        let mut stamps = SendStamps {
-            user_ns: 100,
-            ..SendStamps::default()
-        };
-        let of = |tx_ns, tx_hw_ns| SendStamps {
-            tx_ns,
-            tx_hw_ns,
-            ..SendStamps::default()
-        };
-        stamps.add(of(Some(99), Some(1)));
-        assert_eq!((stamps.tx_ns, stamps.tx_hw_ns), (None, Some(1)));
-        stamps.add(of(Some(100), None));
-        assert_eq!((stamps.tx_ns, stamps.tx_hw_ns), (Some(100), Some(1)));
-    }
-
-    #[test]
-    fn packet_numbers_find_their_probe_across_the_wrap() {
-        let target = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        let stamping = Stamping {
-            tx: true,
-            ..Stamping::default()
-        };
-        let at = target.local_addr().unwrap();
-        let first = u64::from(u32::MAX) - 1;
-        let socket = ProbeSocket::open(ProbeKind::Udp, None, None, at, stamping, first).unwrap();
-        for index in first..first + 4 {
-            let (_, _, sent) = socket.send(ProbeId { nonce: 0, index }, wire::PROBE_LEN, 0);
-            sent.unwrap();
-        }
-        // All but the first are waited for.
-        let mut behind = Vec::new();
-        while behind.len() < 4 {
-            if let Some(ProbeEvent::Stamped(at, _)) = socket.event(first + 1) {
-                behind.push(at);
-            }
-        }
-        assert_eq!(behind, [u32::MAX as usize, 0, 1, 2]);
-    }
-}

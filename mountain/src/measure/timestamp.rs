@@ -21,68 +21,42 @@ use nix::sys::time::TimeSpec;
 use socket2::Socket;
 use tokio::io::unix::AsyncFd;
 
-/// What to have stamped on a socket.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stamping {
-    /// Stamp received packets as they enter the network stack.
-    pub rx: bool,
-    /// Stamp sent packets as they are handed to the driver.
-    pub tx: bool,
-    /// Stamp sent packets also before they enter the queueing discipline; the difference to the
-    /// `tx` stamp is the time spent in the host's own queue.
-    pub tx_sched: bool,
-    /// Also ask for the network card's own stamps. They come only where the device offers them
-    /// and its stamping is switched on.
-    pub hardware: bool,
+/// What to have stamped on a socket; empty: nothing.
+pub type Stamping = TimestampingFlag;
+
+/// Stamps received packets as they enter the network stack.
+pub const RECEIVED: Stamping = stamping(
+    Stamping::empty(),
+    libc::SOF_TIMESTAMPING_SOFTWARE | libc::SOF_TIMESTAMPING_RX_SOFTWARE,
+);
+/// Also stamps sent packets as they are handed to the driver.
+pub const BOTH_WAYS: Stamping = stamping(
+    RECEIVED,
+    libc::SOF_TIMESTAMPING_TX_SOFTWARE
+        | libc::SOF_TIMESTAMPING_OPT_ID
+        | libc::SOF_TIMESTAMPING_OPT_TSONLY,
+);
+/// Also stamps sent packets before they enter the queueing discipline; the difference to the other stamp
+/// is the time spent in the host's own queue. This is all that the kernel can stamp by itself.
+pub(crate) const KERNEL: Stamping = stamping(BOTH_WAYS, libc::SOF_TIMESTAMPING_TX_SCHED);
+/// Also asks for the network card's own stamps. They come only where the device offers them and its
+/// stamping is switched on.
+pub(crate) const HARDWARE: Stamping = stamping(
+    KERNEL,
+    libc::SOF_TIMESTAMPING_RAW_HARDWARE
+        | libc::SOF_TIMESTAMPING_RX_HARDWARE
+        | libc::SOF_TIMESTAMPING_TX_HARDWARE
+        | libc::SOF_TIMESTAMPING_OPT_TX_SWHW,
+);
+
+const fn stamping(less: Stamping, more: libc::c_uint) -> Stamping {
+    less.union(Stamping::from_bits_retain(more))
 }
 
-impl Stamping {
-    /// What is received.
-    pub(crate) const RECEIVED: Self = Self {
-        rx: true,
-        tx: false,
-        tx_sched: false,
-        hardware: false,
-    };
-    /// All that the kernel can stamp by itself.
-    pub(crate) const KERNEL: Self = Self {
-        tx: true,
-        tx_sched: true,
-        ..Self::RECEIVED
-    };
-
-    fn flags(self) -> libc::c_uint {
-        let mut flags = 0;
-        if self.rx {
-            flags |= libc::SOF_TIMESTAMPING_RX_SOFTWARE | libc::SOF_TIMESTAMPING_SOFTWARE;
-        }
-        if self.tx {
-            flags |= libc::SOF_TIMESTAMPING_TX_SOFTWARE | libc::SOF_TIMESTAMPING_SOFTWARE;
-        }
-        if self.tx_sched {
-            flags |= libc::SOF_TIMESTAMPING_TX_SCHED | libc::SOF_TIMESTAMPING_SOFTWARE;
-        }
-        if self.hardware {
-            flags |= libc::SOF_TIMESTAMPING_RAW_HARDWARE;
-            if self.rx {
-                flags |= libc::SOF_TIMESTAMPING_RX_HARDWARE;
-            }
-            if self.tx {
-                flags |= libc::SOF_TIMESTAMPING_TX_HARDWARE | libc::SOF_TIMESTAMPING_OPT_TX_SWHW;
-            }
-        }
-        if self.tx || self.tx_sched {
-            flags |= libc::SOF_TIMESTAMPING_OPT_ID | libc::SOF_TIMESTAMPING_OPT_TSONLY;
-        }
-        flags
-    }
-}
-
-/// Switches stamping on (or, with the default value, off). Going from no transmit stamps to some
-/// restarts the socket's packet count at 0.
+/// Switches stamping on (or, if it is empty, off). Going from no transmit stamps to some restarts the
+/// socket's packet count at 0.
 pub fn set_stamping(socket: &impl AsFd, stamping: Stamping) -> io::Result<()> {
-    let flags = TimestampingFlag::from_bits_retain(stamping.flags());
-    Ok(setsockopt(socket, sockopt::Timestamping, &flags)?)
+    Ok(setsockopt(socket, sockopt::Timestamping, &stamping)?)
 }
 
 /// Waits until received packets are stamped: the kernel switches that on some time after the first
@@ -95,10 +69,7 @@ pub(crate) fn wait_until_on(limit: Duration) -> bool {
             return false;
         };
         let own = socket.local_addr().and_then(|own| socket.connect(own));
-        if own
-            .and_then(|()| set_stamping(&socket, Stamping::RECEIVED))
-            .is_err()
-        {
+        if own.and_then(|()| set_stamping(&socket, RECEIVED)).is_err() {
             return false;
         }
         while Instant::now() < end {
@@ -367,15 +338,10 @@ mod tests {
         panic!("not within ten seconds");
     }
 
-    const ALL: Stamping = Stamping {
-        hardware: true,
-        ..Stamping::KERNEL
-    };
-
     #[test]
     fn what_comes_after_the_wait_is_stamped() {
         let (a, b) = pair();
-        set_stamping(&b, ALL).unwrap();
+        set_stamping(&b, HARDWARE).unwrap();
         assert!(wait_until_on(Duration::from_secs(10)));
         a.send(b"x").unwrap();
         assert!(soon(|| receive(&b, &mut [0; 16]).ok()).rx_ns.is_some());
@@ -387,13 +353,13 @@ mod tests {
     #[test]
     fn both_stamps_are_between_the_user_clocks_and_in_order() {
         let (a, b) = pair();
-        set_stamping(&a, ALL).unwrap();
-        set_stamping(&b, ALL).unwrap();
+        set_stamping(&a, HARDWARE).unwrap();
+        set_stamping(&b, HARDWARE).unwrap();
         set_details(&b, false, true).unwrap();
         // The first packets after switching on may have no stamp: the kernel's switch is lazy, and
         // stays on while somebody uses it.
         let (other, stamped) = pair();
-        set_stamping(&stamped, ALL).unwrap();
+        set_stamping(&stamped, HARDWARE).unwrap();
         soon(|| {
             other.send(b"x").unwrap();
             receive(&stamped, &mut [0; 16]).ok()?.rx_ns
@@ -451,14 +417,14 @@ mod tests {
     #[test]
     fn switching_off_and_on_restarts_the_count() {
         let (a, b) = pair();
-        set_stamping(&a, ALL).unwrap();
+        set_stamping(&a, HARDWARE).unwrap();
         // Each packet has two events, scheduled and sent.
         let next_two = || [(); 2].map(|_| soon(|| receive_error(&a).unwrap()));
         a.send(b"x").unwrap();
         next_two();
-        set_stamping(&a, Stamping::default()).unwrap();
+        set_stamping(&a, Stamping::empty()).unwrap();
         a.send(b"x").unwrap();
-        set_stamping(&a, ALL).unwrap();
+        set_stamping(&a, HARDWARE).unwrap();
         a.send(b"x").unwrap();
         let ids = next_two().map(|event| match event {
             ErrorEvent::Sent { id, .. } => Some(id),

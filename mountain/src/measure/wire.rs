@@ -52,7 +52,7 @@ pub struct ProbeId {
 }
 
 /// What the reflector adds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reflected {
     /// T2: the reflector's kernel receive stamp, ns by its clock.
     pub received_ns: u64,

@@ -19,7 +19,8 @@ use nix::sys::resource::{getrlimit, setrlimit, Resource};
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use super::log::{LoggedAnswer, ProbeLog};
+use super::super::timing::RoundTrip;
+use super::log::ProbeLog;
 use super::{PingOptions, Probes, Progress};
 use crate::host::socket_option;
 
@@ -177,12 +178,11 @@ impl Connects {
         };
         self.refused += usize::from(refused);
         let rtt_ns = kernel.unwrap_or(user_ns);
-        let answer = LoggedAnswer {
+        let answer = RoundTrip {
             rtt_ns,
             user_ns,
             kernel_stamps: kernel.is_some(),
-            hardware_ns: None,
-            directions: None,
+            ..RoundTrip::default()
         };
         log.answered(at, answer);
         Some(rtt_ns)
@@ -319,12 +319,11 @@ mod tests {
         let run = |clear_ms: &[i64]| {
             let (mut connects, mut log) = (connects("127.0.0.1:1"), ProbeLog::default());
             let mut add = |ms: i64| {
-                let answer = LoggedAnswer {
+                let answer = RoundTrip {
                     rtt_ns: ms * 1_000_000,
                     user_ns: ms * 1_000_000,
                     kernel_stamps: true,
-                    hardware_ns: None,
-                    directions: None,
+                    ..RoundTrip::default()
                 };
                 log.sent(Instant::now());
                 log.answered(log.probes.len() - 1, answer);

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::super::runfile::Samples;
+use super::super::timing::RoundTrip;
 
 /// More answers than this share without a clock's stamps, and the run is not by that clock.
 const MAX_UNSTAMPED: f64 = 0.01;
@@ -15,21 +16,8 @@ const MOST_SPAN_NS: i128 = 3_600_000_000_000;
 /// One probe.
 pub(super) struct LoggedProbe {
     pub(super) sent: Instant,
-    pub(super) answer: Option<LoggedAnswer>,
-}
-
-/// Its first answer; times in ns.
-pub(super) struct LoggedAnswer {
-    /// By the best stamps of this probe that are the kernel's, else by the steady clock.
-    pub(super) rtt_ns: i64,
-    /// By the steady clock around the system calls.
-    pub(super) user_ns: i64,
-    /// Whether `rtt_ns` is the kernel's alone.
-    pub(super) kernel_stamps: bool,
-    /// By the device's clock on both ways.
-    pub(super) hardware_ns: Option<i64>,
-    /// T2 − T1 and T4 − T3, with a reflector.
-    pub(super) directions: Option<(i64, i64)>,
+    /// The first one.
+    pub(super) answer: Option<RoundTrip>,
 }
 
 /// Which clock the column `rtt_us` is by.
@@ -76,7 +64,7 @@ impl ProbeLog {
     }
 
     /// Adds the first answer to probe `at`.
-    pub(super) fn answered(&mut self, at: usize, answer: LoggedAnswer) {
+    pub(super) fn answered(&mut self, at: usize, answer: RoundTrip) {
         self.slowest_ns = self.slowest_ns.max(answer.user_ns);
         self.arrival.push(at as u32);
         self.probes[at].answer = Some(answer);
@@ -105,7 +93,7 @@ impl ProbeLog {
         self.arrival.len() + self.unsent == self.probes.len()
     }
 
-    fn answers(&self) -> impl Iterator<Item = &LoggedAnswer> {
+    fn answers(&self) -> impl Iterator<Item = &RoundTrip> {
         self.probes.iter().filter_map(|p| p.answer.as_ref())
     }
 
@@ -113,7 +101,7 @@ impl ProbeLog {
     /// clocks would show their difference as variation.
     pub(super) fn clock(&self) -> (Clock, usize) {
         let most = MAX_UNSTAMPED * self.arrival.len() as f64;
-        let lacking = |has: fn(&LoggedAnswer) -> bool| self.answers().filter(|a| !has(a)).count();
+        let lacking = |has: fn(&RoundTrip) -> bool| self.answers().filter(|a| !has(a)).count();
         let unstamped = lacking(|a| a.kernel_stamps);
         let clock =
             if !self.arrival.is_empty() && lacking(|a| a.hardware_ns.is_some()) as f64 <= most {
@@ -130,13 +118,13 @@ impl ProbeLog {
     /// away under way: they would hold that, and not delays.
     pub(super) fn samples(&self, start: Instant, clock: Clock) -> Samples {
         let us = |ns: i64| ns as f64 / 1e3;
-        let column = |value: &dyn Fn(&LoggedAnswer) -> Option<f64>| -> Vec<Option<f64>> {
+        let column = |value: &dyn Fn(&RoundTrip) -> Option<f64>| -> Vec<Option<f64>> {
             let of = |p: &LoggedProbe| p.answer.as_ref().and_then(value);
             self.probes.iter().map(of).collect()
         };
         // Relative to the least, in whole ns: the clocks may be years apart.
         let direction = |value: fn((i64, i64)) -> i64| -> Option<Vec<Option<f64>>> {
-            let of = |a: &LoggedAnswer| a.directions.map(value);
+            let of = |a: &RoundTrip| a.directions.map(value);
             let least = self.answers().filter_map(of).min()?;
             let most = self.answers().filter_map(of).max()?;
             let plausible = i128::from(most) - i128::from(least) <= MOST_SPAN_NS;
@@ -144,7 +132,7 @@ impl ProbeLog {
         };
         let directions = direction(|d| d.0).zip(direction(|d| d.1));
         let (forward_us, backward_us) = directions.unwrap_or_default();
-        let rtt = |a: &LoggedAnswer| match clock {
+        let rtt = |a: &RoundTrip| match clock {
             Clock::Hardware => a.hardware_ns.unwrap_or(a.rtt_ns),
             Clock::Kernel => a.rtt_ns,
             Clock::User => a.user_ns,
@@ -169,8 +157,8 @@ impl ProbeLog {
 mod tests {
     use super::*;
 
-    fn answer(kernel_stamps: bool, hardware_ns: Option<i64>) -> LoggedAnswer {
-        LoggedAnswer {
+    fn answer(kernel_stamps: bool, hardware_ns: Option<i64>) -> RoundTrip {
+        RoundTrip {
             rtt_ns: 2_000,
             user_ns: 3_000,
             kernel_stamps,
@@ -179,8 +167,8 @@ mod tests {
         }
     }
 
-    fn directed(directions: (i64, i64)) -> LoggedAnswer {
-        LoggedAnswer {
+    fn directed(directions: (i64, i64)) -> RoundTrip {
+        RoundTrip {
             directions: Some(directions),
             ..answer(true, None)
         }
@@ -188,9 +176,9 @@ mod tests {
 
     /// 200 probes, of which the last `without` lack what `lacking` lacks; one is lost.
     fn log(
-        of: impl Fn() -> LoggedAnswer,
+        of: impl Fn() -> RoundTrip,
         without: usize,
-        lacking: impl Fn() -> LoggedAnswer,
+        lacking: impl Fn() -> RoundTrip,
     ) -> (ProbeLog, Instant) {
         let (mut log, start) = (ProbeLog::default(), Instant::now());
         for i in 0..200 {
@@ -209,9 +197,9 @@ mod tests {
         let user = || answer(false, None);
         for (of, without, lacking, clock, unstamped) in [
             (
-                &hardware as &dyn Fn() -> LoggedAnswer,
+                &hardware as &dyn Fn() -> RoundTrip,
                 2,
-                &kernel as &dyn Fn() -> LoggedAnswer,
+                &kernel as &dyn Fn() -> RoundTrip,
                 Clock::Hardware,
                 0,
             ),

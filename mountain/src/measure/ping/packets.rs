@@ -7,15 +7,14 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
 
-use super::super::socket::{ProbeEvent, ProbeKind, ProbeSocket, SendStamps};
-use super::super::timestamp::{self, Received, Stamping};
-use super::super::timing::ProbeStamps;
-use super::super::wire::{self, ProbeId};
-use super::log::{LoggedAnswer, ProbeLog};
+use super::super::in_flight::InFlight;
+use super::super::socket::{ProbeKind, ProbeSocket};
+use super::super::timestamp::{self, Received};
+use super::log::ProbeLog;
 use super::{PingOptions, Probes, Progress};
 
 /// The kernel switches receive stamps on lazily. Where nothing tells whether it has, probes start so
@@ -26,24 +25,13 @@ const BUFFER: usize = 4 << 20;
 /// Failures of recvmsg in a row after which the socket is given up.
 const MAX_FAILURES: u32 = 64;
 
-/// What is known of a probe beside what the log has, ns.
-struct Sent {
-    nonce: u64,
-    stamps: SendStamps,
-    /// When the answer came, by the device's clock.
-    rx_hw_ns: Option<u64>,
-    /// T2 and T3 by the reflector's clock.
-    reflected: Option<(u64, u64)>,
-}
-
 pub(super) struct PingPackets {
     socket: ProbeSocket,
+    /// By the index in the log.
+    in_flight: InFlight,
     size: usize,
     /// The device whose clock stamps, if one does.
     hardware: Option<u32>,
-    sent: Vec<Sent>,
-    /// Of the reflector's last reply.
-    cookie: u32,
     failures: u32,
 }
 
@@ -54,19 +42,17 @@ impl PingPackets {
         address: SocketAddr,
         hardware: Option<u32>,
     ) -> Result<Self> {
-        let stamping = Stamping {
-            hardware: hardware.is_some(),
-            ..Stamping::KERNEL
+        let stamping = match hardware {
+            Some(_) => timestamp::HARDWARE,
+            None => timestamp::KERNEL,
         };
         let open = |kind| {
             let device = options.device.as_deref();
-            ProbeSocket::open(kind, device, options.source_address(), address, stamping, 0)
+            ProbeSocket::open(kind, device, options.source_address(), address, stamping)
         };
         let kind = match options.udp {
             Some(_) => ProbeKind::Udp,
-            None => ProbeKind::IcmpEcho {
-                ident: rand::random(),
-            },
+            None => ProbeKind::IcmpEcho,
         };
         let mut opened = open(kind);
         let errno =
@@ -88,64 +74,31 @@ impl PingPackets {
         let _ = socket.socket().set_recv_buffer_size(BUFFER);
         Ok(Self {
             socket,
+            in_flight: InFlight::new(0),
             size: options.size,
             hardware,
-            sent: Vec::new(),
-            cookie: 0,
             failures: 0,
         })
     }
 
     /// Matches a packet to its probe; the RTT if it is a first answer, ns.
-    fn answer(
-        &mut self,
-        log: &mut ProbeLog,
-        packet: &[u8],
-        received: &Received,
-        now: (Instant, u64),
-    ) -> Option<i64> {
-        let (id, reflected) = self.socket.answered(packet, received)?;
-        // The transmit stamp was queued before the packet left, so it is there by now.
-        self.drain_errors(log);
-        let at = usize::try_from(id.index).ok()?;
-        let probe = self.sent.get_mut(at).filter(|p| p.nonce == id.nonce)?;
-        if log.probes[at].answer.is_some() {
+    fn answer(&mut self, log: &mut ProbeLog, packet: &[u8], received: &Received) -> Option<i64> {
+        let failed = |why| log.failed(why);
+        let (probe, is_first) =
+            (self.in_flight).answered(&self.socket, packet, received, failed)?;
+        if !is_first {
             log.duplicates += 1;
             return None;
         }
-        if reflected.is_some() {
-            self.cookie = wire::cookie(packet);
-        }
-        // By another device means by another clock.
-        probe.rx_hw_ns = (received.rx_hw_ns).filter(|_| received.ifindex == self.hardware);
-        let sent = log.probes[at].sent;
-        let times = ProbeStamps::of(sent, probe.stamps, received, reflected, now);
-        probe.reflected = times.reflected;
-        let trip = times.round_trip();
-        let answer = LoggedAnswer {
-            rtt_ns: trip.rtt_ns,
-            user_ns: times.user_ns,
-            kernel_stamps: trip.kernel_stamps,
-            hardware_ns: None,
-            directions: trip.directions,
-        };
-        log.answered(at, answer);
+        let trip = probe.stamps.round_trip()?;
+        log.answered(probe.seq as usize, trip);
         log.devices.extend(received.ifindex);
         Some(trip.rtt_ns)
     }
 
     /// Takes in transmit stamps and ICMP errors.
-    fn drain_errors(&mut self, log: &mut ProbeLog) {
-        while let Some(event) = self.socket.event(0) {
-            match event {
-                ProbeEvent::Stamped(index, stamps) => {
-                    if let Some(probe) = self.sent.get_mut(index) {
-                        probe.stamps.add(stamps);
-                    }
-                }
-                ProbeEvent::Failed(why) => log.failed(why),
-            }
-        }
+    fn drain(&mut self, log: &mut ProbeLog) {
+        self.in_flight.drain(&self.socket, |why| log.failed(why));
     }
 }
 
@@ -162,45 +115,39 @@ impl Probes for PingPackets {
     /// Sends the next probe. One that cannot be sent counts as lost, as for ping(8): traffic
     /// would not have left either.
     fn send(&mut self, log: &mut ProbeLog, _: &mut Progress) {
-        self.drain_errors(log);
-        let id = ProbeId {
-            nonce: rand::random(),
-            index: self.sent.len() as u64,
-        };
-        let (at, stamps, result) = self.socket.send(id, self.size, self.cookie);
+        self.drain(log);
+        let seq = log.probes.len() as u64;
+        let (at, result) = self.in_flight.send(&self.socket, seq, self.size);
         log.sent(at);
-        self.sent.push(Sent {
-            nonce: id.nonce,
-            stamps,
-            rx_hw_ns: None,
-            reflected: None,
-        });
         if let Err(error) = result {
             log.not_sent(error);
-            self.drain_errors(log);
-            let _ = self.socket.restart_count(self.sent.len() as u64);
+            self.drain(log);
+            self.in_flight.restart_count();
+            let _ = self.socket.restart_count();
         }
     }
 
     /// Takes in what has arrived.
     fn receive(&mut self, log: &mut ProbeLog, progress: &mut Progress) {
-        self.drain_errors(log);
+        self.drain(log);
         // Room for an IPv4 header with options.
         let mut buffer = vec![0; self.size + 128];
         loop {
             match timestamp::receive(&self.socket, &mut buffer) {
-                Ok(received) => {
+                Ok(mut received) => {
                     self.failures = 0;
-                    let now = (Instant::now(), timestamp::realtime_ns());
-                    let packet = &buffer[..received.len];
-                    if let Some(ns) = self.answer(log, packet, &received, now) {
+                    if received.ifindex != self.hardware {
+                        // By another device means by another clock.
+                        received.rx_hw_ns = None;
+                    }
+                    if let Some(ns) = self.answer(log, &buffer[..received.len], &received) {
                         progress(log.probes.len(), Some(ns as f64 / 1e3));
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 // A pending ICMP error: reading it cleared it, its text is on the error queue.
                 Err(error) => {
-                    self.drain_errors(log);
+                    self.drain(log);
                     self.failures += 1;
                     if self.failures >= MAX_FAILURES {
                         log.last_error = Some(error.to_string());
@@ -214,60 +161,12 @@ impl Probes for PingPackets {
     /// Puts in the round trips by the device's clock, whose transmit stamps may come later than
     /// the answers.
     fn finish(&mut self, log: &mut ProbeLog) -> (usize, usize) {
-        self.drain_errors(log);
-        for (sent, probe) in self.sent.iter().zip(&mut log.probes) {
-            if let Some(answer) = &mut probe.answer {
-                answer.hardware_ns = sent.by_hardware(answer.user_ns);
+        self.drain(log);
+        for probe in self.in_flight.probes() {
+            if let Some(answer) = &mut log.probes[probe.seq as usize].answer {
+                answer.hardware_ns = probe.stamps.round_trip().and_then(|trip| trip.hardware_ns);
             }
         }
         (0, 0)
-    }
-}
-
-impl Sent {
-    /// The round trip by the device's clock, if it stamped both ways and was not set meanwhile.
-    fn by_hardware(&self, user_ns: i64) -> Option<i64> {
-        let times = ProbeStamps {
-            user_ns,
-            t1_user: 0,
-            sched: None,
-            t1: Some(self.stamps.tx_hw_ns?),
-            t4: Some(self.rx_hw_ns?),
-            t4_user: 0,
-            reflected: self.reflected,
-        };
-        let trip = times.round_trip();
-        trip.kernel_stamps.then_some(trip.rtt_ns)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_device_s_clock_counts_only_on_both_ways_and_when_plausible() {
-        let sent = |tx_hw_ns, rx_hw_ns, reflected| Sent {
-            nonce: 0,
-            stamps: SendStamps {
-                tx_hw_ns,
-                ..SendStamps::default()
-            },
-            rx_hw_ns,
-            reflected,
-        };
-        let trip = |tx, rx, reflected| sent(tx, rx, reflected).by_hardware(2_000_000);
-        assert_eq!(trip(Some(7_000), Some(907_000), None), Some(900_000));
-        // Less the time inside the reflector, by a clock of its own.
-        let inside = Some((5, 100_005));
-        assert_eq!(trip(Some(7_000), Some(907_000), inside), Some(800_000));
-        assert_eq!(trip(None, Some(907_000), None), None);
-        assert_eq!(trip(Some(7_000), None, None), None);
-        assert_eq!(trip(Some(7_000), Some(6_000), None), None, "set back");
-        assert_eq!(
-            trip(Some(7_000), Some(9_000_000_000), None),
-            None,
-            "set ahead"
-        );
     }
 }
