@@ -40,7 +40,8 @@ impl DeviceHook {
 /// Most programs at one tcx hook that are looked at; the kernel allows 64 (BPF_MPROG_MAX).
 const MAX_AT_HOOK: usize = 64;
 
-fn result(ret: i32) -> io::Result<()> {
+/// What a call of libbpf's returns: a number below 0 is an errno.
+pub(crate) fn result(ret: i32) -> io::Result<()> {
     match ret {
         0.. => Ok(()),
         errno => Err(io::Error::from_raw_os_error(-errno)),

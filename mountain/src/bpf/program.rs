@@ -14,7 +14,7 @@ use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use libbpf_rs::{MapCore, ProgramMut};
 
 use super::skel::{OpenSteerSkel, SteerSkel, SteerSkelBuilder};
-use super::{foreign, object, Steer};
+use super::{foreign, hooks, object, Steer};
 
 /// What is behind the links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,8 +139,5 @@ fn update(link: &OwnedFd, from: &ProgramMut, to: &ProgramMut) -> io::Result<()> 
     };
     let (link, to) = (link.as_raw_fd(), to.as_fd().as_raw_fd());
     // SAFETY: live descriptors; the options live on the stack.
-    match unsafe { libbpf_sys::bpf_link_update(link, to, &opts) } {
-        0 => Ok(()),
-        e => Err(io::Error::from_raw_os_error(-e)),
-    }
+    hooks::result(unsafe { libbpf_sys::bpf_link_update(link, to, &opts) })
 }

@@ -3,13 +3,14 @@
 
 use std::collections::HashMap;
 use std::io::Read;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::types::{mtn_brake_state, mtn_flow_report};
+use crate::bpf::{encode, read_from};
 
 /// What the brake of a flow is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,10 +81,7 @@ pub(crate) fn read(mut from: impl Read) -> Result<Vec<CcFlow>> {
         bytes.len() % size == 0,
         "the list of flows is of another version of mountain: `mountain cc enable` replaces it"
     );
-    let report = |chunk: &[u8]| {
-        // SAFETY: as many bytes as the structure has, all of whose values are plain integers.
-        flow(&unsafe { std::ptr::read_unaligned(chunk.as_ptr().cast::<mtn_flow_report>()) })
-    };
+    let report = |chunk: &[u8]| flow(&read_from(chunk));
     Ok(bytes.chunks_exact(size).map(report).collect())
 }
 
@@ -103,14 +101,7 @@ pub(crate) fn measure(before: &[CcFlow], now: &mut [CcFlow], elapsed: Duration) 
 }
 
 fn address(words: [u32; 4], port: u16, ipv6: bool) -> SocketAddr {
-    let mut bytes = [0; 16];
-    for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
-        to.copy_from_slice(&word.to_ne_bytes());
-    }
-    let ip = match ipv6 {
-        true => IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical(),
-        false => Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3]).into(),
-    };
+    let ip = encode::to_addr(words, ipv6).to_canonical();
     SocketAddr::new(ip, port)
 }
 

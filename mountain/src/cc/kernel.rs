@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What the congestion control needs of the kernel.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -81,7 +81,7 @@ pub(crate) fn lacking() -> Option<(&'static str, &'static str)> {
 /// kernel/bpf/btf.c). Seen with Debian's 6.18.15-1~bpo13+1.
 fn bbr_takes_other_sockets() -> bool {
     // SAFETY: both are live.
-    let found = with_btf("tcp_bbr", |kernel, module| unsafe {
+    let found = with_btf(|kernel, module| unsafe {
         first_parameter(module?, c"bbr_main").map(|id| id >= libbpf_sys::btf__type_cnt(kernel))
     });
     found.flatten().unwrap_or(false)
@@ -124,13 +124,11 @@ unsafe fn first_parameter(btf: *const libbpf_sys::btf, function: &CStr) -> Optio
     }
 }
 
-/// Has a look at the types of the kernel, and of a module where that is loaded; `None`: the kernel does not
-/// describe its types.
+/// Has a look at the types of the kernel, and of BBR's module where that is loaded; `None`: the kernel does
+/// not describe its types.
 fn with_btf<T>(
-    module: &str,
     look: impl FnOnce(*mut libbpf_sys::btf, Option<*mut libbpf_sys::btf>) -> T,
 ) -> Option<T> {
-    let module = CString::new(module).ok()?;
     // SAFETY: null or a BTF that is ours to free; the module's refers to the kernel's, which is
     // freed after it.
     unsafe {
@@ -138,7 +136,7 @@ fn with_btf<T>(
         if kernel.is_null() {
             return None;
         }
-        let split = libbpf_sys::btf__load_module_btf(module.as_ptr(), kernel);
+        let split = libbpf_sys::btf__load_module_btf(c"tcp_bbr".as_ptr(), kernel);
         let found = look(kernel, (!split.is_null()).then_some(split));
         libbpf_sys::btf__free(split);
         libbpf_sys::btf__free(kernel);
@@ -158,19 +156,15 @@ fn bbr_is_another() -> bool {
         "pacing_gain",
         "full_bw_reached",
     ];
-    match struct_members("tcp_bbr", "bbr") {
-        Some(members) => {
-            let has = |name: &str| members.iter().any(|m| m == name);
-            !V1.into_iter().all(has) || has("bw_lo")
-        }
-        None => false,
-    }
+    struct_members(c"bbr").is_some_and(|members| {
+        let has = |name: &str| members.iter().any(|m| m == name);
+        !V1.into_iter().all(has) || has("bw_lo")
+    })
 }
 
-/// Names of the members of a structure of the kernel, or of a module of it where the kernel has it
+/// Names of the members of a structure of the kernel, or of BBR's module where the kernel has it
 /// not; `None`: neither has it.
-fn struct_members(module: &str, name: &str) -> Option<Vec<String>> {
-    let name = CString::new(name).ok()?;
+fn struct_members(name: &CStr) -> Option<Vec<String>> {
     let text = |btf, offset| {
         // SAFETY: a live BTF, which owns the string; null where the offset is none of it.
         let text = unsafe { libbpf_sys::btf__name_by_offset(btf, offset) };
@@ -201,9 +195,7 @@ fn struct_members(module: &str, name: &str) -> Option<Vec<String>> {
                 .collect(),
         )
     };
-    with_btf(module, |kernel, split| {
-        members(kernel).or_else(|| members(split?))
-    })?
+    with_btf(|kernel, split| members(kernel).or_else(|| members(split?)))?
 }
 
 /// Whether BBR is neither built in nor loaded: a module yet to be loaded, or nothing at all. Not where the
@@ -275,14 +267,8 @@ fn succeeds(command: &mut Command) -> Result<(), String> {
 
 /// Whether `cwnd_event_tx_start` has replaced `cwnd_event` (Linux 7.3).
 pub(crate) fn has_tx_start() -> bool {
-    let Ok(btf) = Btf::from_vmlinux() else {
-        return false;
-    };
-    let ops = btf.type_by_name::<types::Struct<'_>>("tcp_congestion_ops");
-    ops.is_some_and(|ops| {
-        ops.iter()
-            .any(|member| member.name.is_some_and(|n| n == "cwnd_event_tx_start"))
-    })
+    let members = struct_members(c"tcp_congestion_ops");
+    members.is_some_and(|all| all.iter().any(|name| name == "cwnd_event_tx_start"))
 }
 
 #[cfg(test)]
@@ -360,12 +346,12 @@ mod tests {
     #[test]
     fn bbr_is_told_by_its_members() {
         assert!(!bbr_is_another());
-        let members = struct_members("tcp_bbr", "bbr").unwrap();
+        let members = struct_members(c"bbr").unwrap();
         assert!(members.contains(&"lt_use_bw".to_owned()), "{members:?}");
         assert!(!members.contains(&"bw_lo".to_owned()), "{members:?}");
         // Of the kernel's, one that is larger and one that is not there.
-        let socket = struct_members("tcp_bbr", "tcp_sock").unwrap();
+        let socket = struct_members(c"tcp_sock").unwrap();
         assert!(socket.contains(&"snd_cwnd".to_owned()) && socket.len() > 50);
-        assert_eq!(struct_members("tcp_bbr", "mtn_nonesuch"), None);
+        assert_eq!(struct_members(c"mtn_nonesuch"), None);
     }
 }

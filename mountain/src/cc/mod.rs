@@ -36,7 +36,7 @@ use anyhow::{bail, ensure, Context, Result};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapHandle};
 
-use crate::bpf;
+use crate::bpf::{self, hooks};
 pub use behaviour::Behaviour;
 pub(crate) use skel::types;
 
@@ -53,9 +53,7 @@ pub struct Loaded {
 
 /// While it lives, sockets can choose the congestion control. Connections that have chosen it keep
 /// it until they end.
-pub struct Registered {
-    _link: Link,
-}
+pub type Registered = Link;
 
 /// Whether `name` can be the name of a congestion control.
 ///
@@ -136,32 +134,20 @@ impl Loaded {
     /// Lets sockets choose it while the returned value lives.
     ///
     /// # Errors
-    /// Another congestion control has this name, or the kernel refused it.
-    pub fn register(&mut self) -> Result<Registered> {
-        Ok(Registered {
-            _link: self.attach()?,
-        })
-    }
-
-    fn attach(&mut self) -> libbpf_rs::Result<Link> {
+    /// EEXIST where another congestion control has this name, or why the kernel refused it.
+    pub fn register(&mut self) -> libbpf_rs::Result<Registered> {
         self.skel.maps.mountain.attach_struct_ops()
     }
 
-    /// Replaces what `link` has registered, of the same name, at once; call after [`Self::attach`]
+    /// Replaces what `link` has registered, of the same name, at once; call after [`Self::register`]
     /// has said that the name is taken, which also hands the kernel the table of functions. Running
     /// flows keep what they began with.
     fn replace(&mut self, link: &Link) -> Result<()> {
         let map = self.skel.maps.mountain.as_fd();
+        let link = link.as_fd().as_raw_fd();
         // SAFETY: two live descriptors and no options.
-        let rc = unsafe {
-            libbpf_sys::bpf_link_update(link.as_fd().as_raw_fd(), map.as_raw_fd(), ptr::null())
-        };
-        ensure!(
-            rc == 0,
-            "replacing the congestion control: {}",
-            std::io::Error::from_raw_os_error(-rc)
-        );
-        Ok(())
+        hooks::result(unsafe { libbpf_sys::bpf_link_update(link, map.as_raw_fd(), ptr::null()) })
+            .context("replacing the congestion control")
     }
 
     /// The iterator over the live flows; what it yields is for [`flows::read`].

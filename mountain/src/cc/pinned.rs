@@ -16,6 +16,7 @@
 //! after a restart of the machine, and so is the registration.
 
 use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -29,6 +30,8 @@ use nix::sys::statfs::{statfs, BPF_FS_MAGIC};
 
 use super::scope::ScopeState;
 use super::{flows, types, Behaviour, Loaded};
+use crate::bpf::read_from;
+use crate::host::atomic_file;
 
 const BPFFS: &str = "/sys/fs/bpf";
 const RUN: &str = "/run/mountain";
@@ -102,14 +105,28 @@ impl Pinned {
         Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| anyhow::anyhow!("lock: {e}"))
     }
 
-    /// What has to be put back at the end.
+    /// What has to be put back at the end; nothing where nothing is on record.
     pub(crate) fn state(&self) -> Result<ScopeState> {
-        ScopeState::read(&self.state_file())
+        let file = self.state_file();
+        match fs::read(&file) {
+            Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| {
+                let file = file.display();
+                format!(
+                    "{file} is damaged, which says what is to be put back. To go on without: delete it, run this \
+                     again, and set net.ipv4.tcp_congestion_control to what you had"
+                )
+            }),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(ScopeState::default()),
+            Err(e) => Err(e).with_context(|| format!("cannot read {}", file.display())),
+        }
     }
 
-    /// Writes down what has to be put back at the end.
+    /// Writes down what has to be put back at the end, in one step.
     pub(crate) fn save(&self, state: &ScopeState) -> Result<()> {
-        state.write(&self.state_file())
+        let file = self.state_file();
+        let text = serde_json::to_vec_pretty(state)?;
+        atomic_file::write(&file, false, |out| out.write_all(&text))
+            .with_context(|| format!("cannot write {}", file.display()))
     }
 
     fn state_file(&self) -> PathBuf {
@@ -150,7 +167,7 @@ impl Pinned {
                     "{} is not a directory of root's own: remove it",
                     dir.display()
                 ),
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                Err(e) if e.kind() == ErrorKind::NotFound => {}
                 Err(e) => return Err(e).with_context(|| format!("{}", dir.display())),
             }
         }
@@ -172,7 +189,7 @@ impl Pinned {
     fn enable_in_dir(&self, behaviour: Behaviour) -> Result<Enabled> {
         let name = &self.name;
         let mut loaded = Loaded::load(name, behaviour, Some(&self.path("flow_map")))?;
-        let done = match loaded.attach() {
+        let done = match loaded.register() {
             Ok(mut link) => {
                 // A file that is there already is that of a registration which somebody has taken
                 // away (`bpftool link detach`).
@@ -343,8 +360,7 @@ impl Pinned {
             bytes.len() >= size_of::<types::rodata>(),
             "the settings are of another version of mountain: `mountain cc enable` replaces it"
         );
-        // SAFETY: as many bytes as the structure has, all of whose values are plain integers.
-        let rodata = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<types::rodata>()) };
+        let rodata: types::rodata = read_from(&bytes);
         Ok(Behaviour::of_mode(rodata.params.mode))
     }
 

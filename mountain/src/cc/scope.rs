@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -12,9 +11,9 @@ use anyhow::{ensure, Context, Result};
 use nix::sys::statfs::{fstatfs, CGROUP2_SUPER_MAGIC};
 use serde::{Deserialize, Serialize};
 
+use crate::host::cgroup;
 pub use crate::host::namespaces::this_namespace;
 use crate::host::namespaces::{named, within, Namespace};
-use crate::host::{atomic_file, cgroup};
 
 const DEFAULT: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 
@@ -31,22 +30,6 @@ pub(crate) struct ScopeState {
 }
 
 impl ScopeState {
-    /// What `file` says; nothing is to be put back without one.
-    pub(crate) fn read(file: &Path) -> Result<Self> {
-        match fs::read(file) {
-            Ok(bytes) => serde_json::from_slice(&bytes)
-                .with_context(|| {
-                    let file = file.display();
-                    format!(
-                        "{file} is damaged, which says what is to be put back. To go on without: delete it, run this \
-                         again, and set net.ipv4.tcp_congestion_control to what you had"
-                    )
-                }),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
-            Err(e) => Err(e).with_context(|| format!("cannot read {}", file.display())),
-        }
-    }
-
     /// Notes what the default of a namespace is before it becomes `name`, or may be made so by
     /// hand. One that is `name` already tells nothing: what is on record stays. So it does where the
     /// default is another of `ours` (names that have a record): that one came after this record, and
@@ -115,13 +98,6 @@ impl ScopeState {
             }
         }
         *self != before
-    }
-
-    /// Replaces `file` in one step.
-    pub(crate) fn write(&self, file: &Path) -> Result<()> {
-        let text = serde_json::to_vec_pretty(self)?;
-        atomic_file::write(file, false, |out| out.write_all(&text))
-            .with_context(|| format!("cannot write {}", file.display()))
     }
 }
 
