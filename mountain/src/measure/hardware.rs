@@ -44,6 +44,13 @@ struct Config {
 }
 
 impl Config {
+    /// Any packet is stamped on both ways.
+    const ALL: Self = Self {
+        flags: 0,
+        tx_type: TX_ON,
+        rx_filter: FILTER_ALL,
+    };
+
     /// Whether any packet is stamped on both ways, not only those of PTP.
     fn stamps_all(self) -> bool {
         self.tx_type != TX_OFF && self.rx_filter == FILTER_ALL
@@ -57,38 +64,37 @@ enum Decision {
     Use,
     /// They are there and off, and it was asked to switch them on.
     SwitchOn,
-    /// They cannot or must not be used; why.
-    Software(String),
 }
 
 /// `info`, `config`: `None` where the driver does not tell.
+///
+/// # Errors
+/// Why they cannot or must not be used, in words.
 fn decide(
     device: &str,
     info: Option<TsInfo>,
     config: Option<Config>,
     may_switch: bool,
-) -> Decision {
+) -> Result<Decision, String> {
     let needed = libc::SOF_TIMESTAMPING_TX_HARDWARE
         | libc::SOF_TIMESTAMPING_RX_HARDWARE
         | libc::SOF_TIMESTAMPING_RAW_HARDWARE;
-    let software = |why: String| Decision::Software(why);
     // Without the number of one clock nobody says that both ways are by the same one.
-    let Some(info) = info.filter(|i| i.so_timestamping & needed == needed && i.phc_index >= 0)
-    else {
-        return software(format!("{device} offers no hardware timestamps"));
-    };
+    let info = info
+        .filter(|i| i.so_timestamping & needed == needed && i.phc_index >= 0)
+        .ok_or_else(|| format!("{device} offers no hardware timestamps"))?;
     if config.is_some_and(Config::stamps_all) {
-        return Decision::Use;
+        return Ok(Decision::Use);
     }
     if info.rx_filters & (1 << FILTER_ALL) == 0 || info.tx_types & (1 << TX_ON) == 0 {
-        return software(format!(
+        return Err(format!(
             "{device} gives hardware timestamps to PTP packets only"
         ));
     }
     if may_switch {
-        return Decision::SwitchOn;
+        return Ok(Decision::SwitchOn);
     }
-    software(format!(
+    Err(format!(
         "the hardware timestamps of {device} are off; --hardware switches them on for this run"
     ))
 }
@@ -105,18 +111,13 @@ pub(crate) struct InUse {
 /// Why software stamps have to do, in words.
 pub(crate) fn prepare(device: &str, may_switch: bool) -> Result<InUse, String> {
     let config = get_config(device);
-    match decide(device, get_info(device), config, may_switch) {
+    match decide(device, get_info(device), config, may_switch)? {
         Decision::Use => Ok(InUse { restore: None }),
-        Decision::Software(why) => Err(why),
         Decision::SwitchOn => {
             // Not to be put back is worse than not to be had.
             let before = config
                 .ok_or_else(|| format!("{device} does not tell how its timestamps are set"))?;
-            let mut wanted = Config {
-                flags: 0,
-                tx_type: TX_ON,
-                rx_filter: FILTER_ALL,
-            };
+            let mut wanted = Config::ALL;
             set_config(device, &mut wanted).map_err(|e| {
                 format!("the hardware timestamps of {device} cannot be switched on: {e}")
             })?;
@@ -180,30 +181,20 @@ mod tests {
         }
     }
 
-    const ON: Config = Config {
-        flags: 0,
-        tx_type: TX_ON,
-        rx_filter: FILTER_ALL,
-    };
-
-    fn why(decision: Decision) -> String {
-        match decision {
-            Decision::Software(why) => why,
-            other => panic!("{other:?}"),
-        }
-    }
+    const ON: Config = Config::ALL;
 
     #[test]
     fn what_is_on_is_used_and_what_is_off_stays_off() {
         let off = Some(Config::default());
-        assert_eq!(decide("e", Some(card()), Some(ON), false), Decision::Use);
-        assert_eq!(decide("e", Some(card()), Some(ON), true), Decision::Use);
-        let text = why(decide("e", Some(card()), off, false));
+        let decide = |config, may_switch| decide("e", Some(card()), config, may_switch);
+        assert_eq!(decide(Some(ON), false), Ok(Decision::Use));
+        assert_eq!(decide(Some(ON), true), Ok(Decision::Use));
+        let text = decide(off, false).unwrap_err();
         assert!(
             text.contains("of e are off") && text.contains("--hardware"),
             "{text}"
         );
-        assert_eq!(decide("e", Some(card()), off, true), Decision::SwitchOn);
+        assert_eq!(decide(off, true), Ok(Decision::SwitchOn));
         for half in [
             Config {
                 tx_type: TX_OFF,
@@ -211,7 +202,7 @@ mod tests {
             },
             Config { rx_filter: 3, ..ON },
         ] {
-            why(decide("e", Some(card()), Some(half), false));
+            decide(Some(half), false).unwrap_err();
         }
     }
 
@@ -233,7 +224,7 @@ mod tests {
         });
         for info in none.map(Some).into_iter().chain([None]) {
             for config in [None, Some(ON)] {
-                let text = why(decide("e", info, config, true));
+                let text = decide("e", info, config, true).unwrap_err();
                 assert!(text.contains("e offers no hardware timestamps"), "{text}");
             }
         }
@@ -241,7 +232,7 @@ mod tests {
             rx_filters: 0b1_0000_0001,
             ..card()
         };
-        let text = why(decide("e", Some(ptp), Some(Config::default()), true));
+        let text = decide("e", Some(ptp), Some(Config::default()), true).unwrap_err();
         assert!(text.contains("PTP packets only"), "{text}");
     }
 

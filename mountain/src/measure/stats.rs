@@ -149,7 +149,7 @@ impl Table {
         Self {
             sent,
             count: replies.len() as u64,
-            reordered: reordered(replies),
+            reordered: reordered(replies).map(u64::from).sum(),
             over: over.collect(),
             delays,
         }
@@ -230,18 +230,14 @@ fn delays(replies: &[Reply], sorted: &[f64]) -> Delays {
     }
 }
 
-/// RFC 4737: an arrival is reordered when a later-sent packet has arrived before it.
-fn reordered(replies: &[Reply]) -> u64 {
+/// Which arrivals are reordered (RFC 4737): those that come after one that was sent later.
+pub(super) fn reordered(replies: &[Reply]) -> impl Iterator<Item = bool> + '_ {
     let mut next = 0;
-    let mut count = 0;
-    for reply in replies {
-        if reply.seq < next {
-            count += 1;
-        } else {
-            next = reply.seq + 1;
-        }
-    }
-    count
+    replies.iter().map(move |reply| {
+        let is_reordered = reply.seq < next;
+        next = next.max(reply.seq + 1);
+        is_reordered
+    })
 }
 
 /// The values in their order.

@@ -8,7 +8,7 @@
 
 use std::rc::Rc;
 
-use super::stats::{ascending, quantile, Reply, Table};
+use super::stats::{ascending, quantile, reordered, Reply, Table};
 
 /// A quantile is compared when so many samples lie beyond it.
 const BEYOND: f64 = 10.0;
@@ -226,8 +226,8 @@ impl Cells {
         for i in 0..sent {
             sums[cell_of(i) + SENT] += 1.0;
         }
-        let (mut before, mut next) = (None, 0);
-        for reply in replies {
+        let mut before = None;
+        for (reply, is_reordered) in replies.iter().zip(reordered(replies)) {
             let start = cell_of(reply.seq as usize);
             let cell = &mut sums[start..start + columns];
             let x = reply.rtt_us - center;
@@ -238,11 +238,7 @@ impl Cells {
                 cell[STEPS] += (x - before).abs();
                 cell[PAIRS] += 1.0;
             }
-            if reply.seq < next {
-                cell[REORDERED] += 1.0;
-            } else {
-                next = reply.seq + 1;
-            }
+            cell[REORDERED] += f64::from(u8::from(is_reordered));
             for (sum, q) in cell[QUANTILES..].iter_mut().zip(at) {
                 *sum += f64::from(u8::from(reply.rtt_us <= q));
             }

@@ -11,53 +11,50 @@ use crate::host::stdout::plain;
 /// What an SVG needs in a file of its own, but not inside of HTML.
 pub(super) const NAMESPACE: &str = " xmlns=\"http://www.w3.org/2000/svg\"";
 
-/// Each colour name of the plots with its value on light and on dark ground. Series and parts are
-/// told apart by people with any colour vision (after Okabe and Ito).
-fn palette() -> Vec<(RGBColor, &'static str, &'static str)> {
-    let mut colours = vec![
-        (plots::INK, "#1d2329", "#e4e8ec"),
-        (plots::GRID, "#e6eaed", "#2a3138"),
-        (plots::LOST, "#b3261e", "#ff6b5e"),
+/// The values of a colour on light and on dark ground.
+type Values = (&'static str, &'static str);
+
+const SHADES: [Values; plots::SHADES.len()] = [
+    ("#f6e3d3", "#44301f"),
+    ("#dde6f6", "#233450"),
+    ("#e6f0dc", "#2b3b1f"),
+];
+const PARTS: [Values; plots::PARTS.len()] = [
+    ("#a8662a", "#d9a06a"),
+    ("#3f74b5", "#7ba9e6"),
+    ("#5f8f2e", "#9cc56a"),
+    ("#a06fb0", "#bd8ccd"),
+    ("#8d8d8d", "#a8a8a8"),
+    ("#4aa3a3", "#63c4c4"),
+];
+const SERIES: [Values; plots::SERIES.len()] = [
+    ("#d55e00", "#ff8a3d"),
+    ("#0068a8", "#56b4f5"),
+    ("#6b7680", "#98a4af"),
+    ("#00855f", "#2fce9d"),
+    ("#b0528c", "#ea8fc4"),
+    ("#a07d00", "#e6c14a"),
+    ("#5b4bb5", "#a99bff"),
+];
+
+/// Each colour name of the plots with its values. Series and parts are told apart by people with any
+/// colour vision (after Okabe and Ito).
+fn palette() -> impl Iterator<Item = (RGBColor, Values)> {
+    let single = [
+        (plots::INK, ("#1d2329", "#e4e8ec")),
+        (plots::GRID, ("#e6eaed", "#2a3138")),
+        (plots::LOST, ("#b3261e", "#ff6b5e")),
     ];
-    let shades = [
-        ("#f6e3d3", "#44301f"),
-        ("#dde6f6", "#233450"),
-        ("#e6f0dc", "#2b3b1f"),
-    ];
-    let parts = [
-        ("#a8662a", "#d9a06a"),
-        ("#3f74b5", "#7ba9e6"),
-        ("#5f8f2e", "#9cc56a"),
-        ("#a06fb0", "#bd8ccd"),
-        ("#8d8d8d", "#a8a8a8"),
-        ("#4aa3a3", "#63c4c4"),
-    ];
-    let series = [
-        ("#d55e00", "#ff8a3d"),
-        ("#0068a8", "#56b4f5"),
-        ("#6b7680", "#98a4af"),
-        ("#00855f", "#2fce9d"),
-        ("#b0528c", "#ea8fc4"),
-        ("#a07d00", "#e6c14a"),
-        ("#5b4bb5", "#a99bff"),
-    ];
-    let pairs = |names: &[RGBColor], values: &[(&'static str, &'static str)]| {
-        names
-            .iter()
-            .zip(values)
-            .map(|(n, (l, d))| (*n, *l, *d))
-            .collect::<Vec<_>>()
-    };
-    colours.extend(pairs(&plots::SHADES, &shades));
-    colours.extend(pairs(&plots::PARTS, &parts));
-    colours.extend(pairs(&plots::SERIES, &series));
-    colours
+    (single.into_iter())
+        .chain(plots::SHADES.into_iter().zip(SHADES))
+        .chain(plots::PARTS.into_iter().zip(PARTS))
+        .chain(plots::SERIES.into_iter().zip(SERIES))
 }
 
 /// The style sheet of a page: follows the reader's light or dark setting, and paper is light.
 pub fn styles() -> String {
     let (mut light, mut dark, mut rules) = (String::new(), String::new(), String::new());
-    for (colour, on_light, on_dark) in palette() {
+    for (colour, (on_light, on_dark)) in palette() {
         let name = hex(colour);
         let variable = format!("--c{}", &name[1..]);
         let _ = write!(light, "{variable}: {on_light}; ");
@@ -82,7 +79,7 @@ pub fn styles() -> String {
 /// A plot as a file of its own, in the light colours on white ground.
 pub fn standalone(svg: &str) -> String {
     let mut svg = svg.replacen("<svg ", &format!("<svg{NAMESPACE} "), 1);
-    for (colour, on_light, _) in palette() {
+    for (colour, (on_light, _)) in palette() {
         svg = svg.replace(&hex(colour), on_light);
     }
     let ground = "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>";

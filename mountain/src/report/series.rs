@@ -114,17 +114,8 @@ pub fn histogram(sorted: &[f64], span_ms: &Range<f64>, bins: usize) -> Vec<f64> 
 }
 
 /// Splits where more than `gap_s` passed without an answer: a line across would invent data.
-pub(crate) fn unbroken(bins: &[Bin], gap_s: f64) -> Vec<&[Bin]> {
-    let mut runs = Vec::new();
-    let mut start = 0;
-    for i in 1..=bins.len() {
-        if i == bins.len() || bins[i].at_s - bins[i - 1].at_s > gap_s {
-            runs.push(&bins[start..i]);
-            start = i;
-        }
-    }
-    runs.retain(|run| !run.is_empty());
-    runs
+pub(crate) fn unbroken(bins: &[Bin], gap_s: f64) -> impl Iterator<Item = &[Bin]> {
+    bins.chunk_by(move |a, b| b.at_s - a.at_s <= gap_s)
 }
 
 #[cfg(test)]
@@ -176,9 +167,9 @@ mod tests {
             max_ms: 1.0,
         };
         let bins = [bin(0.0), bin(0.1), bin(0.2), bin(1.5), bin(1.6)];
-        let runs: Vec<usize> = unbroken(&bins, 0.3).iter().map(|r| r.len()).collect();
+        let runs: Vec<usize> = unbroken(&bins, 0.3).map(<[Bin]>::len).collect();
         assert_eq!(runs, [3, 2]);
-        assert!(unbroken(&[], 0.3).is_empty());
+        assert_eq!(unbroken(&[], 0.3).count(), 0);
     }
 
     fn ascending(n: u32) -> Vec<f64> {
