@@ -43,7 +43,7 @@ use crate::control::run_dir::RunDir;
 use crate::control::status::Status;
 use crate::daemon;
 use crate::host::text::{count, prefix};
-use crate::measure::reflect::{AnswerLimits, Reflector, DEFAULT_LISTEN};
+use crate::measure::reflect::{Reflector, DEFAULT_LISTEN};
 use crate::placement;
 use crate::steer::PolicyKind;
 use crate::topology::Topology;
@@ -452,7 +452,7 @@ fn reflect(listen: Vec<SocketAddr>) -> Result<()> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut reflectors = Vec::new();
         for address in listen {
-            let reflector = Reflector::bind(address, AnswerLimits::default())
+            let reflector = Reflector::bind(address)
                 .with_context(|| format!("cannot listen on {address}"))?;
             tracing::info!("answering probes on {}", reflector.local_addr()?);
             reflectors.push(reflector);

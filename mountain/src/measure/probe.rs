@@ -103,10 +103,8 @@ pub struct Answer {
     /// Whether both of our stamps are the kernel's. If not (a driver that does not stamp, or a
     /// clock set under way), `rtt_us` includes the process's own delays.
     pub kernel_stamps: bool,
-    /// Hop limit and TOS byte of the answer as it arrived.
+    /// Hop limit of the answer as it arrived.
     pub hop_limit: Option<u8>,
-    /// Traffic class of IPv6; `None`: not told.
-    pub tos: Option<u8>,
     /// What the reflector reported.
     pub reflected: Option<Reflected>,
 }
@@ -129,9 +127,6 @@ pub struct PathStats {
     /// Sends that failed at once, openings of the socket included.
     #[serde(skip)]
     pub send_errors: u64,
-    /// Answers whose RTT had to be taken without a kernel stamp.
-    #[serde(skip)]
-    pub unstamped: u64,
     /// Whether the last answer told the directions apart, so that the path is judged
     /// by the forward one alone. Only a reflector's answers can.
     #[serde(skip)]
@@ -388,12 +383,10 @@ impl Endpoint {
         stats.answered += 1;
         let at_ns = probe.stamps.sent.duration_since(epoch).as_nanos() as u64;
         let answer = probe.stamps.evaluate(at_ns, &mut self.one_way)?;
-        stats.unstamped += u64::from(!answer.kernel_stamps);
         stats.forward_only = answer.forward_us.is_some();
         Some(Answer {
             seq: probe.seq,
             hop_limit: received.hop_limit,
-            tos: received.tos,
             ..answer
         })
     }

@@ -45,17 +45,17 @@ const KNOWN_BATCH: usize = 4 * BATCH;
 const MAX_FAILURES: u32 = 100;
 
 /// How much is answered.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AnswerLimits {
+#[derive(Clone, Copy, Debug)]
+struct AnswerLimits {
     /// Sustained replies per second to one source: an IPv4 address or an IPv6 /64. The default,
     /// 1000, allows 50 paths at 50 ms or one `mountain ping` at 1 ms.
-    pub source_per_s: f64,
+    source_per_s: f64,
     /// Replies per second in total to known clients, and as many to others.
-    pub total_per_s: f64,
+    total_per_s: f64,
     /// Seconds' worth of replies that may come in a burst.
-    pub burst_s: f64,
+    burst_s: f64,
     /// Sources remembered, known ones and others each.
-    pub sources: usize,
+    sources: usize,
 }
 
 impl Default for AnswerLimits {
@@ -96,7 +96,7 @@ impl Reflector {
     ///
     /// # Errors
     /// EADDRINUSE and what else bind(2) says.
-    pub fn bind(address: SocketAddr, limits: AnswerLimits) -> io::Result<Self> {
+    pub fn bind(address: SocketAddr) -> io::Result<Self> {
         // Sockets that share a port do not notice one that somebody else shares, too.
         drop(listen(address, false)?);
         let others = listen(address, true)?;
@@ -110,7 +110,7 @@ impl Reflector {
         Ok(Self {
             others: timestamp::watch(others)?,
             known: timestamp::watch(known)?,
-            answerer: Answerer::new(limits, key, Instant::now()),
+            answerer: Answerer::new(AnswerLimits::default(), key, Instant::now()),
         })
     }
 

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use etherparse::PacketBuilder;
-use mountain::measure::reflect::{AnswerLimits, Reflector};
+use mountain::measure::reflect::Reflector;
 use mountain::measure::wire::{self, ProbeId, PROBE_LEN};
 use rand::RngExt;
 
@@ -38,7 +38,7 @@ fn rig() -> (Net, RunningReflector) {
 }
 
 fn bind() -> std::io::Result<Reflector> {
-    Reflector::bind(REFLECTOR.parse().unwrap(), AnswerLimits::default())
+    Reflector::bind(REFLECTOR.parse().unwrap())
 }
 
 /// Requests from random sources, from their network header on; every other one has a made-up cookie.

@@ -11,7 +11,7 @@ use crate::support::netns::runtime;
 pub use crate::support::Net;
 use crate::support::Worker;
 use mountain::measure::probe::{Answer, ProbePath, Prober, Target};
-use mountain::measure::reflect::{AnswerLimits, ReflectStats, Reflector};
+use mountain::measure::reflect::{ReflectStats, Reflector};
 
 impl Net {
     /// With link-local addresses that are known: fe80::c of the client and fe80::d of the server.
@@ -34,7 +34,7 @@ impl Net {
         let (ready, wait) = mpsc::channel();
         let worker = Worker::inside(&self.server, move |stop| {
             runtime().block_on(async {
-                let mut reflector = Reflector::bind(listen, AnswerLimits::default()).unwrap();
+                let mut reflector = Reflector::bind(listen).unwrap();
                 ready
                     .send((reflector.local_addr().unwrap(), reflector.stats()))
                     .unwrap();
