@@ -17,7 +17,7 @@ use crate::control::steering;
 use crate::host::signals::{Asked, Ended};
 use crate::host::stdout;
 use crate::host::text::duration;
-use crate::measure::ab::{turns, Setting, Turn};
+use crate::measure::ab::{order, Setting};
 use crate::measure::compare::{self, compare, Comparison, Side};
 use crate::measure::ping::{PingOptions, Pinger};
 use crate::measure::runfile::RunFile;
@@ -94,7 +94,7 @@ struct AbRun {
 impl Ab {
     /// Exit code: 0, 130 if it was interrupted, 1 if a command failed or nothing answered.
     pub(crate) fn run(self) -> Result<ExitCode> {
-        let order: Vec<Turn> = turns(self.rounds).context("--rounds")?.collect();
+        let order = order(self.rounds).context("--rounds")?;
         let settings = [
             Setting::parse(&self.a).context("--a")?,
             Setting::parse(&self.b).context("--b")?,
@@ -239,11 +239,11 @@ struct Course {
 impl Course {
     /// # Errors
     /// Among others [`Ended`].
-    fn all(&mut self, order: &[Turn]) -> Result<()> {
-        for (n, turn) in order.iter().enumerate() {
-            self.bar
-                .set_message(format!("round {} of {}", turn.round + 1, order.len() / 2));
-            self.half(n, turn.side)?;
+    fn all(&mut self, order: &[usize]) -> Result<()> {
+        for (n, &side) in order.iter().enumerate() {
+            let (round, rounds) = (n / 2 + 1, order.len() / 2);
+            self.bar.set_message(format!("round {round} of {rounds}"));
+            self.half(n, side)?;
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use anyhow::{bail, Context, Result};
 use clap::error::ErrorKind;
 use clap::Args;
 
-use crate::cli::print_json;
+use crate::cli::print_answer;
 use crate::cli::results::label;
 use crate::measure::compare::{compare, Against, CompareOptions, Compared, Comparison, Run, Side};
 use crate::measure::import::import;
@@ -79,12 +79,7 @@ impl Compare {
             over_us: self.over.iter().map(|ms| ms * 1e3).collect(),
             paired: false,
         };
-        let comparison = compare(&sides, &options)?;
-        if self.json {
-            return print_json(&comparison);
-        }
-        print!("{}", text(&comparison));
-        Ok(())
+        print_answer(&compare(&sides, &options)?, self.json, text)
     }
 }
 

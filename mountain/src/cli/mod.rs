@@ -246,6 +246,19 @@ pub(crate) fn print_json(found: &impl Serialize) -> Result<()> {
     Ok(())
 }
 
+/// Prints what a command has found, for other programs or for people.
+pub(crate) fn print_answer<T: Serialize>(
+    answer: &T,
+    json: bool,
+    text: impl Fn(&T) -> String,
+) -> Result<()> {
+    if json {
+        return print_json(answer);
+    }
+    print!("{}", text(answer));
+    Ok(())
+}
+
 /// Prints findings for people.
 pub(crate) fn print_report(report: &check::Report) {
     crate::host::stdout::raw(&report.text(std::io::stdout().is_terminal()));
@@ -452,8 +465,8 @@ fn reflect(listen: Vec<SocketAddr>) -> Result<()> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut reflectors = Vec::new();
         for address in listen {
-            let reflector = Reflector::bind(address)
-                .with_context(|| format!("cannot listen on {address}"))?;
+            let reflector =
+                Reflector::bind(address).with_context(|| format!("cannot listen on {address}"))?;
             tracing::info!("answering probes on {}", reflector.local_addr()?);
             reflectors.push(reflector);
         }

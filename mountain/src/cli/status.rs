@@ -4,9 +4,8 @@
 use std::fmt::Write;
 
 use anyhow::{bail, Result};
-use serde::Serialize;
 
-use super::{need_root, print_json};
+use super::{need_root, print_answer};
 use crate::bpf::flows::{Move, MoveReason};
 use crate::control::run_dir::RunDir;
 use crate::control::status::{Decisions, GroupStatus, Moves, PathStatus, Status};
@@ -19,7 +18,7 @@ use crate::steer::PolicyKind;
 /// # Errors
 /// Without root or a daemon.
 pub(crate) fn status(json: bool) -> Result<()> {
-    print(&running(RunDir::status)?, json, status_text)
+    print_answer(&running(RunDir::status)?, json, status_text)
 }
 
 /// Shows the last decisions, or the last moves of single flows.
@@ -28,8 +27,8 @@ pub(crate) fn status(json: bool) -> Result<()> {
 /// Without root or a daemon.
 pub(crate) fn explain(last: usize, moves: bool, json: bool) -> Result<()> {
     match moves {
-        true => print(&running(|dir| dir.moves(last))?, json, moves_text),
-        false => print(&running(|dir| dir.decisions(last))?, json, decisions_text),
+        true => print_answer(&running(|dir| dir.moves(last))?, json, moves_text),
+        false => print_answer(&running(|dir| dir.decisions(last))?, json, decisions_text),
     }
 }
 
@@ -50,14 +49,6 @@ fn running<T>(ask: impl FnOnce(&RunDir) -> Result<Option<T>>) -> Result<T> {
             bail!("mountain is not running in this network namespace: start it with `mountain up`")
         }
     }
-}
-
-fn print<T: Serialize>(answer: &T, json: bool, text: impl Fn(&T) -> String) -> Result<()> {
-    if json {
-        return print_json(answer);
-    }
-    print!("{}", text(answer));
-    Ok(())
 }
 
 /// `mountain status` for people.

@@ -65,23 +65,34 @@ fn accounting(config: Option<&str>, cmdline: &str) -> &'static str {
     }
 }
 
-/// Collects intervals.
-struct Recorder {
+/// CPU time by interval, and how its recording went.
+pub(crate) struct Recording {
     start: Instant,
+    interval: Duration,
     /// At the end of the last interval, and at its beginning.
     last: BTreeMap<u32, Ticks>,
     before: BTreeMap<u32, Ticks>,
-    /// Shorter intervals are added to the one before, µs.
-    least_us: f64,
-    cpu: Cpu,
+    /// Readings that failed, and how the last of them did.
+    unread: u32,
+    last_error: Option<io::Error>,
+    /// Busy shares of each CPU over time.
+    pub cpu: Cpu,
+    /// How long it was recorded, seconds.
+    pub seconds: f64,
+    /// A signal has asked to end.
+    pub interrupted: bool,
+    /// How the command ended, if there was one.
+    pub status: Option<ExitStatus>,
+    /// What went wrong; the rest is what there is nevertheless.
+    pub failed: Option<Error>,
 }
 
-impl Recorder {
+impl Recording {
     fn new(start: Instant, stat: &str, accounting: &str, interval: Duration) -> Self {
         let last = parse(stat);
         Self {
             start,
-            least_us: interval.as_secs_f64() * 1e6 * LEAST_PART,
+            interval,
             cpu: Cpu {
                 accounting: accounting.into(),
                 at_us: Vec::new(),
@@ -90,6 +101,12 @@ impl Recorder {
             },
             before: last.clone(),
             last,
+            unread: 0,
+            last_error: None,
+            seconds: 0.0,
+            interrupted: false,
+            status: None,
+            failed: None,
         }
     }
 
@@ -100,7 +117,8 @@ impl Recorder {
         let mut after = self.last.clone();
         after.extend(&current);
         let mut before = std::mem::take(&mut self.last);
-        if (self.cpu.at_us.last()).is_some_and(|end| at_us - end < self.least_us) {
+        let least_us = self.interval.as_secs_f64() * 1e6 * LEAST_PART;
+        if (self.cpu.at_us.last()).is_some_and(|end| at_us - end < least_us) {
             self.cpu.at_us.pop();
             self.cpu
                 .shares
@@ -123,113 +141,18 @@ impl Recorder {
         }
         (self.before, self.last) = (before, after);
     }
-}
 
-/// What [`record`] leaves.
-pub(crate) struct Recorded {
-    /// Busy shares of each CPU over time.
-    pub cpu: Cpu,
-    /// How long it was recorded, seconds.
-    pub seconds: f64,
-    /// Ended by a signal.
-    pub interrupted: bool,
-    /// How the command ended, if there was one.
-    pub status: Option<ExitStatus>,
-    /// What went wrong; the rest is what there is nevertheless.
-    pub failed: Option<Error>,
-}
-
-/// Records until `duration` has passed or, with a command, until it ends. A signal that is to end
-/// this program ends the command, too, and what there is is kept. A reading that fails makes its
-/// interval part of the next one. When the command cannot be waited for any more, it is ended.
-pub(crate) fn record(
-    interval: Duration,
-    duration: Option<Duration>,
-    command: Option<&mut Command>,
-) -> Result<Recorded> {
-    let awake = command::signals()?;
-    let config = environment::kernel_config();
-    let config = config.as_deref().map(String::from_utf8_lossy);
-    let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
-    let accounting = accounting(config.as_deref(), &cmdline);
-    // Opened once: later there may be no descriptor left.
-    let mut stat = File::open("/proc/stat").context("cannot read /proc/stat")?;
-    let mut read = || {
-        let mut text = String::new();
-        stat.rewind()?;
-        stat.read_to_string(&mut text).map(|_| text)
-    };
-    let start = Instant::now();
-    let first = read().context("cannot read /proc/stat")?;
-    let mut recorder = Recorder::new(start, &first, accounting, interval);
-    let mut running = command.map(RunningCommand::start).transpose()?;
-    let mut done = Done::default();
-    let end = duration.map(|d| start + d);
-    let ran = done.run(
-        &mut recorder,
-        interval,
-        end,
-        &awake,
-        &mut running,
-        &mut read,
-    );
-    let seconds = start.elapsed().as_secs_f64();
-    let mut failed = done.unread();
-    match (ran, running) {
-        (Ok(()), Some(command)) if done.interrupted => {
-            failed = command.end_what_it_left(&awake).err().or(failed);
-        }
-        (Ok(()), _) => {}
-        // Nobody would wait for it any more.
-        (Err(error), Some(command)) => {
-            let ended = command.end(&awake);
-            failed = Some(error.context(format!("the recording failed; {ended}")));
-        }
-        (Err(error), None) => failed = Some(error.context("the recording failed")),
-    }
-    Ok(Recorded {
-        cpu: recorder.cpu,
-        seconds,
-        interrupted: done.interrupted,
-        status: done.status,
-        failed,
-    })
-}
-
-/// When the interval that begins at `from` ends: on the grid of intervals since the start, but for
-/// what has passed already or would be too short an interval.
-fn next_tick(start: Instant, from: Instant, interval: Duration) -> Instant {
-    let least = interval.mul_f64(LEAST_PART);
-    let since = (from + least).duration_since(start).as_nanos();
-    let whole = since / interval.as_nanos().max(1) + 1;
-    start + interval.saturating_mul(u32::try_from(whole).unwrap_or(u32::MAX))
-}
-
-/// How a recording went.
-#[derive(Default)]
-struct Done {
-    interrupted: bool,
-    status: Option<ExitStatus>,
-    /// Readings that failed, and how the last of them did.
-    unread: u32,
-    last_error: Option<io::Error>,
-}
-
-impl Done {
     /// Records; a command that still runs at the end is in `running`.
     fn run(
         &mut self,
-        recorder: &mut Recorder,
-        interval: Duration,
         end: Option<Instant>,
         awake: &SignalFd,
         running: &mut Option<RunningCommand>,
         read: &mut dyn FnMut() -> io::Result<String>,
     ) -> Result<()> {
-        let start = recorder.start;
-        let mut now = start;
+        let mut now = self.start;
         while !self.ended(running) && end.is_none_or(|end| now < end) {
-            let tick = next_tick(start, now, interval);
+            let tick = next_tick(self.start, now, self.interval);
             let tick = end.map_or(tick, |end| tick.min(end));
             // One interval.
             loop {
@@ -253,7 +176,7 @@ impl Done {
             }
             now = Instant::now();
             match read() {
-                Ok(stat) => recorder.push(now, &stat),
+                Ok(stat) => self.push(now, &stat),
                 Err(error) => {
                     self.unread += 1;
                     self.last_error = Some(error);
@@ -274,6 +197,59 @@ impl Done {
             self.unread
         )))
     }
+}
+
+/// Records until `duration` has passed or, with a command, until it ends. A signal that is to end
+/// this program ends the command, too, and what there is is kept. A reading that fails makes its
+/// interval part of the next one. When the command cannot be waited for any more, it is ended.
+pub(crate) fn record(
+    interval: Duration,
+    duration: Option<Duration>,
+    command: Option<&mut Command>,
+) -> Result<Recording> {
+    let awake = command::signals()?;
+    let config = environment::kernel_config();
+    let config = config.as_deref().map(String::from_utf8_lossy);
+    let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    let accounting = accounting(config.as_deref(), &cmdline);
+    // Opened once: later there may be no descriptor left.
+    let mut stat = File::open("/proc/stat").context("cannot read /proc/stat")?;
+    let mut read = || {
+        let mut text = String::new();
+        stat.rewind()?;
+        stat.read_to_string(&mut text).map(|_| text)
+    };
+    let start = Instant::now();
+    let first = read().context("cannot read /proc/stat")?;
+    let mut recording = Recording::new(start, &first, accounting, interval);
+    let mut running = command.map(RunningCommand::start).transpose()?;
+    let end = duration.map(|d| start + d);
+    let ran = recording.run(end, &awake, &mut running, &mut read);
+    recording.seconds = start.elapsed().as_secs_f64();
+    recording.failed = recording.unread();
+    match (ran, running) {
+        (Ok(()), Some(command)) if recording.interrupted => {
+            let ended = command.end_what_it_left(&awake).err();
+            recording.failed = ended.or(recording.failed);
+        }
+        (Ok(()), _) => {}
+        // Nobody would wait for it any more.
+        (Err(error), Some(command)) => {
+            let ended = command.end(&awake);
+            recording.failed = Some(error.context(format!("the recording failed; {ended}")));
+        }
+        (Err(error), None) => recording.failed = Some(error.context("the recording failed")),
+    }
+    Ok(recording)
+}
+
+/// When the interval that begins at `from` ends: on the grid of intervals since the start, but for
+/// what has passed already or would be too short an interval.
+fn next_tick(start: Instant, from: Instant, interval: Duration) -> Instant {
+    let least = interval.mul_f64(LEAST_PART);
+    let since = (from + least).duration_since(start).as_nanos();
+    let whole = since / interval.as_nanos().max(1) + 1;
+    start + interval.saturating_mul(u32::try_from(whole).unwrap_or(u32::MAX))
 }
 
 /// Mean shares of each CPU over the run, weighted by the intervals' lengths.
@@ -301,9 +277,9 @@ mod tests {
     #[test]
     fn ticks_become_shares_and_an_absent_cpu_has_none() {
         let start = Instant::now();
-        let mut recorder = Recorder::new(start, BEFORE, "tick", Duration::from_secs(1));
-        recorder.push(start + Duration::from_secs(1), AFTER);
-        let cpu = recorder.cpu;
+        let mut recording = Recording::new(start, BEFORE, "tick", Duration::from_secs(1));
+        recording.push(start + Duration::from_secs(1), AFTER);
+        let cpu = recording.cpu;
         assert_eq!(cpu.at_us, [1e6]);
         assert_eq!(cpu.shares.len(), 2, "the sum of all CPUs is none");
         // idle + iowait: 850 → 870.
@@ -324,32 +300,32 @@ mod tests {
     #[test]
     fn a_short_interval_is_added_to_the_one_before() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
-        let mut recorder = Recorder::new(start, &stat(&[(0, 0, 0)]), "tick", second);
-        recorder.push(start + second, &stat(&[(0, 50, 50)]));
-        recorder.push(start + second * 2, &stat(&[(0, 50, 150)]));
+        let mut recording = Recording::new(start, &stat(&[(0, 0, 0)]), "tick", second);
+        recording.push(start + second, &stat(&[(0, 50, 50)]));
+        recording.push(start + second * 2, &stat(&[(0, 50, 150)]));
         // Microseconds later, and a little more than that.
-        recorder.push(start + second.mul_f64(2.000_003), &stat(&[(0, 50, 150)]));
-        recorder.push(start + second.mul_f64(2.0625), &stat(&[(0, 55, 150)]));
-        let cpu = &recorder.cpu;
+        recording.push(start + second.mul_f64(2.000_003), &stat(&[(0, 50, 150)]));
+        recording.push(start + second.mul_f64(2.0625), &stat(&[(0, 55, 150)]));
+        let cpu = &recording.cpu;
         assert_eq!(cpu.at_us, [1e6, 2.0625e6]);
         let busy: Vec<f32> = cpu.shares[0].iter().map(|s| s[0]).collect();
         assert_eq!(busy, [0.5, 5.0 / 105.0]);
-        recorder.push(start + second * 3, &stat(&[(0, 150, 150)]));
-        assert_eq!(recorder.cpu.at_us.len(), 3, "long enough by itself");
-        assert_eq!(recorder.cpu.shares[0][2][0], 1.0);
+        recording.push(start + second * 3, &stat(&[(0, 150, 150)]));
+        assert_eq!(recording.cpu.at_us.len(), 3, "long enough by itself");
+        assert_eq!(recording.cpu.shares[0][2][0], 1.0);
     }
 
     #[test]
     fn a_cpu_that_goes_or_comes_in_a_short_interval_loses_no_ticks() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
         let both = [(0, 0, 0), (1, 0, 0)];
-        let mut recorder = Recorder::new(start, &stat(&both), "tick", second);
+        let mut recording = Recording::new(start, &stat(&both), "tick", second);
         let both = [(0, 50, 50), (1, 80, 20), (2, 0, 0)];
-        recorder.push(start + second, &stat(&both));
+        recording.push(start + second, &stat(&both));
         // CPU 1 is off by now, 2 has begun.
         let later = start + second.mul_f64(1.05);
-        recorder.push(later, &stat(&[(0, 50, 55), (2, 3, 1)]));
-        let cpu = &recorder.cpu;
+        recording.push(later, &stat(&[(0, 50, 55), (2, 3, 1)]));
+        let cpu = &recording.cpu;
         assert_eq!(
             (cpu.at_us.as_slice(), &*cpu.numbers),
             (&[1.05e6][..], &[0, 1, 2][..])
@@ -357,21 +333,20 @@ mod tests {
         let busy: Vec<f32> = cpu.shares.iter().map(|c| c[0][0]).collect();
         assert_eq!(busy, [50.0 / 105.0, 0.8, 0.75]);
         // Nothing is counted twice.
-        recorder.push(
+        recording.push(
             start + second * 2,
             &stat(&[(0, 100, 55), (1, 80, 30), (2, 3, 1)]),
         );
-        let busy: Vec<f32> = recorder.cpu.shares.iter().map(|c| c[1][0]).collect();
+        let busy: Vec<f32> = recording.cpu.shares.iter().map(|c| c[1][0]).collect();
         assert_eq!(busy, [1.0, 0.0, 0.0]);
-        assert_eq!(recorder.cpu.shares[1][1][5], 1.0);
+        assert_eq!(recording.cpu.shares[1][1][5], 1.0);
     }
 
     #[test]
     fn a_reading_that_fails_makes_a_longer_interval_and_ends_nothing() {
         let awake = command::signals().unwrap();
         let (start, interval) = (Instant::now(), Duration::from_millis(50));
-        let mut recorder = Recorder::new(start, &stat(&[(0, 0, 0)]), "tick", interval);
-        let mut done = Done::default();
+        let mut recording = Recording::new(start, &stat(&[(0, 0, 0)]), "tick", interval);
         let mut n = 0;
         let mut read = || {
             n += 1;
@@ -381,9 +356,8 @@ mod tests {
             }
         };
         let end = Some(start + interval * 20);
-        done.run(&mut recorder, interval, end, &awake, &mut None, &mut read)
-            .unwrap();
-        let cpu = &recorder.cpu;
+        recording.run(end, &awake, &mut None, &mut read).unwrap();
+        let cpu = &recording.cpu;
         assert!(cpu.at_us.len() >= 2, "{:?}", cpu.at_us);
         assert!(cpu.at_us[1] - cpu.at_us[0] > 95e3, "{:?}", cpu.at_us);
         assert!(
@@ -391,8 +365,8 @@ mod tests {
             "{:?}",
             cpu.shares
         );
-        assert!(!done.interrupted && done.status.is_none());
-        let said = format!("{:#}", done.unread().unwrap());
+        assert!(!recording.interrupted && recording.status.is_none());
+        let said = format!("{:#}", recording.unread().unwrap());
         assert!(
             said.starts_with("2 times /proc/stat could not be read"),
             "{said}"
@@ -403,17 +377,17 @@ mod tests {
     #[test]
     fn a_cpu_that_comes_and_goes_keeps_its_number() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
-        let mut recorder = Recorder::new(start, &stat(&[(0, 0, 0), (3, 0, 0)]), "tick", second);
-        recorder.push(
+        let mut recording = Recording::new(start, &stat(&[(0, 0, 0), (3, 0, 0)]), "tick", second);
+        recording.push(
             start + second,
             &stat(&[(0, 0, 100), (1, 7, 7), (3, 100, 0)]),
         );
-        recorder.push(start + second * 2, &stat(&[(0, 0, 200), (1, 107, 7)]));
-        recorder.push(
+        recording.push(start + second * 2, &stat(&[(0, 0, 200), (1, 107, 7)]));
+        recording.push(
             start + second * 3,
             &stat(&[(0, 0, 300), (1, 107, 107), (3, 150, 50)]),
         );
-        let cpu = &recorder.cpu;
+        let cpu = &recording.cpu;
         assert_eq!(cpu.numbers, [0, 3, 1]);
         let busy = |i: usize| cpu.shares[i].iter().map(|s| s[0]).collect::<Vec<f32>>();
         assert_eq!(busy(0), [0.0; 3]);
