@@ -16,6 +16,8 @@ use super::run::PreparedRun;
 use super::series;
 
 type Points = Vec<(f64, f64)>;
+/// Draws a plot; the text is a label for who cannot see.
+type Draw = dyn Fn(Format, &str) -> Result<String>;
 
 const HISTOGRAM_BINS: usize = 100;
 /// Steps of a strip: about four pixels each.
@@ -48,27 +50,13 @@ pub(crate) struct Plot {
     pub title: String,
     /// In a file of its own.
     legend: Vec<(String, RGBColor)>,
-    content: Content,
-}
-
-enum Content {
-    Distribution {
-        lines: Vec<Line>,
-        share: Share,
-        x_ms: Range<f64>,
-    },
-    Time(Timeline),
+    content: Box<Draw>,
 }
 
 impl Plot {
     /// The plot for the page.
     pub(crate) fn draw(&self, format: Format) -> Result<String> {
-        match &self.content {
-            Content::Distribution { lines, share, x_ms } => {
-                distribution(lines, *share, x_ms.clone(), "probes", format, &self.title)
-            }
-            Content::Time(timeline) => plots::timeline(timeline, format, &self.title),
-        }
+        (self.content)(format, &self.title)
     }
 
     /// The plot for a file of its own, with title and legend.
@@ -141,12 +129,14 @@ fn distributions(runs: &[PreparedRun], extremes: &Range<f64>) -> Vec<Plot> {
         );
         (low / 1e3, high / 1e3)
     };
-    let figure = |place, file: &str, title: &str, lines, share, x_ms| Plot {
+    let figure = |place, file: &str, title: &str, lines: Vec<Line>, share, x_ms: Range<f64>| Plot {
         place,
         file: file.into(),
         title: title.into(),
         legend: answered(runs).map(|r| (r.name.clone(), r.colour)).collect(),
-        content: Content::Distribution { lines, share, x_ms },
+        content: Box::new(move |format, label| {
+            distribution(&lines, share, x_ms.clone(), "probes", format, label)
+        }),
     };
     let zooms = [
         ("histogram", "Histogram: everything", extremes.clone()),
@@ -231,20 +221,21 @@ fn timelines(runs: &[PreparedRun], extremes: &Option<Range<f64>>) -> Vec<Plot> {
             legend.extend(cpu_legend());
         }
         let bins = series::timeline(rtts, &span_ns, BINS);
+        let timeline = Timeline {
+            span_s: 0.0..until_s,
+            range_ms: range_ms.clone(),
+            shades: Vec::new(),
+            lines: vec![(run.colour, bins.clone())],
+            band: bins,
+            marks: run.marks.clone(),
+            strips,
+        };
         Plot {
             place: PageSection::Timeline,
             file: format!("timeline-{}", i + 1),
             title: format!("Round-trip time over time: {}", run.name),
             legend,
-            content: Content::Time(Timeline {
-                span_s: 0.0..until_s,
-                range_ms: range_ms.clone(),
-                shades: Vec::new(),
-                lines: vec![(run.colour, bins.clone())],
-                band: bins,
-                marks: run.marks.clone(),
-                strips,
-            }),
+            content: Box::new(move |format, label| plots::timeline(&timeline, format, label)),
         }
     };
     runs.iter().enumerate().map(timeline).collect()
