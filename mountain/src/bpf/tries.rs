@@ -92,10 +92,10 @@ impl Tries {
             }
         };
         let (mut put, mut gone): (Vec<_>, Vec<_>) = (Vec::new(), Vec::new());
-        for difference in differences(&written, &wanted) {
-            match difference {
-                PrefixChange::Put(prefix, value) => put.push((prefix, value)),
-                PrefixChange::Gone(prefix) => gone.push(prefix),
+        for (prefix, value) in differences(&written, &wanted) {
+            match value {
+                Some(value) => put.push((prefix, value)),
+                None => gone.push(prefix),
             }
         }
         // Sorted: all of IPv4, then all of IPv6.
@@ -150,16 +150,11 @@ impl Tries {
     }
 }
 
-enum PrefixChange {
-    Put(IpNet, u32),
-    Gone(IpNet),
-}
-
-/// What leads from one sorted list to another.
+/// What leads from one sorted list to another: prefixes with their new values, or without one where they go.
 fn differences<'a>(
     old: &'a [(IpNet, u32)],
     new: &'a [(IpNet, u32)],
-) -> impl Iterator<Item = PrefixChange> + 'a {
+) -> impl Iterator<Item = (IpNet, Option<u32>)> + 'a {
     let (mut old, mut new) = (old.iter().peekable(), new.iter().peekable());
     std::iter::from_fn(move || loop {
         let order = match (old.peek(), new.peek()) {
@@ -169,12 +164,12 @@ fn differences<'a>(
             (Some(o), Some(n)) => o.0.cmp(&n.0),
         };
         match order {
-            Ordering::Less => return old.next().map(|o| PrefixChange::Gone(o.0)),
-            Ordering::Greater => return new.next().map(|n| PrefixChange::Put(n.0, n.1)),
+            Ordering::Less => return old.next().map(|o| (o.0, None)),
+            Ordering::Greater => return new.next().map(|n| (n.0, Some(n.1))),
             Ordering::Equal => {
                 if let (Some(o), Some(n)) = (old.next(), new.next()) {
                     if o.1 != n.1 {
-                        return Some(PrefixChange::Put(n.0, n.1));
+                        return Some((n.0, Some(n.1)));
                     }
                 }
             }
@@ -200,9 +195,9 @@ mod tests {
         let old = entries(&[("10.0.0.0/8", 1), ("10.1.0.0/16", 2), ("2001:db8::/32", 3)]);
         let new = entries(&[("::/0", 4), ("10.1.0.0/16", 5), ("10.0.0.0/8", 1)]);
         let mut said: Vec<String> = differences(&old, &new)
-            .map(|d| match d {
-                PrefixChange::Put(p, v) => format!("{p}={v}"),
-                PrefixChange::Gone(p) => format!("-{p}"),
+            .map(|(prefix, value)| match value {
+                Some(value) => format!("{prefix}={value}"),
+                None => format!("-{prefix}"),
             })
             .collect();
         said.sort();

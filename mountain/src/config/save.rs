@@ -53,10 +53,7 @@ fn with_rules(
     is_absent: impl Fn(&str) -> bool,
 ) -> Result<(String, usize)> {
     let mut file: DocumentMut = text.parse()?;
-    let known: Vec<RedirectConfig> = match file.get("redirect") {
-        Some(_) => Config::parse(text, Path::new("mountain.toml"))?.redirect,
-        None => Vec::new(),
-    };
+    let known = Config::parse(text, Path::new("mountain.toml"))?.redirect;
     // Where it stands in the file is where the first of them stands.
     let mut tables = match file.remove("redirect") {
         Some(Item::ArrayOfTables(tables)) => tables,

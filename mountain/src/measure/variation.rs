@@ -92,68 +92,64 @@ pub(crate) struct RunFigure {
     pub freedom: f64,
     /// For the exact test of rare events.
     pub events: Option<Events>,
-    error: Error,
+    /// Standard error, the same in both directions.
+    error: f64,
+    /// The quantile in the figure, whose error comes on top.
+    quantile: Option<UncertainQuantile>,
 }
 
+/// A quantile, which is as uncertain as the share of samples below it, and at least as its level.
 #[derive(Clone, Debug, PartialEq)]
-enum Error {
-    /// The same in both directions.
-    Even(f64),
-    /// Of a quantile: the error of the share of samples below it, and at least that of the level.
-    Quantile {
-        sorted: Rc<[f64]>,
-        share: f64,
-        error: f64,
-        level: f64,
-    },
-    /// Of the difference of two figures, the first less the second.
-    Between(Box<(RunFigure, RunFigure)>),
+struct UncertainQuantile {
+    sorted: Rc<[f64]>,
+    value: f64,
+    /// Of the samples, 0 to 1, and its standard error.
+    share: f64,
+    error: f64,
+    /// Standard error of the level.
+    level: f64,
+}
+
+impl UncertainQuantile {
+    fn reach(&self, t: f64) -> (f64, f64) {
+        let (low, high) = (self.share - t * self.error, self.share + t * self.error);
+        let at = |p: f64| quantile(&self.sorted, p).unwrap_or(self.value);
+        // With no sample beyond, nothing tells how far it is.
+        let below = if low > 0.0 {
+            self.value - at(low)
+        } else {
+            f64::INFINITY
+        };
+        let above = if high < 1.0 {
+            at(high) - self.value
+        } else {
+            f64::INFINITY
+        };
+        let least = t * self.level;
+        (below.max(least), above.max(least))
+    }
 }
 
 impl RunFigure {
-    fn new(value: f64, freedom: f64, error: Error) -> Self {
+    fn even(value: f64, slow: SlowVariance) -> Self {
         Self {
             value,
-            freedom,
+            freedom: slow.freedom,
             events: None,
-            error,
+            error: slow.error,
+            quantile: None,
         }
-    }
-
-    fn even(value: f64, slow: SlowVariance) -> Self {
-        Self::new(value, slow.freedom, Error::Even(slow.error))
     }
 
     /// How far below and above the value its bounds lie, `t` standard errors away.
     pub(crate) fn reach(&self, t: f64) -> (f64, f64) {
-        match &self.error {
-            Error::Even(error) => (t * error, t * error),
-            Error::Quantile {
-                sorted,
-                share,
-                error,
-                level,
-            } => {
-                let (low, high) = (share - t * error, share + t * error);
-                let at = |p: f64| quantile(sorted, p).unwrap_or(self.value);
-                // With no sample beyond, nothing tells how far it is.
-                let below = if low > 0.0 {
-                    self.value - at(low)
-                } else {
-                    f64::INFINITY
-                };
-                let above = if high < 1.0 {
-                    at(high) - self.value
-                } else {
-                    f64::INFINITY
-                };
-                let least = t * level;
-                (below.max(least), above.max(least))
+        let even = t * self.error;
+        match &self.quantile {
+            Some(quantile) => {
+                let (below, above) = quantile.reach(t);
+                (below.hypot(even), above.hypot(even))
             }
-            Error::Between(pair) => {
-                let (first, second) = (pair.0.reach(t), pair.1.reach(t));
-                (first.0.hypot(second.1), first.1.hypot(second.0))
-            }
+            None => (even, even),
         }
     }
 
@@ -161,24 +157,10 @@ impl RunFigure {
     /// meet (a burst) it does not know of.
     pub(crate) fn as_uncertain_as(&self, other: &Self) -> Self {
         let mut figure = self.clone();
-        match (&mut figure.error, &other.error) {
-            (Error::Even(error), Error::Even(least)) => *error = error.max(*least),
-            (
-                Error::Quantile { error, level, .. },
-                Error::Quantile {
-                    error: least,
-                    level: least_level,
-                    ..
-                },
-            ) => {
-                *error = error.max(*least);
-                *level = level.max(*least_level);
-            }
-            (Error::Between(pair), Error::Between(least)) => {
-                pair.0 = pair.0.as_uncertain_as(&least.0);
-                pair.1 = pair.1.as_uncertain_as(&least.1);
-            }
-            _ => unreachable!("figures of one row are of one kind"),
+        figure.error = figure.error.max(other.error);
+        if let Some((own, least)) = figure.quantile.as_mut().zip(other.quantile.as_ref()) {
+            own.error = own.error.max(least.error);
+            own.level = own.level.max(least.level);
         }
         figure
     }
@@ -190,9 +172,7 @@ impl RunFigure {
 
     fn scaled(mut self, factor: f64) -> Self {
         self.value *= factor;
-        if let Error::Even(error) = &mut self.error {
-            *error *= factor;
-        }
+        self.error *= factor;
         self
     }
 }
@@ -323,21 +303,32 @@ pub(crate) fn figures(
     let median = level.map(|level| RunFigure::even(at[0], level));
     let judged = |i: usize| {
         let (share, slow) = cells.ratio(QUANTILES + i, ANSWERED);
-        let error = Error::Quantile {
+        let quantile = UncertainQuantile {
             sorted: sorted.clone(),
+            value: at[i],
             share,
             error: slow.error,
             level: level?.error,
         };
-        (n >= beyond(LEVELS[i])).then_some(RunFigure::new(at[i], slow.freedom, error))
+        (n >= beyond(LEVELS[i])).then_some(RunFigure {
+            value: at[i],
+            freedom: slow.freedom,
+            events: None,
+            error: 0.0,
+            quantile: Some(quantile),
+        })
     };
     let [p95, p99] = [1, 2].map(judged);
     let p999 = table.delays.as_ref().and_then(|d| d.p999);
     let p999 = p999.and_then(|_| judged(3));
-    let pdv = p99.clone().zip(median.clone()).map(|(high, low)| {
-        let (value, freedom) = (high.value - low.value, high.freedom);
-        RunFigure::new(value, freedom, Error::Between(Box::new((high, low))))
-    });
+    let pdv = p99
+        .clone()
+        .zip(median.as_ref())
+        .map(|(high, low)| RunFigure {
+            value: high.value - low.value,
+            error: low.error,
+            ..high
+        });
     let avg = some.then(|| {
         let mut mean = cells.share(SUM, ANSWERED);
         mean.value += center;
