@@ -154,9 +154,11 @@ pub struct Warning {
     pub text: String,
 }
 
-/// A side's tables and figures.
+/// A side, for each of its runs.
 struct SideFigures {
     tables: Vec<Table>,
+    /// Of each table.
+    rows: Vec<Vec<Row>>,
     replies: Vec<Vec<Reply>>,
 }
 
@@ -233,9 +235,13 @@ fn measure(sides: &[Side], over_us: &[f64]) -> Vec<SideFigures> {
     let table = |(run, replies): (&RunFile, &Vec<Reply>)| {
         Table::new(run.samples.len() as u64, replies, &over_us)
     };
-    let measured = |(side, replies): (&Side, Vec<Vec<Reply>>)| SideFigures {
-        tables: side.runs.iter().zip(&replies).map(table).collect(),
-        replies,
+    let measured = |(side, replies): (&Side, Vec<Vec<Reply>>)| {
+        let tables: Vec<Table> = side.runs.iter().zip(&replies).map(table).collect();
+        SideFigures {
+            rows: tables.iter().map(Table::rows).collect(),
+            tables,
+            replies,
+        }
     };
     sides.iter().zip(replies).map(measured).collect()
 }
@@ -249,10 +255,8 @@ fn segment(measured: &[SideFigures]) -> usize {
 /// Judges row by row.
 struct Judge<'a> {
     measured: &'a [SideFigures],
-    /// Of each side and run.
-    rows: Vec<Vec<Vec<Row>>>,
-    /// Of each side with one run.
-    figures: Vec<Option<Vec<Option<RunFigure>>>>,
+    /// Of each side, where all have one run.
+    figures: Option<Vec<Vec<Option<RunFigure>>>>,
     /// Answers of the first run: counts are scaled to them.
     per: f64,
     segment: usize,
@@ -264,16 +268,11 @@ impl<'a> Judge<'a> {
         let segment = segment(measured);
         let first = &measured[0];
         let per = (first.answered() as f64 / first.tables.len() as f64).max(1.0);
-        let several = measured.iter().any(|m| m.tables.len() > 1);
-        let figures = |m: &SideFigures| {
-            let one = m.tables.len() == 1 && !several;
-            one.then(|| variation::figures(&m.replies[0], &m.tables[0], per, segment))
-        };
+        let one_each = measured.iter().all(|m| m.tables.len() == 1);
+        let figures =
+            |m: &SideFigures| variation::figures(&m.replies[0], &m.tables[0], per, segment);
         Self {
-            figures: measured.iter().map(figures).collect(),
-            rows: (measured.iter())
-                .map(|m| m.tables.iter().map(Table::rows).collect())
-                .collect(),
+            figures: one_each.then(|| measured.iter().map(figures).collect()),
             measured,
             per,
             segment,
@@ -282,7 +281,7 @@ impl<'a> Judge<'a> {
     }
 
     fn rows(&self) -> Vec<Compared> {
-        let first = &self.rows[0][0];
+        let first = &self.measured[0].rows[0];
         (0..first.len()).map(|i| self.row(i, &first[i])).collect()
     }
 
@@ -302,7 +301,7 @@ impl<'a> Judge<'a> {
             name: first.name.clone(),
             unit: first.unit,
             compared_by: compared_by(&first.name, first.unit, self.segment)
-                .filter(|_| self.figures.iter().all(Option::is_some)),
+                .filter(|_| self.figures.is_some()),
             against_first: (sides.clone().skip(1).filter(|_| judged))
                 .map(against)
                 .collect(),
@@ -312,7 +311,7 @@ impl<'a> Judge<'a> {
 
     /// As it is shown.
     fn value(&self, i: usize, side: usize) -> Option<f64> {
-        let runs = &self.rows[side];
+        let runs = &self.measured[side].rows;
         let sum: Option<f64> = runs.iter().map(|rows| rows[i].value).sum();
         match runs[0][i].unit {
             Unit::Count => sum,
@@ -327,7 +326,8 @@ impl<'a> Judge<'a> {
     }
 
     fn by_run(&self, i: usize, side: usize) -> Option<Vec<f64>> {
-        let runs = self.rows[side].iter().zip(&self.measured[side].tables);
+        let side = &self.measured[side];
+        let runs = side.rows.iter().zip(&side.tables);
         let value = |(rows, table): (&Vec<Row>, &Table)| {
             let value = rows[i].value?;
             Some(match rows[i].unit {
@@ -339,36 +339,33 @@ impl<'a> Judge<'a> {
     }
 
     fn difference(&self, i: usize, row: &Row, side: usize) -> Option<RowDifference> {
-        if let (Some(a), Some(b)) = (&self.figures[0], &self.figures[side]) {
-            let (a, b) = (a[i].as_ref()?, b[i].as_ref()?);
+        if let Some(figures) = &self.figures {
+            let (a, b) = (figures[0][i].as_ref()?, figures[side][i].as_ref()?);
             return Some(verdict::difference(a, b));
         }
-        let least = variation::least(&row.name);
-        let enough = |m: &SideFigures| match row.unit {
-            Unit::Percent => m.sent() >= least as u64,
-            _ => m.answered() >= least as u64,
+        let trials = |side: usize| match row.unit {
+            Unit::Percent => self.measured[side].sent(),
+            _ => self.measured[side].answered(),
         };
-        let (first, other) = (&self.measured[0], &self.measured[side]);
+        let least = variation::least(&row.name) as u64;
         let (a, b) = (self.by_run(i, 0)?, self.by_run(i, side)?);
-        if !enough(first) || !enough(other) {
+        if trials(0).min(trials(side)) < least {
             return None;
         }
         if self.paired {
             let pairs: Vec<f64> = a.iter().zip(&b).map(|(a, b)| b - a).collect();
             return paired::difference(&pairs);
         }
-        let events = |m: &SideFigures| match (row.unit, row.name.as_str()) {
-            (Unit::Microseconds, _) => None,
-            (Unit::Percent, _) => Some(Events {
-                count: m.tables.iter().map(Table::lost).sum(),
-                trials: m.sent(),
-            }),
-            (Unit::Count, _) => Some(Events {
-                count: (self.value(i, usize::from(!std::ptr::eq(m, first)) * side)?) as u64,
-                trials: m.answered(),
-            }),
+        let events = |side: usize| {
+            let count = match row.unit {
+                Unit::Microseconds => return None,
+                Unit::Percent => self.measured[side].tables.iter().map(Table::lost).sum(),
+                Unit::Count => self.value(i, side)? as u64,
+            };
+            let trials = trials(side);
+            Some(Events { count, trials })
         };
-        verdict::replicates(&a, &b, [events(first), events(other)])
+        verdict::replicates(&a, &b, [events(0), events(side)])
     }
 }
 
