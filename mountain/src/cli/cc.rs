@@ -2,11 +2,11 @@
 //! `mountain cc`: arguments and printing.
 
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Write as _};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{bail, ensure, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use ipnet::IpNet;
 
@@ -15,7 +15,7 @@ use crate::cc::flows::{self, BrakeState as FlowState, CcFlow};
 use crate::cc::pinned::{available, names_on_record, Enabled, Pinned};
 use crate::cc::status::{CcDetails, CcFlowTotals, CcSettings, CcStatus};
 use crate::cc::{routes, scope, Behaviour, NAME};
-use crate::cli::{log_if_asked, need_root, print_json};
+use crate::cli::{log_if_asked, need_root, print_json, show_for_a_second};
 use crate::host::text::count;
 use crate::report::table::{align, row, Words};
 
@@ -321,11 +321,7 @@ fn top(name: &str, once: bool, json: bool) -> Result<()> {
             print!("{text}");
             return Ok(());
         }
-        // Home, the text, and away with what is left below it.
-        crate::host::stdout::clear();
-        print!("{text}");
-        std::io::stdout().flush().context("the terminal is gone")?;
-        std::thread::sleep(Duration::from_secs(1));
+        show_for_a_second(&text);
     }
 }
 

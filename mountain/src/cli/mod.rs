@@ -42,6 +42,7 @@ use crate::config::Config;
 use crate::control::run_dir::RunDir;
 use crate::control::status::Status;
 use crate::daemon;
+use crate::host::stdout;
 use crate::host::text::{count, prefix};
 use crate::measure::reflect::{Reflector, DEFAULT_LISTEN};
 use crate::placement;
@@ -259,9 +260,21 @@ pub(crate) fn print_answer<T: Serialize>(
     Ok(())
 }
 
+/// Prints what is to be shown anew every second: on a terminal in the place of what was there.
+pub(crate) fn show_for_a_second(text: &str) {
+    match std::io::stdout().is_terminal() {
+        true => {
+            stdout::clear();
+            print!("{text}");
+        }
+        false => println!("{text}"),
+    }
+    std::thread::sleep(Duration::from_secs(1));
+}
+
 /// Prints findings for people.
 pub(crate) fn print_report(report: &check::Report) {
-    crate::host::stdout::raw(&report.text(std::io::stdout().is_terminal()));
+    stdout::raw(&report.text(std::io::stdout().is_terminal()));
 }
 
 /// Of a command that has said all there is to say.

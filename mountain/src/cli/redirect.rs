@@ -273,16 +273,14 @@ impl Add {
 
 /// What a rule without a device does not reach by this backend.
 fn only(installed: &Installed) -> String {
-    match (&installed.rule.dev, &installed.plan) {
-        (None, plan) if plan.backend != Backend::Nft => match &plan.client_dev {
-            Some(device) => format!(
-                ", for what comes in by {} (--backend nft: by all devices, and from this host itself)",
-                device.name
-            ),
-            None => String::new(),
-        },
-        _ => String::new(),
-    }
+    let is_limited = installed.rule.dev.is_none() && installed.plan.backend != Backend::Nft;
+    let device = installed.plan.client_dev.as_ref().filter(|_| is_limited);
+    device.map_or(String::new(), |device| {
+        format!(
+            ", for what comes in by {} (--backend nft: by all devices, and from this host itself)",
+            device.name
+        )
+    })
 }
 
 impl Check {

@@ -3,13 +3,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
-use std::io::IsTerminal;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 use serde_json::json;
 
-use crate::cli::print_json;
+use crate::cli::{print_json, show_for_a_second};
 use crate::redirect::actions;
 use crate::redirect::bpf::{self, fast::Carried};
 use crate::redirect::{Backend, CountedRule, Installed, ListedRule, Stats, Traffic};
@@ -41,16 +40,8 @@ pub(super) fn stats(watch: bool, json: bool) -> Result<()> {
             print!("{text}");
             return Ok(());
         }
-        match std::io::stdout().is_terminal() {
-            // Home, the text, and away with what is left below it.
-            true => {
-                crate::host::stdout::clear();
-                print!("{text}");
-            }
-            false => println!("{text}"),
-        }
         before = Some((now, stats));
-        std::thread::sleep(Duration::from_secs(1));
+        show_for_a_second(&text);
     }
 }
 
