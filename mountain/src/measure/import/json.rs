@@ -40,7 +40,7 @@ pub(crate) fn parse<T>(text: impl Read, trip: impl Fn(&Value) -> Result<T>) -> R
         trips: &mut trips,
     };
     let mut reader = serde_json::Deserializer::from_reader(text);
-    let value = top.deserialize(&mut reader);
+    let value = reader.deserialize_map(top);
     let value = value.and_then(|value| reader.end().map(|()| value));
     match value {
         Ok(value) => Ok(Parsed { value, trips }),
@@ -72,14 +72,6 @@ struct Top<'a, T, F> {
     left: &'a Cell<usize>,
     trip: &'a F,
     trips: &'a mut Option<Vec<T>>,
-}
-
-impl<'de, T, F: Fn(&Value) -> Result<T>> DeserializeSeed<'de> for Top<'_, T, F> {
-    type Value = Value;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-        deserializer.deserialize_map(self)
-    }
 }
 
 impl<'de, T, F: Fn(&Value) -> Result<T>> Visitor<'de> for Top<'_, T, F> {
