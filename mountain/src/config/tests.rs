@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 use super::*;
-use crate::steer::config::ProbeTarget;
+use crate::measure::probe::Target;
 
 mod placement;
 mod reference;
@@ -26,13 +26,11 @@ fn a_full_path_table() {
     assert_eq!(c.path[0].capacity_bps(), Some(30_000_000));
     assert_eq!(
         c.path[0].probe_target,
-        Some(ProbeTarget::Reflector(
-            "[2001:db8::1]:8610".parse().unwrap()
-        ))
+        Some(Target::Reflector("[2001:db8::1]:8610".parse().unwrap()))
     );
     assert_eq!(
         c.path[1].probe_target,
-        Some(ProbeTarget::Echo("192.0.2.9".parse().unwrap()))
+        Some(Target::Icmp("192.0.2.9".parse().unwrap()))
     );
     assert_eq!((c.path[1].gateway, c.path[1].capacity_bps()), (None, None));
 }

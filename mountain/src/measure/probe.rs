@@ -30,13 +30,38 @@ pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Failures of recvmsg in a row after which a socket is given up.
 const MAX_FAILURES: u32 = 64;
 
-/// Where probes go and how.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Where probes go and how; in text `192.0.2.1`, `2001:db8::1` (echo) or `192.0.2.1:8610`,
+/// `[2001:db8::1]:8610` (reflector).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum Target {
     /// ICMP echo to this address; a link-local one is taken to be on the path's device.
     Icmp(IpAddr),
-    /// UDP probes to a `mountain reflect`.
+    /// UDP probes to a `mountain reflect`, which tells the directions apart.
     Reflector(SocketAddr),
+}
+
+impl TryFrom<String> for Target {
+    type Error = String;
+
+    fn try_from(s: String) -> Result<Self, String> {
+        if let Ok(ip) = s.parse() {
+            return Ok(Target::Icmp(ip));
+        }
+        match s.parse::<SocketAddr>() {
+            Ok(a) if a.port() != 0 => Ok(Target::Reflector(a)),
+            _ => Err(format!("{s:?} is neither an IP address nor address:port")),
+        }
+    }
+}
+
+impl From<Target> for String {
+    fn from(t: Target) -> String {
+        match t {
+            Target::Icmp(ip) => ip.to_string(),
+            Target::Reflector(a) => a.to_string(),
+        }
+    }
 }
 
 impl Target {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! `[steer]` and `[[path]]` of mountain.toml: what is steered, and what is known of the paths.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::de::{Deserializer, Error};
@@ -93,7 +93,7 @@ pub struct ConfiguredPath {
     /// Where probes go: an address (ICMP echo), or address:port of a `mountain reflect`, which
     /// tells the directions apart. Default: the gateway.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub probe_target: Option<ProbeTarget>,
+    pub probe_target: Option<Target>,
 }
 
 fn device<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
@@ -120,42 +120,6 @@ impl ConfiguredPath {
 
     /// The probe target, if it is of the path's family.
     pub fn target(&self, ipv6: bool) -> Option<Target> {
-        let target = match self.probe_target? {
-            ProbeTarget::Echo(ip) => Target::Icmp(ip),
-            ProbeTarget::Reflector(address) => Target::Reflector(address),
-        };
-        (target.is_ipv6() == ipv6).then_some(target)
-    }
-}
-
-/// `192.0.2.1`, `2001:db8::1` (echo) or `192.0.2.1:8610`, `[2001:db8::1]:8610` (reflector).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum ProbeTarget {
-    /// Answers ICMP echo requests.
-    Echo(IpAddr),
-    /// A `mountain reflect`: UDP, each direction told apart.
-    Reflector(SocketAddr),
-}
-
-impl TryFrom<String> for ProbeTarget {
-    type Error = String;
-    fn try_from(s: String) -> Result<Self, String> {
-        if let Ok(ip) = s.parse() {
-            return Ok(ProbeTarget::Echo(ip));
-        }
-        match s.parse::<SocketAddr>() {
-            Ok(a) if a.port() != 0 => Ok(ProbeTarget::Reflector(a)),
-            _ => Err(format!("{s:?} is neither an IP address nor address:port")),
-        }
-    }
-}
-
-impl From<ProbeTarget> for String {
-    fn from(t: ProbeTarget) -> String {
-        match t {
-            ProbeTarget::Echo(ip) => ip.to_string(),
-            ProbeTarget::Reflector(a) => a.to_string(),
-        }
+        self.probe_target.filter(|target| target.is_ipv6() == ipv6)
     }
 }
