@@ -121,7 +121,7 @@ struct Check {
 }
 
 #[derive(Args)]
-struct Key {
+struct RuleArgs {
     /// Match this protocol
     #[arg(long, value_enum)]
     proto: Proto,
@@ -131,12 +131,6 @@ struct Key {
     /// Match only what comes in by this device; goes before a rule without one
     #[arg(long, value_name = "DEVICE")]
     dev: Option<String>,
-}
-
-#[derive(Args)]
-struct RuleArgs {
-    #[command(flatten)]
-    key: Key,
     /// Send their packets to this address and port
     #[arg(long, value_name = "ADDR:PORT")]
     to: SocketAddr,
@@ -213,10 +207,10 @@ impl Redirect {
 impl RuleArgs {
     fn rule(self) -> Rule {
         Rule {
-            proto: self.key.proto,
-            from: self.key.from,
+            proto: self.proto,
+            from: self.from,
             to: self.to,
-            dev: self.key.dev,
+            dev: self.dev,
             snat: self.snat,
             log: self.log,
         }
