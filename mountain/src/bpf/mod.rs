@@ -17,7 +17,7 @@ mod program;
 mod settings;
 pub(crate) mod tries;
 
-use std::collections::BTreeMap;
+use std::collections::{btree_map::Entry, BTreeMap};
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
@@ -207,22 +207,19 @@ impl Steer {
             .expect("the object has a .bss")
     }
 
-    /// Attaches to the tcx egress of a device. Does nothing when it is attached already.
-    pub fn attach(&mut self, ifindex: u32) -> Result<()> {
-        if self.links.contains_key(&ifindex) {
-            return Ok(());
-        }
-        let program = self.program().as_fd();
-        let link = hooks::link(DeviceHook::TcxEgress, ifindex, program, Order::Last)
-            .with_context(|| format!("attaching to the egress of device {ifindex}"))?;
-        self.links.insert(ifindex, link);
-        Ok(())
-    }
-
-    /// Attaches to exactly these devices. A device that is gone takes its link along.
+    /// Attaches to the tcx egress of exactly these devices. A device that is gone takes its link along.
     pub fn attach_to(&mut self, ifindexes: &[u32]) -> Result<()> {
         self.links.retain(|ifindex, _| ifindexes.contains(ifindex));
-        ifindexes.iter().try_for_each(|&i| self.attach(i))
+        let skel = self.baseline.as_ref().unwrap_or(&self.skel);
+        let program = skel.progs.mountain_steer.as_fd();
+        for &ifindex in ifindexes {
+            if let Entry::Vacant(place) = self.links.entry(ifindex) {
+                let link = hooks::link(DeviceHook::TcxEgress, ifindex, program, Order::Last)
+                    .with_context(|| format!("attaching to the egress of device {ifindex}"))?;
+                place.insert(link);
+            }
+        }
+        Ok(())
     }
 
     /// Forgets the link of a device that was deleted, so that a new one of that index attaches.

@@ -74,11 +74,8 @@ impl Steer {
 
     /// The program behind the links, as a descriptor.
     pub fn program(&self) -> &libbpf_rs::Program<'_> {
-        &self.current().progs.mountain_steer
-    }
-
-    fn current(&self) -> &SteerSkel<'static> {
-        self.baseline.as_ref().unwrap_or(&self.skel)
+        let skel = self.baseline.as_ref().unwrap_or(&self.skel);
+        &skel.progs.mountain_steer
     }
 
     /// The baseline's program over the maps that there are.

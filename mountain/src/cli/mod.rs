@@ -450,9 +450,8 @@ fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {
 fn try_load(topology: &Topology, config: &Config) -> Result<String> {
     let mut steer = Steer::load(&daemon::settings(config))?;
     let devices: BTreeSet<u32> = topology.paths.iter().map(|p| p.key.ifindex).collect();
-    devices
-        .iter()
-        .try_for_each(|&ifindex| steer.attach(ifindex))?;
+    let devices = Vec::from_iter(devices);
+    steer.attach_to(&devices)?;
     let also = match topology.places() && config.placement.enabled {
         true => {
             placement::try_load(&config.placement)?;

@@ -95,7 +95,7 @@ pub fn hex(colour: RGBColor) -> String {
     format!("#{:02X}{:02X}{:02X}", colour.0, colour.1, colour.2)
 }
 
-pub(super) fn font() -> TextStyle<'static> {
+fn font() -> TextStyle<'static> {
     ("sans-serif", FONT).into_font().color(&INK)
 }
 
