@@ -8,7 +8,8 @@
 use std::ops::Range;
 
 use anyhow::{anyhow, Result};
-use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
+use plotters::coord::types::RangedCoordf64;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
@@ -45,15 +46,11 @@ pub const BINS: usize = 440;
 
 const FONT: u32 = 13;
 const STRIP_HEIGHT: u32 = 44;
-/// Spans of more than this factor get a logarithmic axis, or one outlier would flatten the rest.
+/// Spans of more than this factor get a logarithmic axis.
 pub(crate) const LOG_FROM: f64 = 8.0;
 
 pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-pub(super) type Chart<'a, X, Y> = ChartContext<
-    'a,
-    SVGBackend<'a>,
-    Cartesian2d<<X as AsRangedCoord>::CoordDescType, <Y as AsRangedCoord>::CoordDescType>,
->;
+pub(super) type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<Axis, Axis>>;
 const RTT: &str = "round-trip time, ms";
 
 /// For whom a plot is drawn.
@@ -225,63 +222,73 @@ pub fn distribution(
     format: Format,
     label: &str,
 ) -> Result<String> {
-    // Each pair of axes is a type of its own.
-    draw(format, 340, label, |root| match share {
-        Share::Below => {
-            let title = format!("share of {what} up to it");
-            shares_over(root, lines, x_ms, 0.0..1.0, &title, format)
-        }
-        Share::Above { floor } | Share::Within { floor } => {
-            let above = matches!(share, Share::Above { .. });
-            let title = format!("share of {what}{}", if above { " above it" } else { "" });
-            let y = (Share::lowest(floor)..1.0).log_scale();
-            shares_over(root, lines, x_ms, y, &title, format)
-        }
+    let (y, of_which) = match share {
+        Share::Below => (0.0..1.0, " up to it"),
+        Share::Above { floor } => (Share::lowest(floor)..1.0, " above it"),
+        Share::Within { floor } => (Share::lowest(floor)..1.0, ""),
+    };
+    let title = format!("share of {what}{of_which}");
+    draw(format, 340, label, |root| {
+        let axes = [Axis::of(x_ms), Axis::of(y)];
+        lines_over(root, lines, axes, [RTT, &title], &percent, format).map(drop)
     })
 }
 
-fn shares_over<Y>(
-    root: &Area,
-    lines: &[Line],
-    x_ms: Range<f64>,
-    y: Y,
-    title: &str,
-    format: Format,
-) -> Result<()>
-where
-    Y: AsRangedCoord<Value = f64>,
-    Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
-{
-    let titles = [RTT, title];
-    if is_long(&x_ms) {
-        let x_ms = x_ms.log_scale();
-        lines_over(root, lines, x_ms, y, titles, &percent, format).map(drop)
-    } else {
-        lines_over(root, lines, x_ms, y, titles, &percent, format).map(drop)
+/// An axis of a plot.
+pub(super) enum Axis {
+    Linear(RangedCoordf64),
+    Log(LogCoord<f64>),
+}
+
+impl Axis {
+    /// Logarithmic if the range is long, or one outlier would flatten the rest.
+    pub(super) fn of(range: Range<f64>) -> Self {
+        match range.start > 0.0 && range.end / range.start > LOG_FROM {
+            true => Axis::Log(range.log_scale().into()),
+            false => Axis::linear(range),
+        }
+    }
+
+    pub(super) fn linear(range: Range<f64>) -> Self {
+        Axis::Linear(range.into())
     }
 }
 
-/// Whether an axis of this range is logarithmic.
-pub(super) fn is_long(range: &Range<f64>) -> bool {
-    range.start > 0.0 && range.end / range.start > LOG_FROM
+impl Ranged for Axis {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        match self {
+            Axis::Linear(axis) => axis.map(value, limit),
+            Axis::Log(axis) => axis.map(value, limit),
+        }
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
+        match self {
+            Axis::Linear(axis) => axis.key_points(hint),
+            Axis::Log(axis) => axis.key_points(hint),
+        }
+    }
+
+    fn range(&self) -> Range<f64> {
+        match self {
+            Axis::Linear(axis) => axis.range(),
+            Axis::Log(axis) => axis.range(),
+        }
+    }
 }
 
-/// The chart with its axes, named `titles` (x, y), and lines, for more to be drawn on.
-pub(super) fn lines_over<'a, X, Y>(
+/// The chart with its axes (x, y), which are named `titles`, and lines, for more to be drawn on.
+pub(super) fn lines_over<'a>(
     root: &Area<'a>,
     lines: &[Line],
-    x: X,
-    y: Y,
+    [x, y]: [Axis; 2],
     titles: [&str; 2],
     y_label: &dyn Fn(&f64) -> String,
     format: Format,
-) -> Result<Chart<'a, X, Y>>
-where
-    X: AsRangedCoord<Value = f64>,
-    X::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
-    Y: AsRangedCoord<Value = f64>,
-    Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
-{
+) -> Result<Chart<'a>> {
     let mut chart = ChartBuilder::on(root)
         .margin(8)
         .margin_right(20)
@@ -358,12 +365,7 @@ pub fn timeline(plot: &Timeline, format: Format, label: &str) -> Result<String> 
     let height = 206 + STRIP_HEIGHT * plot.strips.len() as u32;
     draw(format, height, label, |root| {
         let (upper, mut below) = root.split_vertically(206);
-        let range = plot.range_ms.clone();
-        if is_long(&range) {
-            over_time(plot, &upper, range.log_scale(), format)?;
-        } else {
-            over_time(plot, &upper, range, format)?;
-        }
+        over_time(plot, &upper, format)?;
         for shares in &plot.strips {
             let (area, rest) = below.split_vertically(STRIP_HEIGHT);
             strip(shares, &area, format)?;
@@ -373,11 +375,7 @@ pub fn timeline(plot: &Timeline, format: Format, label: &str) -> Result<String> 
     })
 }
 
-fn over_time<Y>(plot: &Timeline, area: &Area, y: Y, format: Format) -> Result<()>
-where
-    Y: AsRangedCoord<Value = f64>,
-    Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
-{
+fn over_time(plot: &Timeline, area: &Area, format: Format) -> Result<()> {
     let Range {
         start: from_s,
         end: until_s,
@@ -388,7 +386,7 @@ where
         .margin_right(20)
         .x_label_area_size(22)
         .y_label_area_size(format.left())
-        .build_cartesian_2d(from_s..until_s, y)
+        .build_cartesian_2d(from_s..until_s, Axis::of(range.clone()))
         .map_err(text)?;
     let shades = plot.shades.iter().map(|(span, colour)| {
         // One of a few milliseconds still has to be seen.

@@ -4,10 +4,9 @@
 use std::ops::Range;
 
 use anyhow::Result;
-use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
-use super::plots::{draw, is_long, lines_over, plain, text, Area, Format, Line, RGBColor};
+use super::plots::{draw, lines_over, plain, text, Axis, Format, Line, RGBColor};
 
 /// Height, pixels.
 const HEIGHT: u32 = 380;
@@ -43,37 +42,26 @@ pub struct Xy {
 /// The plot; `label` is for who cannot see.
 pub fn xy(plot: &Xy, format: Format, label: &str) -> Result<String> {
     draw(format, HEIGHT, label, |root| {
-        if is_long(&plot.x) {
-            over(plot, root, plot.x.clone().log_scale(), format)
-        } else {
-            over(plot, root, plot.x.clone(), format)
-        }
+        let axes = [Axis::of(plot.x.clone()), Axis::linear(plot.y.clone())];
+        let titles = [plot.x_title.as_str(), &plot.y_title];
+        let mut chart = lines_over(root, &plot.lines, axes, titles, &plain, format)?;
+        let marks = plot
+            .points
+            .iter()
+            .map(|p| Circle::new(p.at, 4, p.colour.filled()));
+        chart.draw_series(marks).map_err(text)?;
+        let named = plot.points.iter().filter(|p| !p.name.is_empty());
+        let names = named.map(|p| {
+            EmptyElement::at(p.at)
+                + Text::new(
+                    p.name.clone(),
+                    (6, -14),
+                    ("sans-serif", 10).into_font().color(&p.colour),
+                )
+        });
+        chart.draw_series(names).map_err(text)?;
+        Ok(())
     })
-}
-
-fn over<X>(plot: &Xy, root: &Area, x: X, format: Format) -> Result<()>
-where
-    X: AsRangedCoord<Value = f64>,
-    X::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
-{
-    let titles = [plot.x_title.as_str(), &plot.y_title];
-    let mut chart = lines_over(root, &plot.lines, x, plot.y.clone(), titles, &plain, format)?;
-    let marks = plot
-        .points
-        .iter()
-        .map(|p| Circle::new(p.at, 4, p.colour.filled()));
-    chart.draw_series(marks).map_err(text)?;
-    let named = plot.points.iter().filter(|p| !p.name.is_empty());
-    let names = named.map(|p| {
-        EmptyElement::at(p.at)
-            + Text::new(
-                p.name.clone(),
-                (6, -14),
-                ("sans-serif", 10).into_font().color(&p.colour),
-            )
-    });
-    chart.draw_series(names).map_err(text)?;
-    Ok(())
 }
 
 #[cfg(test)]
