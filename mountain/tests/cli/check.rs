@@ -211,7 +211,7 @@ fn other_programs_and_devices_without_headers_are_named() {
 fn attach_to_egress(ifname: &str) -> OwnedFd {
     // TCX_NEXT
     let program = load(libbpf_sys::BPF_PROG_TYPE_SCHED_CLS, 0, c"stranger", -1);
-    let index = nix::net::if_::if_nametoindex(ifname).unwrap();
+    let index = testkit::ifindex(ifname);
     hooks::link(DeviceHook::TcxEgress, index, program.as_fd(), Order::Last).unwrap()
 }
 

@@ -55,7 +55,7 @@ fn with_wait_it_adopts_the_route_that_comes_later() {
     net.client.ip("route del 10.98.1.0/24");
     net.client.ip("-6 route del fd98:1::/64");
     let log = net.start("up --foreground --wait");
-    wait_until("it waits", LEAVE, || said(&log).contains("waiting for one"));
+    wait_said(&log, "waiting for one");
     net.multipath();
     wait_until("both routes are adopted", LEAVE, || {
         net.client.status().groups.len() == 2
@@ -108,7 +108,7 @@ fn a_bad_configuration_is_named_by_file_line_and_key() {
 fn a_device_that_no_route_uses_is_pointed_out() {
     let mut net = Net::new();
     let log = net.start_configured("[[path]]\ndev = \"nope0\"\n");
-    wait_until("it is named", LEAVE, || said(&log).contains("nope0"));
+    wait_said(&log, "nope0");
     assert!(net.client.status().paths.len() == 4, "and the rest works");
 }
 
@@ -122,9 +122,7 @@ fn unreachable_probe_targets_are_said_and_routing_goes_on() {
     );
     let traffic = Traffic::start(&net, SERVER4, 20);
     for target in ["10.98.1.200", "10.98.1.201"] {
-        wait_until("it is said", 3 * LEAVE, || {
-            said(&log).contains(&format!("to {target} was answered"))
-        });
+        wait_said(&log, &format!("to {target} was answered"));
     }
     // These may all be on one path now: the one that was given up last.
     let all = traffic.finish();
@@ -140,7 +138,7 @@ fn unreachable_probe_targets_are_said_and_routing_goes_on() {
 fn a_dry_run_decides_and_attaches_nothing() {
     let mut net = Net::new();
     let log = net.start("up --dry-run");
-    wait_until("it runs", LEAVE, || said(&log).contains("running"));
+    wait_said(&log, "running");
     let status = net.client.status();
     assert!(status.dry_run);
     // No program is loaded.

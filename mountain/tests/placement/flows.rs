@@ -98,8 +98,7 @@ fn up_then_down_leaves_the_host_as_it_was() {
     let before = fingerprint(&net);
     net.up();
     let rules = net.home.ip("rule");
-    assert!(rules.contains("from 10.41.0.2 lookup 197"), "{rules}");
-    assert!(rules.contains("fwmark 0x"), "{rules}");
+    assert_has(&rules, &["from 10.41.0.2 lookup 197", "fwmark 0x"]);
     let tables = net.home.run("nft list tables");
     assert!(tables.contains("mountain_start"), "{tables}");
     net.home.mountain_ok("down");
@@ -377,10 +376,9 @@ fn forwarded_packets_with_a_mark_in_our_bits_are_the_owners() {
 #[test]
 fn one_way_datagrams_that_began_before_keep_their_uplink() {
     let net = Home::new().with_lan();
-    net.providers.nft(&format!(
-        "table inet mute {{\n chain in {{\n  type filter hook prerouting priority -310;\n  \
-             iifname w udp sport {PORT} drop\n }}\n}}\n"
-    ));
+    let mute = format!("iifname w udp sport {PORT} drop");
+    let hook = "filter hook prerouting priority -310";
+    net.providers.chain("inet mute in", hook, &mute);
     let mut flows = net.flows_in(net.lan.as_ref().unwrap());
     for server in SERVER {
         let opened = flows.open("udp", EACH, server);
@@ -463,31 +461,23 @@ fn rules_say_which_path() {
 fn check_and_dry_run_tell_what_would_be_done() {
     let net = Home::new();
     let before = fingerprint(&net);
-    let plain = String::from_utf8(net.home.mountain("check").stdout).unwrap();
-    assert!(
-        plain.contains("`mountain up --adopt` lets new flows choose"),
-        "{plain}"
-    );
-    let adopting = net.home.mountain_ok("check --adopt");
-    for part in [
+    let plain = stdout(&net.home.mountain("check"));
+    assert_has(&plain, &["`mountain up --adopt` lets new flows choose"]);
+    let adopting = [
         "0.0.0.0/0: u0 via 10.40.0.1 (weight 1), u1 via 10.41.0.1 (weight 1); new flows choose",
         "to ::/0 they choose their uplink when they start",
         "routes and rules of their own would be added",
         "those that place new flows load",
-    ] {
-        assert!(adopting.contains(part), "no {part:?} in {adopting}");
-    }
-    let mut command = net.home.command("timeout");
-    command.args(["2", MOUNTAIN, "up", "--dry-run", "--adopt"]);
-    let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    for part in [
+    ];
+    assert_has(&net.home.mountain_ok("check --adopt"), &adopting);
+    let args = ["2", MOUNTAIN, "up", "--dry-run", "--adopt"];
+    let output = net.home.output("timeout", &args);
+    let added = [
         "would add: ip route add default via 10.41.0.1 dev u1 table 197",
         "would add: ip rule add priority 32765 from 10.41.0.2 lookup 197",
         "would add: ip -6 rule add priority 32765 from all uidrange 0-4294967294 lookup main suppress_prefixlength 0",
-    ] {
-        assert!(said.contains(part), "no {part:?} in {said}");
-    }
+    ];
+    assert_has(&stderr(&output), &added);
     assert_eq!(fingerprint(&net), before);
     net.home.mountain_fails("up", "--adopt");
 }
