@@ -169,7 +169,11 @@ fn the_configured_mark_mask_is_held_against_the_rules_that_are_there() {
     let default = with(|_| {});
     assert!(items(&default, "marks").is_empty(), "{default:#?}");
     let same_bits = with(|start| start.mark_mask = 0xff00.try_into().unwrap());
-    let marks = item(&same_bits, "skipped", "tells packets apart by bits of the mark");
+    let marks = item(
+        &same_bits,
+        "skipped",
+        "tells packets apart by bits of the mark",
+    );
     assert_eq!(marks.level, Level::Warn);
     let never = with(|start| start.forward = Forward::Never);
     item(&never, "placing", "`forward = \"never\"`");

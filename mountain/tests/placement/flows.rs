@@ -146,7 +146,8 @@ fn an_uplink_that_comes_back_after_kill_9_is_the_kernels() {
     for address in addresses {
         net.home.run(&format!("ip addr replace {address} dev u0"));
     }
-    net.home.run(&format!("ip route replace {} dev u0", routes.trim()));
+    net.home
+        .run(&format!("ip route replace {} dev u0", routes.trim()));
     let opened = net.flows().open("tcp", EACH, SERVER[0]);
     assert_eq!(by_uplink(&opened), [EACH, 0]);
     net.home.mountain_says("down", "are removed");
