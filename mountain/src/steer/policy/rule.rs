@@ -340,7 +340,9 @@ impl Policy {
             let worse = m.in_use() && m.view.present_us > worst_us;
             worse && lasts(m.dear_since_us, IDLE_US, now_us)
         };
-        spread.over |= group.members.iter().any(worse);
+        // Once all are back by their own patience, it is tried again.
+        let all_back = group.members.iter().all(|m| m.in_use() || !m.view.alive);
+        spread.over = spread.over && !all_back || group.members.iter().any(worse);
         if !spread.over {
             let out = group.members.iter_mut().filter(|m| !m.in_use());
             let fit = out.filter(|m| m.view.alive && m.view.known && !m.view.late);
