@@ -336,3 +336,19 @@ fn several_runs_a_side_show_how_far_equal_ones_differ() {
     );
     assert!(error.unwrap_err().to_string().contains("as many runs"));
 }
+
+/// As ping(8) writes them from 100 ms on: the truth may be 101.49 and 101.51 ms.
+#[test]
+fn one_step_of_rounding_is_no_difference() {
+    let at = |ms: f64, seed| changed(delays(2000, seed), move |_| ms * 1e3);
+    for runs in 1..4 {
+        let of = |ms: f64| (0..runs).map(|i| at(ms, i)).collect::<Vec<_>>();
+        let sides = |ms| [side("A", of(101.0)), side("B", of(ms))];
+        let judged = |ms| {
+            let c = compare(&sides(ms), &CompareOptions::default()).unwrap();
+            ["Min", "Avg", "Median"].map(|name| verdict(&c, name))
+        };
+        assert_eq!(judged(102.0), [RowVerdict::CannotTell; 3], "{runs} runs");
+        assert_eq!(judged(111.0), [RowVerdict::Worse; 3], "{runs} runs");
+    }
+}

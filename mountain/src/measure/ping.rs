@@ -32,6 +32,8 @@ use packets::PingPackets;
 const LINGER: Duration = Duration::from_secs(1);
 /// Longer than any that measures; a sum with far more would overflow.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(86_400);
+/// Shortest one to a reflector: its limit for one source would show as loss.
+const REFLECTED_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Told the number of probes sent and, if it is about an answer, its RTT, µs.
 type Progress<'a> = dyn FnMut(usize, Option<f64>) + 'a;
@@ -147,6 +149,11 @@ impl PingOptions {
         ensure!(
             (Duration::from_micros(10)..=LONGEST_INTERVAL).contains(&self.interval),
             "--interval {:?}: at least 10us, at most a day",
+            self.interval
+        );
+        ensure!(
+            self.udp.is_none() || self.interval >= REFLECTED_INTERVAL,
+            "--interval {:?}: `mountain reflect` answers 1,000 probes a second of one source, so at least 1ms with --udp",
             self.interval
         );
         Ok(())

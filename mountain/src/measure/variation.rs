@@ -19,6 +19,9 @@ const SEGMENTS: usize = 40;
 const SEGMENT_LEAST: usize = 10;
 /// Parts of a run whose sums are kept.
 const CELLS: usize = 64;
+/// Steps that delays may have been rounded to, µs, coarsest first: ping(8) prints whole ms from 100 ms on and
+/// tenths from 10 ms on (iputils, ping_common.c).
+const ROUNDED_TO: [f64; 4] = [1_000.0, 100.0, 10.0, 1.0];
 /// Parts of a run whose medians show how its level moves.
 const LEVEL_PARTS: usize = 16;
 /// The slowest cosines that show slow variation, and those that show how it grows.
@@ -170,6 +173,12 @@ impl RunFigure {
         self
     }
 
+    /// The figure, no surer than by this standard error.
+    fn at_least(mut self, error: f64) -> Self {
+        self.error = self.error.max(error);
+        self
+    }
+
     fn scaled(mut self, factor: f64) -> Self {
         self.value *= factor;
         self.error *= factor;
@@ -270,6 +279,17 @@ impl Cells {
     }
 }
 
+/// What delays in ascending order were rounded to by whoever wrote them down, µs: the step that those above the
+/// median are multiples of. 0: none that matters.
+pub(crate) fn rounded_to(sorted: &[f64]) -> f64 {
+    let upper = &sorted[sorted.len() / 2..];
+    let fits = |step: &f64| {
+        let off = |rtt: &f64| (rtt / step - (rtt / step).round()).abs();
+        upper.iter().all(|rtt| off(rtt) < 1e-6)
+    };
+    ROUNDED_TO.into_iter().find(fits).unwrap_or(0.0)
+}
+
 /// How the level moves: medians of parts of the run.
 fn level(replies: &[Reply]) -> Option<SlowVariance> {
     let part = replies.len().div_ceil(LEVEL_PARTS).max(1);
@@ -299,7 +319,13 @@ pub(crate) fn figures(
     let center = table.delays.as_ref().map_or(0.0, |d| d.avg);
     let cells = Cells::new(replies, table, center, at);
     let some = n >= LEAST;
-    let level = level(replies).filter(|_| some);
+    // A rounded delay is off by up to half a step, and all of a run by as much to the same side.
+    let step = rounded_to(&sorted);
+    let rounding = step / 2.0;
+    let level = level(replies).filter(|_| some).map(|level| SlowVariance {
+        error: level.error.max(rounding),
+        ..level
+    });
     let median = level.map(|level| RunFigure::even(at[0], level));
     let judged = |i: usize| {
         let (share, slow) = cells.ratio(QUANTILES + i, ANSWERED);
@@ -335,6 +361,11 @@ pub(crate) fn figures(
         mean
     });
     let mdev = some.then(|| cells.deviation());
+    // Only delays that spread over several steps tell by their mean where between two they are.
+    let is_narrow = mdev.as_ref().is_some_and(|d| d.value < step);
+    let avg = avg.map(|avg| avg.at_least(if is_narrow { rounding } else { 0.0 }));
+    let extreme =
+        |of: fn(f64, f64) -> f64| extreme(replies, segment, of).map(|e| e.at_least(rounding));
     let one_less = (n as f64 / (n as f64 - 1.0)).sqrt();
     let stdev = mdev.clone().map(|d| d.scaled(one_less));
     let jitter = some.then(|| cells.share(STEPS, PAIRS));
@@ -345,14 +376,14 @@ pub(crate) fn figures(
     };
     let mut rows = vec![
         None,
-        extreme(replies, segment, |low, _| low),
+        extreme(|low, _| low),
         avg,
         median,
         p95,
         p99,
         p999,
-        extreme(replies, segment, |_, high| high),
-        extreme(replies, segment, |low, high| high - low),
+        extreme(|_, high| high),
+        extreme(|low, high| high - low),
         stdev,
         mdev,
         pdv,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
 use super::stats::{ascending, quantile};
-use super::variation::{Events, RunFigure};
+use super::variation::{rounded_to, Events, RunFigure};
 
 /// Two-sided level of every test; intervals have 1 − this.
 pub const LEVEL: f64 = 0.05;
@@ -200,6 +200,14 @@ pub(crate) fn replicates(
     let estimate = mean(b) - mean(a);
     let variance = (squares(a) + squares(b)) / freedom;
     let error = (variance * (1.0 / a.len() as f64 + 1.0 / b.len() as f64)).sqrt();
+    // A rounded delay is off by up to half a step, and all of a side by as much to the same side.
+    let error = match events {
+        [None, None] => {
+            let step = rounded_to(&ascending(a.iter().chain(b).copied()));
+            error.max(step / 2f64.sqrt())
+        }
+        _ => error,
+    };
     let p = match (estimate == 0.0, error > 0.0) {
         (true, _) => 1.0,
         (_, true) => two_sided((estimate / error).abs(), freedom),
