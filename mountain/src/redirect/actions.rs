@@ -10,8 +10,8 @@ use anyhow::Result;
 
 use super::preflight::firewall::{self, Passed};
 use super::preflight::HostReadings;
-use super::store::{RuleState, Store};
-use super::{bpf, fixes, module, nft, recover, Backend, Fix, Installed, Stats};
+use super::store::{Entry, RuleState, Store};
+use super::{bpf, fixes, module, nft, recover, Backend, Fix, Installed, Rule, Stats};
 use crate::host::namespaces::{named, within};
 use crate::netlink::conntrack;
 
@@ -175,7 +175,17 @@ fn take_away(store: &mut Store, rules: &[Installed]) -> Result<()> {
                 }
                 nft::remove(&rules, last)?;
                 crash_point("del-remove");
-                let rules: Vec<_> = rules.iter().map(|i| i.rule.redirected()).collect();
+                // Rules that differ only in their device share connections: nothing tells whose they are.
+                let others = store.entries().filter(|e| !are_these.contains(&e.id));
+                let others: Vec<_> = others.collect();
+                let is_shared = |rule: &Rule| {
+                    let same = |e: &Entry| {
+                        e.is_from(rule.proto, rule.from) && e.is_to(rule.proto, rule.to)
+                    };
+                    rule.dev.is_some() && others.iter().any(same)
+                };
+                let rules = rules.iter().map(|i| &i.rule).filter(|r| !is_shared(r));
+                let rules: Vec<_> = rules.map(Rule::redirected).collect();
                 let forgotten = conntrack::forget_redirected(&rules);
                 warn(
                     forgotten,

@@ -33,7 +33,7 @@ use super::bpf::fast::{self, Fast};
 use super::preflight::firewall;
 use super::preflight::HostReadings;
 use super::store::Store;
-use super::{actions, nft, Backend, Finding, Installed, Proto};
+use super::{actions, nft, Backend, Finding, Installed, Plan, Proto};
 use crate::host::capabilities;
 use crate::host::text::count;
 use crate::netlink::conntrack;
@@ -44,7 +44,8 @@ use sources::{Heard, Notifications};
 const POLL: Duration = Duration::from_millis(250);
 /// How long a decision waits for other commands before everything is left to nft.
 const LOCK_WAIT: Duration = Duration::from_millis(300);
-/// What failed, and rules that had flows under way in nft, are tried again after so many polls.
+/// What failed, rules that had flows under way in nft, and what nothing announces are looked at again after so
+/// many polls.
 const BUSY_POLLS: u32 = 4;
 /// How often one that waits looks whether it may watch, milliseconds.
 const STANDBY_MS: u16 = 1000;
@@ -226,7 +227,8 @@ struct Watcher<'a> {
     firewall: Option<Ruleset>,
     /// Rules that the kernel did not take, and why: said once.
     refused: HashMap<u32, String>,
-    /// To be tried again: some rule waits for flows of nft to end, or something failed.
+    /// To be looked at again soon: some rule waits for flows of nft to end or hangs on what nothing announces, or
+    /// something failed.
     busy: bool,
     say: &'a dyn Fn(&str),
 }
@@ -389,7 +391,18 @@ impl Watcher<'_> {
     fn raise(&mut self, choices: HashMap<u32, Choice>) -> Result<()> {
         let carried = fast::carried()?;
         self.refused.retain(|id, _| choices.contains_key(id));
-        self.busy = false;
+        // To XDP the features of far ends matter, and of those nothing tells.
+        let by_far_ends = |(rule, choice): &Choice| {
+            let Plan {
+                backend,
+                client_dev,
+                target_dev,
+                ..
+            } = &rule.plan;
+            let mut devices = [client_dev, target_dev].into_iter().flatten();
+            choice.is_ok() && *backend == Backend::XdpRedirect && devices.any(|d| d.peer)
+        };
+        self.busy = choices.values().any(by_far_ends);
         let mut new = Vec::new();
         for (id, (rule, choice)) in choices {
             if choice.is_err() || carried.contains_key(&id) {

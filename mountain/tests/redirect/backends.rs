@@ -169,6 +169,13 @@ fn auto_takes_the_fastest_that_is_correct() {
         wait_for(backend, features);
         net.redirect(&format!("del --proto udp --from {from}"));
     }
+    let _: Installed = net.json(&format!("add {rule} --backend auto"));
+    wait_for("xdp-redirect", "again");
+    // Nothing tells of a far end's features.
+    ethtool(&net.client, "c0", "gro off");
+    wait_for("tcx-peer", "a far end has changed");
+    ethtool(&net.client, "c0", "gro on");
+    net.redirect(&format!("del --proto udp --from {from}"));
     // A firewall that may drop: what goes around it is not chosen.
     net.redirect(&format!("add {rule} --backend auto"));
     wait_for("xdp-redirect", "before the firewall");

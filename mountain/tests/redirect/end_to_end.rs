@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use mountain::redirect::Backend;
 
-use crate::net::{ask, ask_in_vain, ask_tcp, assert_answers, Net};
+use crate::net::{ask, ask_in_vain, ask_tcp, assert_answers, echo, Net};
 
 const RULE: &str = "--proto udp --from 10.0.8.17:8080";
 
@@ -171,6 +171,26 @@ fn rules_of_two_devices_have_sources_of_their_own() {
     }
     net.redirect("del --all");
     net.assert_clean();
+}
+
+/// To connection tracking they are the same, and a connection of either has no device.
+#[test]
+fn a_connection_outlives_a_rule_that_differs_in_the_device_only() {
+    let net = Net::new();
+    let rule = "--proto tcp --from 10.0.8.17:8080";
+    for dev in ["rc", "rs"] {
+        net.redirect(&format!("add {rule} --to 10.0.1.2:8083 --dev {dev}"));
+    }
+    let (mut stream, _) = echo(&net, "10.0.8.17:8080", "10.0.1.2:8083");
+    let mut is_alive = || {
+        let sent = stream.write_all(b"hello");
+        sent.and_then(|()| stream.read_exact(&mut [0; 5])).is_ok()
+    };
+    assert!(is_alive());
+    net.redirect(&format!("del {rule} --dev rs"));
+    assert!(is_alive());
+    net.redirect(&format!("del {rule} --dev rc"));
+    assert!(!is_alive());
 }
 
 #[test]

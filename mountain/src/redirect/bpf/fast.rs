@@ -12,7 +12,6 @@
 //! and then forgets them here.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -21,11 +20,14 @@ use libbpf_rs::MapCore;
 
 use super::loaded::{entries, linked, LoadedObject, Needs, Prog};
 use super::types::mtn_rd_flags;
-use super::{backend_of, direct, each_flow, enter, forget_flows, hooks, read_from, rule_value};
-use super::{stats_of, types, wait_for_programs, Addresses, REPLY};
+use super::{
+    backend_of, direct, each_flow, enter, forget_counters, forget_flows, hooks, read_from,
+};
+use super::{rule_value, stats_of, types, wait_for_programs, Addresses, REPLY};
 use crate::bpf::hooks::Order;
 use crate::bpf::now_ns;
 use crate::netlink::conntrack::adopt::{adopt, Running};
+use crate::netlink::conntrack::Redirected;
 use crate::redirect::{Backend, Installed, Plan, Proto, Stats};
 
 /// Closing, reset and half-open TCP flows, which are kept for a short time.
@@ -54,7 +56,7 @@ pub struct Fast {
     loaded: Option<LoadedObject>,
     links: HashMap<(u32, Prog), OwnedFd>,
     /// Rules whose counters have begun.
-    begun: HashMap<u32, (Proto, SocketAddr)>,
+    begun: HashMap<u32, Redirected>,
 }
 
 impl Fast {
@@ -81,7 +83,7 @@ impl Fast {
         attach(&mut self.links, loaded, &needs)?;
         let rules = rules.iter().zip(&values);
         enter(loaded, &linked()?, &addresses, rules, |installed| {
-            let name = (installed.rule.proto, installed.rule.from);
+            let name = installed.rule.redirected();
             self.begun.insert(installed.id, name) != Some(name)
         })
     }
@@ -181,13 +183,18 @@ pub fn stats(ids: &[u32]) -> Result<Vec<Stats>> {
     }
 }
 
-/// Leaves these rules to nft. `hand_over`: with their running flows; otherwise those end.
+/// Leaves these rules to nft. `hand_over`: with their running flows; otherwise those end, and with them what
+/// the rules have counted.
 ///
 /// # Errors
 /// When the kernel refuses to read or change what is there.
 pub fn lower(ids: &BTreeSet<u32>, hand_over: bool) -> Result<()> {
     let Some(loaded) = found()? else {
         return Ok(());
+    };
+    let ended = |loaded: &LoadedObject| match hand_over {
+        true => Ok(()),
+        false => ids.iter().try_for_each(|id| forget_counters(loaded, *id)),
     };
     let rules = loaded.map("rules")?;
     let mut lowered = false;
@@ -199,7 +206,7 @@ pub fn lower(ids: &BTreeSet<u32>, hand_over: bool) -> Result<()> {
         }
     }
     if !lowered {
-        return Ok(());
+        return ended(&loaded);
     }
     let targets = direct::sweep(&loaded)?;
     wait_for_programs();
@@ -209,7 +216,7 @@ pub fn lower(ids: &BTreeSet<u32>, hand_over: bool) -> Result<()> {
     };
     // Whatever became of that: the new firewall must see these packets.
     forget_flows(&loaded, ids, &targets)?;
-    handed
+    handed.and_then(|()| ended(&loaded))
 }
 
 /// Takes all fast backends off, with their running flows handed over to nft.

@@ -214,16 +214,19 @@ fn enter<'a>(
     // Rules that take the same way are right or wrong together.
     let mut ways = BTreeSet::new();
     let entered = rules.try_for_each(|(installed, value)| {
+        let counted = match is_new(installed) {
+            true => None,
+            false => counters(loaded, installed.id)?,
+        };
         done.push(insert(loaded, installed, value)?);
         let Installed { rule, plan, .. } = installed;
         let family = (rule.proto, rule.from.is_ipv6());
         if ways.insert((family, plan.backend, value.client_dev, value.target_dev)) {
             verify::verify(loaded, there, addresses, installed)?;
         }
-        match is_new(installed) {
-            true => begin(loaded, installed),
-            false => Ok(()),
-        }
+        // Without the packets that were sent for trial.
+        set_counters(loaded, installed.id, counted.as_deref())?;
+        limit_log(loaded, installed)
     });
     if entered.is_err() {
         for key in done {
@@ -279,20 +282,39 @@ fn insert(
     Ok(key)
 }
 
-/// Counts from now on, and logs.
-fn begin(loaded: &LoadedObject, installed: &Installed) -> Result<()> {
-    let id = installed.id.to_ne_bytes();
+/// What a rule has counted, by processor. `None`: nothing yet.
+fn counters(loaded: &LoadedObject, rule: u32) -> Result<Option<Vec<Vec<u8>>>> {
+    let stats = loaded.map("rule_stats")?;
+    Ok(stats.lookup_percpu(&rule.to_ne_bytes(), MapFlags::ANY)?)
+}
+
+fn set_counters(loaded: &LoadedObject, rule: u32, to: Option<&[Vec<u8>]>) -> Result<()> {
     let cpus = libbpf_rs::num_possible_cpus()?;
     let zero = vec![bytes_of(&types::mtn_rd_stats::default()).to_vec(); cpus];
-    loaded
-        .map("rule_stats")?
-        .update_percpu(&id, &zero, MapFlags::ANY)?;
+    let stats = loaded.map("rule_stats")?;
+    Ok(stats.update_percpu(&rule.to_ne_bytes(), to.unwrap_or(&zero), MapFlags::ANY)?)
+}
+
+/// Nothing is left of what a rule that ends has counted: another one may get its number.
+fn forget_counters(loaded: &LoadedObject, rule: u32) -> Result<()> {
+    set_counters(loaded, rule, None)?;
+    let _ = loaded.map("log_limits")?.delete(&rule.to_ne_bytes());
+    for (reason, _) in &DROPS {
+        let reason = reason.0;
+        let key = types::mtn_rd_drop_key { rule, reason };
+        let _ = loaded.map("rule_drops")?.delete(bytes_of(&key));
+    }
+    Ok(())
+}
+
+fn limit_log(loaded: &LoadedObject, installed: &Installed) -> Result<()> {
     if let Some(per_second) = installed.rule.log {
         let limit = types::mtn_rd_log_limit {
             per_second,
             ..Default::default()
         };
         let limits = loaded.map("log_limits")?;
+        let id = installed.id.to_ne_bytes();
         limits.update(&id, bytes_of(&limit), MapFlags::ANY)?;
     }
     Ok(())
@@ -321,16 +343,7 @@ pub fn remove(rules: &[Installed]) -> Result<()> {
         wait_for_programs();
         forget_flows(&loaded, &rules.iter().map(|i| i.id).collect(), &targets)?;
         for installed in rules {
-            let _ = loaded
-                .map("log_limits")?
-                .delete(&installed.id.to_ne_bytes());
-            for (reason, _) in &DROPS {
-                let key = types::mtn_rd_drop_key {
-                    rule: installed.id,
-                    reason: reason.0,
-                };
-                let _ = loaded.map("rule_drops")?.delete(bytes_of(&key));
-            }
+            forget_counters(&loaded, installed.id)?;
         }
     }
     detach_unneeded(&loaded)

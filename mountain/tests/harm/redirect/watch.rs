@@ -72,6 +72,28 @@ fn serve_who(ns: &Ns, at: &str) -> Worker<()> {
     })
 }
 
+#[test]
+fn a_rule_that_is_deleted_and_added_again_counts_from_zero() {
+    let (net, _watching) = fast();
+    let socket = net.client.udp("10.0.8.18:0");
+    let send = |count: usize| (0..count).for_each(|_| drop(ask(&socket, "10.0.8.17:8080", "x")));
+    send(3);
+    let packets = || net.counted(0)[0];
+    assert_eq!(packets(), 3);
+    // A firewall that may forbid something takes the fast backend off, and it comes back.
+    forward_drop(&net, "ip saddr 10.0.0.0/8 accept");
+    wait_for(&net, "nft");
+    net.router.nft("delete table inet guard");
+    wait_for(&net, "tcx-peer");
+    assert_eq!(packets(), 3, "a trial of its own does not count");
+    net.redirect("del --all");
+    net.redirect(&format!("add {RULE} --backend auto"));
+    wait_for(&net, "tcx-peer");
+    assert_eq!(packets(), 0);
+    send(2);
+    assert_eq!(packets(), 2);
+}
+
 /// Nobody watches: nft, which honours what comes later.
 #[test]
 fn a_firewall_that_comes_later_is_met_when_nobody_watches() {
