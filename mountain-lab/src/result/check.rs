@@ -67,7 +67,7 @@ pub struct Check {
     /// The policy the figure is relative to.
     pub reference: Option<String>,
     /// `null`: not measured, for example because more than half of the runs were void; with a figure,
-    /// not shown: the figure's interval is on both sides of the limit.
+    /// not shown: the figure's interval is on both sides of the limit (`cc --cost`; all others go by the median).
     pub met: Option<bool>,
     /// The run was shorter than the figure needs, so it is not judged: see [`RunResult::judge`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -79,7 +79,10 @@ impl Scenario {
     pub fn parse(text: &str, file: &str) -> Result<Self> {
         let scenario: Scenario = toml::from_str(text)
             .map_err(|e| anyhow::anyhow!("{file}:{}", line_and_message(text, &e)))?;
-        scenario.validate().map_err(|(key, what)| {
+        let given = toml::from_str(text)?;
+        let faultless = scenario.validate();
+        let faultless = faultless.and_then(|()| scenario.validate_keys(&given));
+        faultless.map_err(|(key, what)| {
             anyhow::anyhow!(
                 "{file}:{}: {key}: {what}",
                 line_of_key(text, &key).unwrap_or(1)
@@ -215,6 +218,24 @@ kind = "game"
         assert!(e.starts_with("my.toml:10: event[0].height_ms: "), "{e}");
         let e = error(&GOOD.replace("seconds = 3", "seconds = 0"));
         assert!(e.starts_with("my.toml:3: seconds: "), "{e}");
+        for (kind, key) in [
+            ("game", "rate_mbit = 1"),
+            ("bulk", "rate_hz = 50"),
+            ("request-response", "rate_mbit = 1"),
+            ("short", "flows = 3"),
+            ("sessions", "dscp = 46"),
+            ("foreign", "path = \"a\"\nrate_mbit = 1\nflows = 2"),
+        ] {
+            let workload = format!("kind = \"{kind}\"\n{key}");
+            let e = error(&GOOD.replace("kind = \"game\"", &workload));
+            let name = key.lines().last().unwrap().split(' ').next().unwrap();
+            let fault = format!("workload[0].{name}: has no effect");
+            assert!(e.contains(&fault), "{kind}: {e}");
+        }
+        let foreign = "[[workload]]\nkind = \"foreign\"\npath = \"a\"\nrate_mbit = 1\n";
+        Scenario::parse(&format!("{GOOD}{foreign}"), "my.toml").unwrap();
+        let e = error(&format!("{GOOD}{foreign}{foreign}"));
+        assert!(e.contains("workload[2].kind: there is one foreign"), "{e}");
         let e = error("name = \"x\"\nseconds = = 3\n");
         assert!(e.starts_with("my.toml:2: "), "{e}");
     }

@@ -2,6 +2,7 @@
 //! Scenario files: what the paths do, what traffic runs, which policies are compared, and which
 //! figures the result has to meet. A user copies one of `scenarios/*.toml` and changes it.
 
+pub mod chance;
 mod file;
 pub mod schedule;
 mod validate;
@@ -291,6 +292,19 @@ pub enum WorkloadKind {
     Sessions,
     /// UDP from another host at `rate_mbit` over `path`.
     Foreign,
+}
+
+impl WorkloadKind {
+    /// Keys of a workload of this kind, besides `kind`.
+    pub fn keys(self) -> &'static [&'static str] {
+        match self {
+            Self::Game => &["flows", "rate_hz", "payload_bytes", "dscp"],
+            Self::Bulk => &["flows", "rate_mbit", "congestion", "dscp"],
+            Self::RequestResponse => &["flows", "congestion", "dscp"],
+            Self::Short | Self::Sessions => &["rate_hz", "payload_bytes"],
+            Self::Foreign => &["rate_mbit", "path"],
+        }
+    }
 }
 
 /// Traffic of one kind. Keys that a kind does not use may not be set.

@@ -12,6 +12,7 @@ use rand::RngExt;
 use rand_distr::{Distribution, Exp};
 use rand_pcg::Pcg64;
 
+use crate::scenario::chance::{expected_us, is_lost};
 use crate::scenario::{Direction, EventKind, EventSpec, PathSpec, Scenario};
 
 /// How often the noise is drawn anew.
@@ -170,6 +171,27 @@ impl Schedule {
             forward_us,
             backward_us: self.delay_us(back, false, t_back),
         })
+    }
+
+    /// Share of the round trips, begun at `t_us`, that are lost: out and back, by one path each.
+    fn trip_loss(&self, (out, back): (usize, usize), t_us: i64) -> f64 {
+        let t_back = t_us + i64::from(self.delay_us(out, true, t_us));
+        1.0 - (1.0 - self.loss(out, true, t_us)) * (1.0 - self.loss(back, false, t_back))
+    }
+
+    /// As [`Self::trip`], and some are lost where a share is: by time, path and `key` always the same.
+    pub fn drawn_trip(&self, way: (usize, usize), t_us: i64, key: u64) -> Option<Trip> {
+        let key = [key, t_us.cast_unsigned(), way.0 as u64, way.1 as u64];
+        let trip = self.trip(way.0, way.1, t_us)?;
+        (!is_lost(key, self.trip_loss(way, t_us))).then_some(trip)
+    }
+
+    /// What who knows the paths expects of a round trip, µs. A lost one is later than any other.
+    pub fn expected_us(&self, way: (usize, usize), t_us: i64) -> u32 {
+        match self.trip(way.0, way.1, t_us) {
+            Some(trip) => expected_us(f64::from(trip.rtt_us()), self.trip_loss(way, t_us)),
+            None => u32::MAX,
+        }
     }
 
     /// Events whose path has to be left, in time order.

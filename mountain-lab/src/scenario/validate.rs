@@ -133,8 +133,28 @@ impl Scenario {
         }
         let known = path.is_some_and(|p| self.path_index(p).is_some());
         need(known, "path", "foreign load needs the name of a path")?;
+        let before = &self.workloads[..i];
+        let first = before.iter().all(|w| w.kind != WorkloadKind::Foreign);
+        need(first, "kind", "there is one foreign load at most")?;
         let rate = w.rate_mbit.is_some();
         need(rate, "rate_mbit", "foreign load needs a rate")
+    }
+
+    /// Looks for keys of workloads that their kinds do not use; `given`: the scenario as it is written.
+    ///
+    /// # Errors
+    /// The first key at fault.
+    pub(super) fn validate_keys(&self, given: &toml::Table) -> Result<(), Fault> {
+        let workloads = given.get("workload").and_then(toml::Value::as_array);
+        let given = workloads.into_iter().flatten().map(toml::Value::as_table);
+        for (i, (workload, given)) in self.workloads.iter().zip(given).enumerate() {
+            for key in given.into_iter().flat_map(toml::Table::keys) {
+                let used = key == "kind" || workload.kind.keys().contains(&key.as_str());
+                let key = format!("workload[{i}].{key}");
+                need(used, key, "has no effect on this kind of workload")?;
+            }
+        }
+        Ok(())
     }
 
     fn validate_check(&self, i: usize, c: &CheckSpec) -> Result<(), Fault> {

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -62,9 +63,10 @@ pub struct FlowTrace {
 }
 
 impl FlowTrace {
-    /// Number of changes from one path to another.
-    pub fn moves(&self) -> usize {
-        self.visits.len().saturating_sub(1)
+    /// Number of changes from one path to another within a time, `CLOCK_MONOTONIC`.
+    pub fn moves_within(&self, time: &Range<u64>) -> usize {
+        let later = self.visits.iter().skip(1);
+        later.filter(|visit| time.contains(&visit.first_ns)).count()
     }
 
     fn segment(&mut self, seen: &Seen, path: Option<u8>) {

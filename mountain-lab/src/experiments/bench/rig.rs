@@ -192,6 +192,7 @@ pub fn steer(flow_entries: u32, only_routed: bool) -> Result<Steer> {
         &Sources {
             uplink_bound: vec![IpAddr::V4(address(0, 1))],
             movable: vec!["0.0.0.0/0".parse()?],
+            own: Vec::new(),
         },
     )?;
     set(&mut steer, Setup::Ecmp);

@@ -11,8 +11,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Exp, StandardNormal};
 
-use super::score::MOST_US;
 use super::window::{Input, PathTrace, Window};
+use crate::scenario::chance::{expected_us, keyed, MOST_US};
 use crate::scenario::schedule::Schedule;
 use crate::scenario::Scenario;
 
@@ -191,26 +191,6 @@ impl MadePath {
         let level = self.level_us(at_us).unwrap_or(f64::from(MOST_US));
         expected_us(level, self.loss)
     }
-}
-
-/// What is expected of a packet on a path of this delay that loses this share.
-pub fn expected_us(level_us: f64, loss: f64) -> u32 {
-    let most = f64::from(MOST_US);
-    (level_us + loss * (most - level_us).max(0.0)) as u32
-}
-
-/// Whether a packet is lost of which a share is; the same key, the same answer.
-pub fn is_lost(key: [u64; 4], loss: f64) -> bool {
-    loss > 0.0 && (loss >= 1.0 || keyed(key).random_bool(loss))
-}
-
-/// A generator for one packet.
-fn keyed(parts: [u64; 4]) -> StdRng {
-    let mut key = [0; 32];
-    for (bytes, part) in key.chunks_exact_mut(8).zip(parts) {
-        bytes.copy_from_slice(&part.to_le_bytes());
-    }
-    StdRng::from_seed(key)
 }
 
 /// Makes `windows` windows of `length_us`. The same seed, the same paths.

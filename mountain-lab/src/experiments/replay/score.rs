@@ -9,13 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use super::chooser::Chooser;
 use super::window::Window;
+use crate::scenario::chance::MOST_US;
 
 /// µs between two packets of a flow, and two decisions.
 pub const STEP_US: u64 = 10_000;
 /// Resolution of delays, µs.
 const BIN_US: u32 = 250;
-/// Delays from here on are alike, µs. A lost packet is among them.
-pub const MOST_US: u32 = 2_000_000;
 /// Delays whose share above them is reported, ms.
 pub const LATE_MS: [u32; 3] = [100, 200, 400];
 

@@ -3,9 +3,10 @@
 
 use std::rc::Rc;
 
-use super::made::{self, MadePath};
+use super::made::MadePath;
 use crate::recording::playback::Playback;
 use crate::recording::{Recording, Stalls};
+use crate::scenario::chance;
 use crate::scenario::schedule::Schedule;
 
 /// What one path does to what is sent over it. Times are µs since the window's begin, delays are
@@ -36,7 +37,7 @@ impl PathTrace {
         match self {
             PathTrace::Recorded(played, index) => drawn(played.at(at_us), *index, at_us, kind),
             PathTrace::Scheduled(schedule, path) => {
-                let trip = schedule.trip(*path, *path, at_us as i64);
+                let trip = schedule.drawn_trip((*path, *path), at_us as i64, kind);
                 trip.map(|trip| trip.rtt_us())
             }
             PathTrace::Made(path) => path.draw(at_us, kind),
@@ -52,7 +53,9 @@ impl PathTrace {
     pub fn expected_us(&self, at_us: u64) -> u32 {
         match self {
             PathTrace::Recorded(played, _) => expected_us(played.at(at_us)),
-            PathTrace::Scheduled(..) => self.packet(at_us).unwrap_or(u32::MAX),
+            PathTrace::Scheduled(schedule, path) => {
+                schedule.expected_us((*path, *path), at_us as i64)
+            }
             PathTrace::Made(path) => path.expected_us(at_us),
             PathTrace::Joined(parts) => match part_at(parts, at_us) {
                 Some((begin_us, part)) => part.expected_us(at_us - begin_us),
@@ -64,14 +67,14 @@ impl PathTrace {
 
 /// What a packet of the `kind`-th sort meets where a recording has this round trip and loss.
 fn drawn((rtt_us, loss): (u32, f64), index: usize, at_us: u64, kind: u64) -> Option<u32> {
-    let is_lost = made::is_lost([0, index as u64, at_us, kind], loss);
+    let is_lost = chance::is_lost([0, index as u64, at_us, kind], loss);
     (!is_lost).then_some(rtt_us)
 }
 
 fn expected_us((rtt_us, loss): (u32, f64)) -> u32 {
     match loss >= 1.0 {
         true => u32::MAX,
-        false => made::expected_us(f64::from(rtt_us), loss),
+        false => chance::expected_us(f64::from(rtt_us), loss),
     }
 }
 

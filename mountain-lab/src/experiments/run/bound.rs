@@ -27,11 +27,7 @@ pub fn bound_packets(
         })
         .collect();
     packets.sort_by_key(|p| p.sent_ns);
-    // What is lost is later than anything else.
-    let delay_us = |(out, back), known_us| match schedule.trip(out, back, known_us) {
-        Some(trip) => u64::from(trip.rtt_us()),
-        None => u64::from(u32::MAX),
-    };
+    let delay_us = |way: (usize, usize), known_us| u64::from(schedule.expected_us(way, known_us));
     let mut chosen = None;
     for p in &mut packets {
         let t_us = (p.sent_ns as i64 - start_ns as i64) / 1000;
@@ -46,7 +42,7 @@ pub fn bound_packets(
             chosen = Some(best);
         }
         let chosen = chosen.unwrap_or(best);
-        let trip = schedule.trip(chosen.0, chosen.1, t_us);
+        let trip = schedule.drawn_trip(chosen, t_us, p.flow.into());
         *p = Packet {
             flow: p.flow,
             seq: p.seq,

@@ -243,7 +243,9 @@ fn bulk_figures(
             let share = bytes_on(Some(path as u8)) as f64 / all.max(1) as f64;
             put(&format!("bulk_share_path{path}"), "ratio", share, n);
         }
-        let moves: usize = flows().map(|f| f.trace.moves()).sum();
+        let moves: usize = flows()
+            .map(|f| f.trace.moves_within(&segment.measured))
+            .sum();
         put("bulk_moves", "count", moves as f64, n);
         let (unforced, forced) = reordered_by_kind(segment);
         put("bulk_reordered", "count", (unforced + forced) as f64, n);
@@ -252,9 +254,11 @@ fn bulk_figures(
             put("bulk_reordered_forced", "count", forced as f64, n);
         }
     }
-    if !seen.shorts.is_empty() {
-        let n = seen.shorts.len() as u64;
-        let (shares, _) = shares(seen.shorts.iter().map(|f| f.path), paths);
+    let shorts = seen.shorts.iter();
+    let shorts = shorts.filter(|f| segment.measured.contains(&f.opened_ns));
+    let (shares, n) = shares(shorts.map(|f| f.path), paths);
+    if n > 0 {
+        let n = n as u64;
         for (path, share) in shares.into_iter().enumerate() {
             put(&format!("short_share_path{path}"), "ratio", share, n);
         }
@@ -273,7 +277,8 @@ fn reordered_by_kind(segment: &PolicySegment) -> (u64, u64) {
     let forced: Vec<(u16, u64)> = moves.iter().filter_map(forced).collect();
     let (mut unforced_count, mut forced_count) = (0, 0);
     for flow in segment.seen.bulks.iter().flat_map(|b| &b.flows) {
-        for r in flow.trace.reorderings.iter().filter(|r| r.across_paths) {
+        let moved = flow.trace.reorderings.iter().filter(|r| r.across_paths);
+        for r in moved.filter(|r| segment.measured.contains(&r.at_ns)) {
             let near = |at: u64| (at..at + 1_000_000_000).contains(&r.at_ns);
             if forced
                 .iter()
@@ -403,7 +408,7 @@ pub(super) fn onsets<'a>(
         at_ns: at(e.start_us),
         until_ns: at(e.end_us).min(segment.measured.end),
         path: e.path as u8,
-        blackhole: e.kind == EventKind::Blackhole,
+        blackhole: e.loss >= 1.0,
     })
 }
 
@@ -451,6 +456,27 @@ mod tests {
             })
             .collect();
         assert_eq!(flows_lost(&packets, &(0..5_000_000_000)), (1, 3));
+    }
+
+    #[test]
+    fn bounds_lose_what_a_lossy_path_loses_until_they_know() {
+        let text = "name='x'\ndescription='y'\nseconds=20\npolicies=['none']\n[[path]]\nname='a'\n\
+                    noise_ms=0\n[[path]]\nname='b'\nnoise_ms=0\n[[event]]\nkind='loss'\npath='a'\n\
+                    every_s=5\nlength_ms=[2000,2000]\nloss_percent=30\n[[workload]]\nkind='game'\n";
+        let schedule = Schedule::generate(&Scenario::parse(text, "test").unwrap(), 1, 0);
+        let lost = |policy: Option<ComparedPolicy>| {
+            let bound = policy.and_then(ComparedPolicy::bound).unwrap_or_default();
+            let sent = (0..2500u64).map(|i| Packet {
+                sent_ns: i * 10_000_000,
+                ..Packet::default()
+            });
+            let packets = bound_packets(sent.collect(), 0, &schedule, Replies::SamePath, bound);
+            packets.iter().filter(|p| p.rtt_us.is_none()).count()
+        };
+        assert_eq!(lost(None), 0);
+        // Half of ten round trips, until it is known; then b is as good, and stays.
+        let late = lost(Some(ComparedPolicy::Banded100));
+        assert!((1..=10).contains(&late), "{late}");
     }
 
     #[test]

@@ -113,9 +113,8 @@ fn best_path(flow: &ShortFlow, schedule: &Schedule, at_us: &impl Fn(u64) -> i64)
     let on = |path: usize| -> Vec<u32> {
         let sent = flow.rtts.iter().map(|(sent_ns, _)| at_us(*sent_ns));
         sent.map(|t| {
-            schedule
-                .trip(path, path, t)
-                .map_or(LOST_US, |trip| trip.rtt_us())
+            let trip = schedule.drawn_trip((path, path), t, flow.client_port.into());
+            trip.map_or(LOST_US, |trip| trip.rtt_us())
         })
         .collect()
     };
