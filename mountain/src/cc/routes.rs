@@ -27,6 +27,15 @@ pub(crate) struct CcRoute {
     pub before: Vec<String>,
 }
 
+impl CcRoute {
+    /// Whether a route for its destination still names `name`. Those of other network namespaces count as such.
+    pub(crate) fn names(&self, name: &str) -> bool {
+        let is_here = this_namespace().is_ok_and(|here| here == self.namespace);
+        let names = |route: &String| congctl(route).last().is_some_and(|n| n == name);
+        !is_here || find_all(self.prefix).is_ok_and(|routes| routes.iter().any(names))
+    }
+}
+
 /// Parses `default`, `default6` or a prefix.
 pub(crate) fn prefix(text: &str) -> Result<IpNet, String> {
     match text {

@@ -36,6 +36,10 @@ pub struct CcDetails {
     pub cgroups: Vec<PathBuf>,
     /// Destinations of the routes that name it.
     pub routes: Vec<IpNet>,
+    /// Cgroups and destinations of routes that were given it and do not use it any more: removed, or written anew
+    /// by something else.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gone: Vec<String>,
     /// How it was enabled.
     pub settings: CcSettings,
     /// Its connections.

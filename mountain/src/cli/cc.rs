@@ -2,7 +2,9 @@
 //! `mountain cc`: arguments and printing.
 
 use std::fmt::Write as _;
+use std::fs;
 use std::io::IsTerminal;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -15,7 +17,7 @@ use crate::cc::flows::{self, BrakeState as FlowState, CcFlow};
 use crate::cc::pinned::{available, names_on_record, Enabled, Pinned};
 use crate::cc::status::{CcDetails, CcFlowTotals, CcSettings, CcStatus};
 use crate::cc::{routes, scope, Behaviour, NAME};
-use crate::cli::{log_if_asked, need_root, print_json, show_for_a_second};
+use crate::cli::{log, need_root, print_json, show_for_a_second};
 use crate::host::text::count;
 use crate::report::table::{align, row, Words};
 
@@ -100,7 +102,7 @@ struct Enable {
 
 impl Cc {
     pub(crate) fn run(self) -> Result<()> {
-        log_if_asked();
+        log::if_asked();
         log_libbpf();
         match self.command {
             Command::Enable(enable) => enable.run(),
@@ -235,10 +237,19 @@ fn status(name: &str) -> Result<CcStatus> {
     if enabled {
         let state = pinned.state()?;
         let flows = pinned.flows()?;
+        let (cgroups, no_cgroups): (Vec<_>, Vec<_>) = (state.cgroups.into_iter())
+            .partition(|(id, path)| fs::metadata(path).is_ok_and(|found| found.ino() == *id));
+        let (routes, no_routes): (Vec<_>, Vec<_>) =
+            state.routes.iter().partition(|route| route.names(name));
+        let no_cgroups = no_cgroups
+            .iter()
+            .map(|(_, path)| path.display().to_string());
+        let no_routes = no_routes.iter().map(|route| route.prefix.to_string());
         status.details = Some(CcDetails {
             registered: pinned.is_registered()?,
-            cgroups: state.cgroups.into_values().collect(),
-            routes: state.routes.iter().map(|r| r.prefix).collect(),
+            cgroups: cgroups.into_iter().map(|(_, path)| path).collect(),
+            routes: routes.iter().map(|route| route.prefix).collect(),
+            gone: no_cgroups.chain(no_routes).collect(),
             settings: CcSettings {
                 behaviour: pinned.behaviour()?,
             },
@@ -288,6 +299,14 @@ fn status_text(s: &CcStatus) -> String {
     let _ = writeln!(out, "  default here  {default}");
     let _ = writeln!(out, "  cgroups       {}", list(cgroups.collect()));
     let _ = writeln!(out, "  routes        {}", list(routes.collect()));
+    if !details.gone.is_empty() {
+        let _ = writeln!(
+            out,
+            "  NOT IN FORCE  {}: removed, or written anew by something else; `mountain cc enable` with the same \
+             options brings it back",
+            details.gone.join(", ")
+        );
+    }
     let flows = &details.flows;
     let _ = writeln!(
         out,

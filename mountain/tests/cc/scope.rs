@@ -102,6 +102,16 @@ fn a_route_names_it_and_is_put_back() {
     );
     assert!(!name.is_available());
     name.cc(&ns, "enable --route 10.32.0.0/16");
+    // As a DHCP client writes its routes anew.
+    let status = || name.cc(&ns, "status");
+    assert!(!status().contains("NOT IN FORCE"), "{}", status());
+    ns.ip("route replace 10.32.0.0/16 via 10.31.0.2 mtu 1400 metric 7");
+    assert_has(
+        &status(),
+        &["routes        none", "NOT IN FORCE  10.32.0.0/16"],
+    );
+    name.cc(&ns, "enable --route 10.32.0.0/16");
+    assert_has(&status(), &["routes        10.32.0.0/16"]);
     let route = ns.ip("route show 10.32.0.0/16");
     let congctl = format!("congctl {}", name.0);
     assert_has(&route, &[&congctl, "mtu 1400", "metric 7"]);
