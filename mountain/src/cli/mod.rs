@@ -5,6 +5,7 @@ mod ab;
 mod cc;
 mod compare;
 mod down;
+mod log;
 mod measure;
 mod path;
 mod redirect;
@@ -28,7 +29,6 @@ use clap_complete::CompleteEnv;
 use ipnet::IpNet;
 use serde::Serialize;
 use tokio::signal::unix::{signal, SignalKind};
-use tracing_subscriber::EnvFilter;
 
 use self::ab::Ab;
 use self::cc::Cc;
@@ -294,23 +294,6 @@ pub(crate) fn load_config(file: Option<&Path>) -> Result<Config> {
     }
 }
 
-/// One-shot commands speak for themselves; the log is for who asks for it.
-pub(crate) fn log_if_asked() {
-    if std::env::var_os("MOUNTAIN_LOG").is_some() {
-        log_to_stderr();
-    }
-}
-
-fn log_to_stderr() {
-    let filter = EnvFilter::try_from_env("MOUNTAIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .init();
-}
-
 fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -332,7 +315,7 @@ impl Up {
     }
 
     fn run_here(&self, config: Config) -> Result<()> {
-        log_to_stderr();
+        log::to_stderr();
         let options = daemon::UpOptions {
             filter: config.filter(),
             dry_run: self.dry_run,
@@ -351,7 +334,7 @@ impl Up {
         }
         std::fs::create_dir_all(run_dir.path())
             .with_context(|| format!("cannot make {}", run_dir.path().display()))?;
-        let log = File::create(run_dir.log()).context("cannot write the log")?;
+        let log = log::create(&run_dir.log()).context("cannot write the log")?;
         // Kept open: the daemon removes its folder when it fails.
         let mut said = File::open(run_dir.log())?;
         let mut command = Command::new(std::env::current_exe()?);
@@ -467,7 +450,7 @@ fn try_load(topology: &Topology, config: &Config) -> Result<String> {
 }
 
 fn reflect(listen: Vec<SocketAddr>) -> Result<()> {
-    log_to_stderr();
+    log::to_stderr();
     let listen = if listen.is_empty() {
         DEFAULT_LISTEN.to_vec()
     } else {

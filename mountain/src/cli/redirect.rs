@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::check::{Level, Report};
 use crate::cli::{
-    exit_code, load_config, log_if_asked, need_root, print_json, print_report, DEFAULT_CONFIG,
+    exit_code, load_config, log, need_root, print_json, print_report, DEFAULT_CONFIG,
 };
 use crate::config::save_redirects;
 use crate::host::signals;
@@ -181,7 +181,7 @@ struct Del {
 
 impl Redirect {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        log_if_asked();
+        log::if_asked();
         need_root()?;
         match self.command {
             Command::Add(add) => add.run()?,

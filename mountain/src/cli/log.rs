@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Where the log goes: to standard error, and of a daemon in the background from there to a file.
+//!
+//! That file is in /run, which is memory: it is kept short, or a daemon that runs for months would fill it.
+
+use std::fs::{self, File};
+use std::io::{self, IsTerminal};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use tracing_subscriber::EnvFilter;
+
+use crate::control::run_dir::RunDir;
+
+/// When a log is begun anew, in bytes: about 4,000 decisions.
+const LONGEST: u64 = 1 << 20;
+
+/// One-shot commands speak for themselves; the log is for who asks for it.
+pub(super) fn if_asked() {
+    if std::env::var_os("MOUNTAIN_LOG").is_some() {
+        to_stderr();
+    }
+}
+
+/// Has everything logged to standard error.
+pub(super) fn to_stderr() {
+    let filter = EnvFilter::try_from_env("MOUNTAIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let background = Background::of_stderr();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(move || {
+            if let Some(Err(e)) = background.as_ref().map(Background::keep_short) {
+                eprintln!("cannot begin the log anew: {e}");
+            }
+            io::stderr()
+        })
+        .with_ansi(io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+}
+
+/// Makes the log of a daemon in the background, empty. What is written goes to its end, also after it was
+/// begun anew.
+///
+/// # Errors
+/// When the file cannot be made.
+pub(super) fn create(path: &Path) -> io::Result<File> {
+    File::create(path)?;
+    File::options().append(true).open(path)
+}
+
+/// The log of a daemon in the background.
+struct Background {
+    file: File,
+    path: PathBuf,
+}
+
+impl Background {
+    /// The log of this namespace's daemon, where standard error leads there.
+    fn of_stderr() -> Option<Self> {
+        let path = RunDir::of_this_namespace().ok()?.log();
+        let file = File::from(io::stderr().as_fd().try_clone_to_owned().ok()?);
+        let (open, named) = (file.metadata().ok()?, fs::metadata(&path).ok()?);
+        let same = open.is_file() && (open.dev(), open.ino()) == (named.dev(), named.ino());
+        same.then_some(Self { file, path })
+    }
+
+    /// Begins it anew when it has become long. What it held is in `log.1` until the next time.
+    fn keep_short(&self) -> io::Result<()> {
+        if self.file.metadata()?.len() <= LONGEST {
+            return Ok(());
+        }
+        fs::copy(&self.path, self.path.with_extension("1"))?;
+        self.file.set_len(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn a_long_log_is_begun_anew_and_the_last_one_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let log = Background {
+            file: create(&path).unwrap(),
+            path: path.clone(),
+        };
+        let line = [b'x'; 1023].iter().chain(b"\n").copied();
+        let line = line.collect::<Vec<_>>();
+        for _ in 0..3000 {
+            log.keep_short().unwrap();
+            (&log.file).write_all(&line).unwrap();
+        }
+        let len = |path: &Path| fs::metadata(path).unwrap().len();
+        assert_eq!(len(&path.with_extension("1")), LONGEST + 1024);
+        // 3,000 lines of 1 KiB: begun anew with the 1,026th and the 2,051st.
+        assert_eq!(len(&path), (3000 - 2 * 1025) * 1024);
+        let text = fs::read(&path).unwrap();
+        assert!(text.iter().all(|byte| *byte == b'x' || *byte == b'\n'));
+    }
+}
