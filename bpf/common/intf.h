@@ -79,6 +79,7 @@ enum mtn_stat {
 	MTN_STAT_PASS_SOURCE,		/* the source is not known to be movable */
 	MTN_STAT_PASS_FOREIGN,		/* this host's routing did not send it here: a guest's frame */
 	MTN_STAT_PASS_CGROUP,		/* programs at the egress of its socket's cgroup */
+	MTN_STAT_PASS_PRIVATE,		/* somebody behind the uplinks translates its source */
 	MTN_STAT_MAX,
 };
 
@@ -202,6 +203,7 @@ enum mtn_source_kind {
 	MTN_SOURCE_STAYS = 0,	/* it belongs to one uplink */
 	MTN_SOURCE_MOVES = 1,
 	MTN_SOURCE_NEW = 2,	/* a verdict: it moves, but was judged so a moment ago */
+	MTN_SOURCE_OWN = 3,	/* the host's, on no uplink: as one with a permission */
 };
 
 struct mtn_source {

@@ -5,10 +5,14 @@
  * A source that NAT has put there usually belongs to one uplink, and nothing in the packet says so.
  * So a source must be known to be movable before its flows move:
  *
- *   - the tries hold what user space knows in advance: the uplinks' own addresses stay, the host's
- *     other addresses and the configured prefixes move;
+ *   - the tries hold what user space knows in advance: the uplinks' own addresses stay, the configured
+ *     prefixes move, and so do the host's other addresses;
  *   - `permits` holds sources that user space has judged movable. A permission ages. A new one is
  *     asked for by an entry in `asked` while the old one still holds.
+ *
+ * Where a source means something here only and the destination means the same everywhere, somebody
+ * behind the uplinks has to translate it, and each uplink may do so in its own way: such a flow stays
+ * unless its source is configured.
  *
  * Any other source stays on the kernel's path and is asked about. Where a table is full, its packets
  * stay as well: a flood of forged sources costs others their moves, never their uplink.
@@ -61,6 +65,42 @@ static __always_inline __u32 *mtn_source_kind(const struct mtn_flow_key *key)
 	}
 }
 
+/*
+ * Whether an address means the same everywhere: "globally reachable" in IANA's registries of special-purpose
+ * addresses (RFC 6890), for a host order word. As topology/global.rs has it.
+ */
+static __always_inline bool mtn_is_global4(__u32 a)
+{
+	return !(a >> 24 == 0 || a >> 24 == 10 || a >> 24 == 127 ||	/* 0/8, 10/8, 127/8 */
+		 a >> 22 == 0x64400000 >> 22 ||				/* 100.64/10 */
+		 a >> 16 == 0xa9fe || a >> 20 == 0xac1 ||		/* 169.254/16, 172.16/12 */
+		 a >> 8 == 0xc00002 || a >> 16 == 0xc0a8 ||		/* 192.0.2/24, 192.168/16 */
+		 a >> 17 == 0xc6120000 >> 17 ||				/* 198.18/15 */
+		 a >> 8 == 0xc63364 || a >> 8 == 0xcb0071 ||		/* 198.51.100/24, 203.0.113/24 */
+		 a >= 0xe0000000);					/* 224/4, 240/4 */
+}
+
+/* As above: 2000::/3 but 2001:db8::/32, and 64:ff9b::/96, behind which are all of IPv4. */
+static __always_inline bool mtn_is_global6(const __u32 *addr)
+{
+	__u32 a = bpf_ntohl(addr[0]);
+
+	return (a >> 29 == 1 && a != 0x20010db8) || (a == 0x0064ff9b && !addr[1] && !addr[2]);
+}
+
+/* 10/8, 172.16/12, 192.168/16 (RFC 1918), 100.64/10 (RFC 6598). */
+static __always_inline bool mtn_is_private4(__u32 a)
+{
+	return a >> 24 == 10 || a >> 20 == 0xac1 || a >> 16 == 0xc0a8 || a >> 22 == 0x64400000 >> 22;
+}
+
+static __always_inline bool mtn_is_translated_later(const struct mtn_flow_key *key)
+{
+	if (key->ipv6) /* fc00::/7 (RFC 4193) */
+		return bpf_ntohl(key->saddr[0]) >> 25 == 0xfc >> 1 && mtn_is_global6(key->daddr);
+	return mtn_is_private4(bpf_ntohl(key->saddr[0])) && mtn_is_global4(bpf_ntohl(key->daddr[0]));
+}
+
 /* Whether flows from this source may take any uplink: enum mtn_source_kind. Counts those that stay. */
 __noinline int mtn_source_verdict(struct mtn_flow_key *key, __u64 now)
 {
@@ -73,12 +113,18 @@ __noinline int mtn_source_verdict(struct mtn_flow_key *key, __u64 now)
 	if (!key)
 		return MTN_SOURCE_STAYS;
 	kind = mtn_source_kind(key);
-	if (kind) {
-		if (*kind == MTN_SOURCE_MOVES)
-			return MTN_SOURCE_MOVES;
+	if (kind && *kind == MTN_SOURCE_STAYS) {
 		mtn_count(MTN_STAT_PASS_UPLINK_BOUND);
 		return MTN_SOURCE_STAYS;
 	}
+	if (kind && *kind == MTN_SOURCE_MOVES)
+		return MTN_SOURCE_MOVES;
+	if (mtn_is_translated_later(key)) {
+		mtn_count(MTN_STAT_PASS_PRIVATE);
+		return MTN_SOURCE_STAYS;
+	}
+	if (kind)
+		return MTN_SOURCE_MOVES;
 	__builtin_memcpy(source.addr, key->saddr, 16);
 	source.ipv6 = key->ipv6;
 	permit = bpf_map_lookup_elem(&permits, &source);

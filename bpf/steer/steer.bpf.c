@@ -346,6 +346,9 @@ static __always_inline __u32 mtn_l3_len(struct __sk_buff *skb, const struct mtn_
 
 	if (!skb->gso_size)
 		return skb->len - ETH_HLEN;
+	/* The parts of SCTP have sizes of their own (GSO_BY_FRAGS): they stay together. */
+	if (len > 0xffff)
+		return 0xffff;
 	/* A tunnel's inner headers are not known here, but it fits where it is. */
 	return pkt->key.proto == IPPROTO_TCP || len > here->mtu ? len : here->mtu;
 }
@@ -399,6 +402,9 @@ static __always_inline void mtn_flow_account(struct mtn_flow *flow, struct __sk_
 	flow->window_bytes = 0;
 	flow->window_packets = 0;
 	flow->big = 0;
+	/* A flow in use keeps its source's permission: without one it would be the kernel's after the
+	 * next change of the topology. */
+	mtn_source_verdict(&pkt->key, now);
 }
 
 /*

@@ -114,6 +114,8 @@ pub struct Sources {
     pub uplink_bound: Vec<IpAddr>,
     /// May take any path, unless it is uplink-bound.
     pub movable: Vec<IpNet>,
+    /// Other addresses of the host: they may as well, but where somebody behind the uplinks has to translate them.
+    pub own: Vec<IpAddr>,
 }
 
 /// Most sources with a permission to move.
@@ -318,13 +320,17 @@ impl Steer {
         bss.config.n_fib_rules = fib_rules.len() as u32;
 
         tries::lock(&self.dests).write(destinations(groups, not_ours))?;
-        let (stays, moves) = (
+        let (stays, moves, own) = (
             types::mtn_source_kind::MTN_SOURCE_STAYS.0,
             types::mtn_source_kind::MTN_SOURCE_MOVES.0,
+            types::mtn_source_kind::MTN_SOURCE_OWN.0,
         );
+        let is_movable = |a: &&IpAddr| sources.movable.iter().any(|p| p.contains(*a));
+        let owned = sources.own.iter().filter(|a| !is_movable(a));
+        let owned = owned.map(|a| (IpNet::from(*a), own));
         let bound = (sources.uplink_bound.iter()).map(|a| (IpNet::from(*a), stays));
         let movable = sources.movable.iter().map(|p| (p.trunc(), moves));
-        let known = movable.chain(bound);
+        let known = movable.chain(owned).chain(bound);
         tries::lock(&self.sources).write(tries::sorted(known.collect()))?;
         let config = &mut self.bss().config;
         let next = config.generation.wrapping_add(1);

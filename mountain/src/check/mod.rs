@@ -155,8 +155,8 @@ pub fn check_into(report: &mut Report, config: &Config, up: &str, try_load: Opti
     check_other_programs(report, &topology);
     firewall::check(report, &topology);
     check_sysctls(report, &topology, config.placement.enabled);
-    sockets::check_new(report, &topology, &config.placement);
-    sockets::check_live(report, &topology);
+    sockets::check_new(report, &topology, config);
+    sockets::check_live(report, &topology, config);
 }
 
 fn check_privileges(report: &mut Report) {
@@ -325,7 +325,8 @@ fn describe(group: &Group, topology: &Topology) -> String {
 }
 
 fn check_paths(report: &mut Report, topology: &Topology) {
-    let offloading = netlink::offloading_devices();
+    // Only root is told.
+    let offloading = netlink::offloading_devices().unwrap_or_default();
     for path in &topology.paths {
         let gateway = path.key.gateway.map(|g| g.to_string()).unwrap_or_default();
         let name = &path.ifname;

@@ -7,12 +7,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use ipnet::IpNet;
 
 use super::{route_command, Report};
+use crate::config::Config;
 use crate::host::text::count;
-use crate::placement::config::PlacementConfig;
-use crate::topology::{Group, Topology};
+use crate::topology::{is_translated_later, Group, Topology};
 
 /// Which source address the kernel gives to new sockets: one of an uplink ties them to it.
-pub(super) fn check_new(report: &mut Report, topology: &Topology, start: &PlacementConfig) {
+pub(super) fn check_new(report: &mut Report, topology: &Topology, config: &Config) {
     for group in &topology.groups {
         let Some(destination) = some_destination(group, topology) else {
             continue;
@@ -26,7 +26,7 @@ pub(super) fn check_new(report: &mut Report, topology: &Topology, start: &Placem
             socket.local_addr()
         });
         let prefix = group.prefixes[0];
-        if start.enabled && group.kind.places() && source.is_ok() {
+        if config.placement.enabled && group.kind.places() && source.is_ok() {
             report.ok(
                 "new flows",
                 format!("to {prefix} they choose their uplink when they start"),
@@ -44,6 +44,17 @@ pub(super) fn check_new(report: &mut Report, topology: &Topology, start: &Placem
                     "have the route name an address of the host itself, here ADDRESS: \
                      `ip address add ADDRESS dev lo && {}`",
                     route_command(group, topology, " src ADDRESS")
+                ),
+            ),
+            Ok(source) if stays_private(source, any_of(prefix), config) => report.warn(
+                "new flows",
+                format!(
+                    "to {prefix} they start from {source}, which somebody behind the uplinks has to translate: \
+                     to the internet they stay where the kernel sends them"
+                ),
+                format!(
+                    "if all uplinks lead to the same translator, put {source} into movable_sources of \
+                     mountain.toml"
                 ),
             ),
             Ok(source) => report.ok(
@@ -79,6 +90,21 @@ fn some_destination(group: &Group, topology: &Topology) -> Option<IpAddr> {
         })
 }
 
+/// Whether a flow stays as somebody behind the uplinks has to translate its source.
+fn stays_private(source: IpAddr, destination: IpAddr, config: &Config) -> bool {
+    let mut movable = config.steer.movable_sources.iter();
+    is_translated_later(source, destination) && !movable.any(|net| net.contains(&source))
+}
+
+/// An address of a prefix; of a default route one of the internet.
+fn any_of(prefix: IpNet) -> IpAddr {
+    match (prefix.prefix_len(), prefix.addr()) {
+        (0, IpAddr::V4(_)) => Ipv4Addr::new(9, 9, 9, 9).into(),
+        (0, IpAddr::V6(_)) => Ipv6Addr::new(0x2620, 0xfe, 0, 0, 0, 0, 0, 0xfe).into(),
+        (_, address) => address,
+    }
+}
+
 /// Whether the most specific prefix that holds the address is a group's.
 fn is_ours(address: IpAddr, topology: &Topology) -> bool {
     let longest = |prefixes: &mut dyn Iterator<Item = &IpNet>| {
@@ -92,7 +118,7 @@ fn is_ours(address: IpAddr, topology: &Topology) -> bool {
 }
 
 /// Which share of the connected sockets could be moved to another path.
-pub(super) fn check_live(report: &mut Report, topology: &Topology) {
+pub(super) fn check_live(report: &mut Report, topology: &Topology, config: &Config) {
     let (mut movable, mut pinned) = (0usize, 0usize);
     for table in ["tcp", "tcp6", "udp", "udp6"] {
         // A kernel without IPv6 has no such table.
@@ -101,7 +127,8 @@ pub(super) fn check_live(report: &mut Report, topology: &Topology) {
             if !is_ours(remote.ip(), topology) {
                 continue;
             }
-            match topology.uplink_bound_sources.contains(&local.ip()) {
+            let is_bound = topology.uplink_bound_sources.contains(&local.ip());
+            match is_bound || stays_private(local.ip(), remote.ip(), config) {
                 true => pinned += 1,
                 false => movable += 1,
             }
@@ -123,7 +150,7 @@ pub(super) fn check_live(report: &mut Report, topology: &Topology) {
             "live flows",
             format!(
                 "{movable} of {total} connected sockets can be moved ({}%); the others use an \
-                 address of one uplink",
+                 address of one uplink, or one that is translated behind it",
                 movable * 100 / total
             ),
             "",

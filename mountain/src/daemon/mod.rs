@@ -108,6 +108,8 @@ struct Daemon {
     /// When the last change could not be followed as a whole.
     failed_at: Option<Instant>,
     read_at: Instant,
+    /// Why it is not known which devices carry out IPsec.
+    ipsec_failed: Option<String>,
     /// Why nothing is steered for now.
     suspended: Option<String>,
     /// Reads the kernel's routing where it has changed, and writes it to the tables.
@@ -186,8 +188,8 @@ async fn run_locked(
             change = monitor.next() => daemon.changed(change),
             () = daemon.firewall.changed() => daemon.firewall_changed(),
             read = daemon.reader.next() => {
-                let newest = !daemon.reader.is_asked();
-                if let Some(fill) = daemon.follow(read, newest) {
+                let settled = daemon.reader.is_settled();
+                if let Some(fill) = daemon.follow(read, settled) {
                     daemon.reader.fill(fill);
                 }
             }
@@ -272,6 +274,7 @@ impl Daemon {
             has_adopted: false,
             failed_at: None,
             read_at: Instant::now(),
+            ipsec_failed: None,
             suspended: None,
             reader: Reader::new(options.filter.clone()),
             move_log,
@@ -305,7 +308,7 @@ impl Daemon {
                     }
                 }
                 self.pause_placing();
-                self.reader.ask();
+                self.reader.ask_before_placing();
             }
             Change::Neighbour {
                 ifindex, addr, mac, ..
@@ -317,7 +320,7 @@ impl Daemon {
             // Until it is read, nothing is to be placed.
             Change::Preference | Change::Overrun => {
                 self.pause_placing();
-                self.reader.ask();
+                self.reader.ask_before_placing();
             }
             Change::Ipsec => self.look_at_ipsec(),
             Change::Routing => self.reader.ask(),
@@ -343,6 +346,12 @@ impl Daemon {
     /// Leaves paths alone on devices that carry out IPsec by themselves.
     fn look_at_ipsec(&mut self) {
         let devices = netlink::offloading_devices();
+        let failed = devices.as_ref().err().map(ToString::to_string);
+        if let Some(e) = failed.as_ref().filter(|_| self.ipsec_failed != failed) {
+            warn!("cannot list the IPsec states, so flows are moved on no device: {e}");
+        }
+        self.ipsec_failed = failed;
+        let devices = devices.unwrap_or_else(|_| self.paths.devices().into_iter().collect());
         for device in self.paths.set_offloading(devices) {
             for path in self.paths.on_device(device) {
                 self.write_path(path);

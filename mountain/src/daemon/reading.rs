@@ -7,7 +7,8 @@
 //!
 //! Fail closed: when a change cannot be followed as a whole, and while a large part of the table is
 //! being written, nothing is steered and new flows choose nothing. What running flows need (rules,
-//! tables, marks) stays.
+//! tables, marks) stays. Datagrams of sockets that are not connected go as the kernel sends them, since a rule or
+//! route that is not followed yet may take them.
 
 use std::future::pending;
 use std::time::{Duration, Instant};
@@ -35,6 +36,8 @@ pub(crate) struct Reader {
     filter: Filter,
     job: Option<(Instant, JoinHandle<Result<Topology>>)>,
     asked: bool,
+    /// Placing is paused for something that the reading under way may not show.
+    unsettled: bool,
     not_before: Instant,
 }
 
@@ -44,6 +47,7 @@ impl Reader {
             filter,
             job: None,
             asked: false,
+            unsettled: false,
             not_before: Instant::now(),
         }
     }
@@ -53,9 +57,15 @@ impl Reader {
         self.asked = true;
     }
 
-    /// Whether something has changed since the last reading began.
-    pub(crate) fn is_asked(&self) -> bool {
-        self.asked
+    /// As [`Reader::ask`], and until then nothing is placed.
+    pub(crate) fn ask_before_placing(&mut self) {
+        self.asked = true;
+        self.unsettled = true;
+    }
+
+    /// Whether the last reading that began shows all for which placing is paused.
+    pub(crate) fn is_settled(&self) -> bool {
+        !self.unsettled
     }
 
     /// Whether a reading, or the writing of tables, is asked for or under way.
@@ -88,6 +98,7 @@ impl Reader {
             }
             tokio::time::sleep_until(self.not_before.into()).await;
             self.asked = false;
+            self.unsettled = false;
             let filter = self.filter.clone();
             let job = tokio::spawn(async move { read_topology(&filter).await });
             self.job = Some((Instant::now(), job));
@@ -137,9 +148,9 @@ impl Daemon {
         }
     }
 
-    /// Follows a reading, or says what must be written first because it takes long. `newest`: nothing
-    /// has changed since the reading began.
-    pub(super) fn follow(&mut self, read: Result<Topology>, newest: bool) -> Option<Box<Fill>> {
+    /// Follows a reading, or says what must be written first because it takes long. `settled`: it shows all
+    /// for which placing is paused.
+    pub(super) fn follow(&mut self, read: Result<Topology>, settled: bool) -> Option<Box<Fill>> {
         let done = match read.map(|topology| self.large_part(topology)) {
             Ok(Err(fill)) => {
                 self.suspend("the kernel's routes are being written to the tables".into());
@@ -151,6 +162,10 @@ impl Daemon {
             }
             Err(e) => Err(e),
         };
+        let done = match settled {
+            true => done.and_then(|()| self.catch_up()),
+            false => done,
+        };
         match done {
             Ok(()) => {
                 self.failed_at = None;
@@ -158,7 +173,7 @@ impl Daemon {
                     info!("the kernel's routing is followed again: steering goes on");
                     self.apply_mode();
                 }
-                if let Some(placer) = self.placer.as_mut().filter(|_| newest) {
+                if let Some(placer) = self.placer.as_mut().filter(|_| settled) {
                     placer.resume();
                 }
             }

@@ -329,17 +329,30 @@ impl Daemon {
         Ok(())
     }
 
+    /// Makes up for events that were lost, or that a reading which shows the same as the one before has made
+    /// void: of devices that were away meanwhile.
+    pub(super) fn catch_up(&mut self) -> Result<()> {
+        if let Some(steer) = &mut self.steer {
+            steer.attach_to(&self.paths.devices())?;
+        }
+        for id in self.paths.ids() {
+            if let Some(up) = self.paths.path(id).map(|path| path.up) {
+                self.usable(id, up, "carrier");
+            }
+        }
+        Ok(())
+    }
+
     /// Writes groups and destinations to the kernel's tables.
     pub(super) fn write_routes(&mut self) -> Result<()> {
         let Some(steer) = &mut self.steer else {
             return Ok(());
         };
         let t = &self.paths.topology;
-        let mut movable = self.config.steer.movable_sources.clone();
-        movable.extend(t.own_sources.iter().map(|a| IpNet::from(*a)));
         let sources = Sources {
             uplink_bound: t.uplink_bound_sources.clone(),
-            movable,
+            movable: self.config.steer.movable_sources.clone(),
+            own: t.own_sources.clone(),
         };
         let (groups, not_ours) = (self.paths.groups(), self.paths.not_ours());
         steer

@@ -6,7 +6,7 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use libc::{RTM_DELLINK, RTM_DELNEIGH, RTM_DELROUTE, RTM_DELRULE};
+use libc::{RTM_DELADDR, RTM_DELLINK, RTM_DELNEIGH, RTM_DELROUTE, RTM_DELRULE};
 use libc::{RTM_NEWLINK, RTM_NEWNEIGH, RTM_NEWROUTE, RTM_NEWRULE};
 use netlink_sys::{protocols::NETLINK_ROUTE, AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 use tokio::time::{sleep_until, Instant};
@@ -21,6 +21,9 @@ use super::xfrm;
 /// RTNLGRP_LINK, NEIGH, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE,
 /// NEXTHOP.
 const GROUPS: [u32; 9] = [1, 3, 5, 7, 8, 9, 11, 19, 32];
+
+const RTM_NEWNEXTHOP: u16 = 104;
+const RTM_DELNEXTHOP: u16 = 105;
 
 /// Longest time for which changes that are not urgent are gathered.
 const GATHER: Duration = Duration::from_millis(10);
@@ -49,8 +52,9 @@ pub enum Change {
         /// Ethernet address; `None` while not usable, or without Ethernet.
         mac: Option<[u8; 6]>,
     },
-    /// A default route or a routing rule came or went, other than ours: which way the kernel prefers may have
-    /// changed. Read the topology again, and trust nothing that was chosen before.
+    /// A default route, a routing rule or a nexthop object came or went, other than ours, or an address went:
+    /// which way the kernel prefers may have changed. Read the topology again, and trust nothing that was chosen
+    /// before.
     Preference,
     /// Anything else, also properties of links: read the topology again.
     Routing,
@@ -236,6 +240,10 @@ fn changes_of(kind: u16, payload: &[u8]) -> Vec<Change> {
             vec![Change::Preference, Change::Routing]
         }
         RTM_NEWRULE | RTM_DELRULE if !own::is_own_rule(payload) => {
+            vec![Change::Preference, Change::Routing]
+        }
+        // With an address go the routes that name it, of which nothing tells.
+        RTM_DELADDR | RTM_NEWNEXTHOP | RTM_DELNEXTHOP => {
             vec![Change::Preference, Change::Routing]
         }
         _ => vec![Change::Routing],

@@ -41,16 +41,15 @@ fn has_kernel_socket(sockets: &str) -> bool {
     })
 }
 
-/// Indexes of the devices with packet offload. A kernel without IPsec has none, and who may not ask
-/// (without CAP_NET_ADMIN) is told none.
-pub fn offloading_devices() -> BTreeSet<u32> {
-    if !is_there() {
-        return BTreeSet::new();
+/// Indexes of the devices with packet offload. A kernel without IPsec has none.
+///
+/// # Errors
+/// When the kernel does not tell, as without CAP_NET_ADMIN: any device may be one of them.
+pub fn offloading_devices() -> io::Result<BTreeSet<u32>> {
+    match is_there() {
+        true => dump(),
+        false => Ok(BTreeSet::new()),
     }
-    dump().unwrap_or_else(|error| {
-        tracing::debug!(%error, "cannot list the IPsec states");
-        BTreeSet::new()
-    })
 }
 
 fn dump() -> io::Result<BTreeSet<u32>> {
@@ -88,7 +87,7 @@ fn adds_offload(datagram: &[u8]) -> bool {
 pub(super) struct States {
     socket: Option<TokioSocket>,
     look_at: Instant,
-    /// Some state was offloaded: until it is found to be gone, nothing announces that.
+    /// Some state was offloaded, or may be: until it is found to be gone, nothing announces that.
     offloads: bool,
 }
 
@@ -129,7 +128,8 @@ impl States {
                         }
                     }
                     let before = self.offloads;
-                    self.offloads = !offloading_devices().is_empty();
+                    self.offloads =
+                        offloading_devices().map_or(true, |devices| !devices.is_empty());
                     if !before && !self.offloads {
                         continue;
                     }

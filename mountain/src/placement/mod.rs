@@ -142,6 +142,12 @@ impl Placer {
             self.leave_unconnected();
         }
         self.hold_snated(topology)?;
+        // Before the first rule: one that fails is tried again, and rules that come and go would be changes of
+        // the routing each time.
+        let followed = self.follow_cgroup();
+        if self.cgroup_id.is_none() {
+            followed?;
+        }
         let plan = plan(topology, self.config.mark_mask, &self.held)?;
         // Tables before marks, so that no mark leads nowhere.
         uplinks::apply(&plan.routing).context("cannot set up the uplinks' routing")?;
@@ -164,7 +170,7 @@ impl Placer {
                     path.name
                 ));
             }
-            let open = uplink.fresh && taken.is_none();
+            let open = !uplink.fresh.is_empty() && taken.is_none();
             let known = Uplink {
                 mark,
                 ipv6: uplink.key.ipv6,
@@ -198,10 +204,6 @@ impl Placer {
         self.not_ours = not_ours;
         self.known.clone_from(known);
         self.look_at_rules();
-        let followed = self.follow_cgroup();
-        if self.cgroup_id.is_none() {
-            followed?;
-        }
         if self.plan.marks != plan.marks {
             self.suspensions.looks.clear();
         }

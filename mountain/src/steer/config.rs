@@ -22,7 +22,8 @@ pub struct SteerConfig {
     #[serde(deserialize_with = "prefixes")]
     pub routes: Vec<IpNet>,
     /// Flows from these sources may be moved although the addresses are not this host's and replies
-    /// to them do not go inwards: NAT to addresses that every uplink accepts. Default: none.
+    /// to them do not go inwards, or although somebody behind the uplinks translates them: every uplink accepts
+    /// them, and all lead to the same translator. Default: none.
     #[serde(deserialize_with = "prefixes")]
     pub movable_sources: Vec<IpNet>,
     /// Differences of delay up to this move no flow, in ms, 1..=10000. On long or noisy paths larger

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use libc::RTN_UNICAST;
 
+use self::addresses::{inner_devices, own_addresses, source_address, uplink_nets};
 use super::read::Filter;
 use super::rules::{self, Reach};
 use super::{
@@ -17,6 +18,7 @@ use crate::netlink::link::{Address, Link};
 use crate::netlink::nexthop::NextHop;
 use crate::netlink::snapshot::{ds_field, Route, Snapshot, TABLE_MAIN};
 
+mod addresses;
 mod defaults;
 
 /// Most reasons kept; a router with a million routes must not fill the memory with them.
@@ -330,7 +332,10 @@ impl<'a> Builder<'a> {
                 .filter_map(|a| Some((*a, rules::taker(self.snapshot, *a, key.ifindex)?)))
                 .collect(),
             addresses: own.into_iter().collect(),
-            fresh: own_addresses(self.snapshot, &key).any(|a| a.fresh),
+            fresh: own_addresses(self.snapshot, &key)
+                .filter(|a| a.fresh)
+                .map(|a| a.address)
+                .collect(),
             preferred_source: None,
             mtu: link.mtu,
             ethernet: link.ethernet,
@@ -514,33 +519,6 @@ fn scaled_weight(weight: u16, heaviest: u16) -> u16 {
     scaled.clamp(1, 256) as u16
 }
 
-/// The address our probes of a path are sent from.
-fn source_address(snapshot: &Snapshot, path: &PathKey) -> Option<IpAddr> {
-    let on_gateways_subnet = |subnet: &Option<IpNet>| match (subnet, &path.gateway) {
-        (Some(subnet), Some(gateway)) => subnet.contains(gateway),
-        _ => false,
-    };
-    snapshot
-        .addresses
-        .iter()
-        .filter(|a| a.ifindex == path.ifindex && a.address.is_ipv6() == path.ipv6)
-        // The first of the best: min_by_key returns the first of equals.
-        .min_by_key(|a| (!a.global, a.second_choice, !on_gateways_subnet(&a.subnet)))
-        .map(|a| a.address)
-}
-
-/// Global addresses on a path's device.
-fn own_addresses<'a>(
-    snapshot: &'a Snapshot,
-    path: &PathKey,
-) -> impl Iterator<Item = &'a Address> + 'a {
-    let (ifindex, ipv6) = (path.ifindex, path.ipv6);
-    snapshot
-        .addresses
-        .iter()
-        .filter(move |a| a.ifindex == ifindex && a.address.is_ipv6() == ipv6 && a.global)
-}
-
 /// Drops prefixes whose nearest enclosing prefix, ours or not, is itself one of `others`.
 fn minimal(others: &BTreeSet<IpNet>, adopted: &BTreeMap<IpNet, u32>) -> Vec<IpNet> {
     // Sorted by address, then length: an enclosing prefix comes before what it encloses.
@@ -566,35 +544,6 @@ fn minimal(others: &BTreeSet<IpNet>, adopted: &BTreeMap<IpNet, u32>) -> Vec<IpNe
         enclosing.push((prefix, ours));
     }
     kept
-}
-
-/// Networks that addresses on uplinks are in.
-fn uplink_nets(snapshot: &Snapshot, uplinks: &BTreeSet<u32>) -> Vec<IpNet> {
-    let addresses = snapshot.addresses.iter();
-    let on_uplinks = addresses.filter(|a| uplinks.contains(&a.ifindex));
-    let mut nets: Vec<IpNet> = on_uplinks
-        .filter_map(|a| a.subnet.map(|n| n.trunc()))
-        .collect();
-    nets = IpNet::aggregate(&nets);
-    nets.sort();
-    nets
-}
-
-/// Where connections of the networks behind this host come in: by devices that are no uplinks, nor ports
-/// of one. Of a bridge its ports: with br_netfilter (as Docker has it) Netfilter meets a packet before
-/// the bridge's own ingress does, and what is marked there comes too late for the connection.
-fn inner_devices(snapshot: &Snapshot, uplinks: &BTreeSet<u32>) -> Vec<u32> {
-    let is_bridge = |ifindex: u32| snapshot.links.get(&ifindex).is_some_and(Link::is_bridge);
-    let is_inner = |ifindex: u32, link: &Link| {
-        let is_first = match link.master {
-            Some(master) => is_bridge(master) && !uplinks.contains(&master),
-            None => !link.is_bridge(),
-        };
-        link.ethernet && is_first && !uplinks.contains(&ifindex)
-    };
-    let links = snapshot.links.iter();
-    let inner = links.filter(|(ifindex, link)| is_inner(**ifindex, link));
-    inner.map(|(ifindex, _)| *ifindex).collect()
 }
 
 #[cfg(test)]

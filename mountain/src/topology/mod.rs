@@ -7,6 +7,7 @@
 //! it to the maps.
 
 mod build;
+mod global;
 mod read;
 mod rules;
 
@@ -17,6 +18,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 pub use crate::netlink::snapshot::FibRule;
+pub use global::is_translated_later;
 pub use read::{read_topology, read_topology_blocking, Filter};
 
 /// Most paths in one group; the BPF program's loops and bit masks are sized by it.
@@ -62,9 +64,8 @@ pub struct Path {
     /// Global addresses on the device, of the path's family, in order: what packets bear that belong
     /// to this path.
     pub addresses: Vec<IpAddr>,
-    /// Whether one of them may be the source of something new: neither deprecated, tentative nor
-    /// duplicate.
-    pub fresh: bool,
+    /// Those of them that may be the source of something new: neither deprecated, tentative nor duplicate.
+    pub fresh: Vec<IpAddr>,
     /// Those of the addresses whose packets a routing rule of others takes elsewhere, with the rule's priority.
     pub taken: Vec<(IpAddr, u32)>,
     /// The source that the path's own default route prefers, where it names one.

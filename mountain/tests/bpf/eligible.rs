@@ -5,12 +5,13 @@
 //! As in fixtures.rs a packet that is steered moves from u0 to u1.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
 
 use crate::rig::packets::*;
 use crate::rig::{alive, fib_rule, only, rig_groups, rig_path, settings, with_rig};
 use crate::rig::{Ctx, Rig, BOTH, PLAIN};
 use mountain::bpf::{now_ns, PathMasks as Masks, ProgramPath, Sources, SteerMode, MAX_PERMITS};
-use mountain::topology::FibRule;
+use mountain::topology::{is_translated_later, FibRule};
 
 /// An ordinary packet of the family of an address.
 fn like(address: &str) -> Ip {
@@ -341,6 +342,70 @@ fn a_source_moves_once_it_is_known_to_be_movable() {
             assert_eq!(rig.send(0, &packet(2)), 0);
             assert_eq!(rig.steer.asked(), [source]);
         }
+    });
+}
+
+/// Private to public and the like, by both families; what is configured moves.
+#[test]
+fn what_somebody_else_translates_stays() {
+    with_rig(settings(), |mut rig| {
+        for (source, to, stays) in [
+            ("10.1.2.3", "8.8.8.8", true),
+            ("192.168.1.2", "1.1.1.1", true),
+            ("100.64.0.9", "223.255.255.1", true),
+            ("10.1.2.3", "172.31.255.1", false),
+            ("10.1.2.3", "203.0.113.7", false),
+            ("172.32.0.1", "8.8.8.8", false),
+            ("192.0.2.1", "8.8.8.8", false),
+            ("fd00::9", "2606:4700::1", true),
+            ("fd00::9", "64:ff9b::808:808", true),
+            ("fd00::9", "fd01::1", false),
+            ("2a00::9", "2606:4700::1", false),
+            ("2001:db8::9", "2606:4700::1", false),
+            ("fd00::9", "2001:db8:1::1", false),
+        ] {
+            let case = format!("{source} to {to}");
+            let packet = like(source).from(source);
+            let [source, to] = [source, to].map(|a| a.parse::<IpAddr>().unwrap());
+            assert_eq!(is_translated_later(source, to), stays, "{case}");
+            let packet = packet.with(|ip| ip.dst = to).on(0);
+            let moves = |rig: &mut Rig, sources: &Sources| {
+                let topology = rig.steer.set_topology(&rig_groups(), &[], &[], sources);
+                topology.unwrap();
+                rig.masks(only(1));
+                rig.clear_flows();
+                rig.send(0, &packet) == 1
+            };
+            let mut sources = Sources::default();
+            sources.own.push(source);
+            assert_eq!(moves(&mut rig, &sources), !stays, "own: {case}");
+            sources.movable.push(source.into());
+            assert!(moves(&mut rig, &sources), "configured: {case}");
+            rig.steer.permit(source, 0).unwrap();
+            assert_eq!(
+                moves(&mut rig, &Sources::default()),
+                !stays,
+                "permitted: {case}"
+            );
+        }
+    });
+}
+
+/// One that goes on for longer than a permission lasts would be the kernel's after the next change of the topology.
+#[test]
+fn a_flow_in_use_asks_for_its_source_again() {
+    with_closed_rig(|mut rig| {
+        let packet = Ip::v4(UDP, udp(1, 2, 30)).from("10.1.2.3").on(0);
+        let source: IpAddr = "10.1.2.3".parse().unwrap();
+        rig.steer.permit(source, 0).unwrap();
+        assert_eq!(rig.send(0, &packet), 1);
+        assert!(rig.steer.asked().is_empty());
+        // As when it has aged.
+        rig.steer.forbid(source);
+        // Longer than a window.
+        std::thread::sleep(Duration::from_millis(2 * settings().window_ms));
+        assert_eq!(rig.send(0, &packet), 1);
+        assert_eq!(rig.steer.asked(), [source]);
     });
 }
 

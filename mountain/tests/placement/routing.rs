@@ -234,6 +234,25 @@ fn an_uplink_whose_address_is_deprecated_is_not_chosen() {
     assert_eq!(net.refused(), 0);
 }
 
+/// As temporary addresses are each day (RFC 8981).
+#[test]
+fn an_address_that_is_deprecated_is_no_source_of_new_exchanges() {
+    let net = Home::new().running();
+    let mut flows = net.flows();
+    let mut all_answered = || {
+        flows.close();
+        let [a, b] = by_uplink(&flows.open("msg", EACH, SERVER[1]));
+        a + b == EACH && b >= 8
+    };
+    wait_until("both are used", LEAVE, &mut all_answered);
+    // The provider has not given it out, and refuses what has it. The kernel prefers the newest.
+    net.home.ip("-6 addr add fd41::9/128 dev u1 nodad");
+    wait_until("it is the source", LEAVE, || !all_answered());
+    net.home
+        .ip("-6 addr change fd41::9/128 dev u1 valid_lft 3600 preferred_lft 0");
+    wait_until("the other one is", LEAVE, all_answered);
+}
+
 #[test]
 fn a_rule_for_a_cgroup_that_comes_later_is_in_force_then() {
     let name = format!("mtt-late-{}", std::process::id());

@@ -109,6 +109,18 @@ fn changes_are_reported() {
         let topology = read_topology_blocking(&Filter::default()).unwrap();
         assert_eq!(hops(&topology, 0), "u0 10.0.0.2 9, u1 10.0.1.2 1");
         assert_eq!(hops(&topology, 1), "u0 10.0.0.2 4, u1 10.0.1.2 5");
+
+        // Which way the kernel prefers may be another now: new flows wait for the reading.
+        for command in [
+            "nexthop replace id 1 via 10.0.0.2 dev u0",
+            "addr del 10.0.88.1/24 dev u1",
+            "-6 addr del fd00:88::1/64 dev u1",
+            "rule del fwmark 3 lookup 7",
+        ] {
+            host.ip(command);
+            until(&mut monitor, |c| *c == Change::Preference).await;
+            quiet(&mut monitor).await;
+        }
     });
 }
 

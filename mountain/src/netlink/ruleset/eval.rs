@@ -11,14 +11,13 @@ use super::read::{SET_EVAL, SET_INTERVAL, SET_TIMEOUT};
 use super::registers::{
     bitwise, compare, in_range, known, named, render, swapped, Byte, Comparison, Registers,
 };
+use super::residue::{ends, is_nothing, joins, settle, INLINE_MAX};
 use super::residue::{Body, EffectKind, End, Hooked, Origin, Residue, ResidueLine, Step};
 use super::sets::{label, may_match, question};
 use super::{xt, Base, Chain, Element, Family, Hook, Packets, Place, Ruleset, Set, Value};
 
 /// Deeper jumps than the kernel allows in nftables (NFT_JUMP_STACK_SIZE), or a loop: not evaluated.
 const DEPTH_MAX: usize = 64;
-/// A chain that is jumped to by every packet becomes part of its caller up to this length, rules.
-const INLINE_MAX: usize = 4096;
 
 impl Ruleset {
     /// What the base chains at a place may still do to a packet of which these facts are known.
@@ -559,72 +558,6 @@ impl<'a> Run<'a, '_> {
         }
         Next::End(End::Branch(render(key), branches))
     }
-}
-
-/// Whether a jumped-to body can stand in place of the jump: nothing in it returns from it.
-fn joins(lines: &[Rc<ResidueLine>], body: &Body) -> bool {
-    let returns = |end: &End| match end {
-        End::Return | End::Goto(_) => true,
-        End::Branch(_, branches) => branches
-            .iter()
-            .any(|(_, end)| matches!(end, End::Return | End::Goto(_))),
-        _ => false,
-    };
-    lines.len() + body.lines.len() <= INLINE_MAX && !body.lines.iter().any(|l| returns(&l.end))
-}
-
-/// Whether no packet gets past a line.
-fn ends(line: &ResidueLine) -> bool {
-    let certain = !line.steps.iter().any(|step| matches!(step, Step::If(_)));
-    certain && matches!(line.end, End::Accept | End::Drop | End::Goto(_) | End::Stop)
-}
-
-/// Whether going on is all that an end does.
-fn is_nothing(end: &End) -> bool {
-    match end {
-        End::Continue => true,
-        End::Jump(body) => body.lines.is_empty(),
-        _ => false,
-    }
-}
-
-/// Leaves out, from the end, what decides as the policy does.
-fn settle(mut lines: Vec<Rc<ResidueLine>>, drops: bool) -> Vec<Rc<ResidueLine>> {
-    fn as_policy(end: &End, drops: bool) -> bool {
-        match end {
-            End::Continue | End::Return => true,
-            End::Accept => !drops,
-            End::Drop => drops,
-            End::Branch(_, branches) => branches.iter().all(|(_, end)| as_policy(end, drops)),
-            End::Jump(body) | End::Goto(body) => body.lines.is_empty(),
-            End::Stop => false,
-        }
-    }
-    while let Some(last) = lines.last().filter(|last| last.only_decides()) {
-        let end: fn(Rc<Body>) -> End = match &last.end {
-            End::Jump(_) => End::Jump,
-            End::Goto(_) => End::Goto,
-            end if as_policy(end, drops) => {
-                lines.pop();
-                continue;
-            }
-            _ => break,
-        };
-        let body = last.end.bodies()[0];
-        let settled = settle(body.lines.clone(), drops);
-        if settled.is_empty() {
-            lines.pop();
-            continue;
-        }
-        if settled.len() < body.lines.len() {
-            let end = end(Rc::new(Body::new(settled)));
-            let line = ResidueLine::new(last.steps.clone(), end, last.origin);
-            lines.pop();
-            lines.push(Rc::new(line));
-        }
-        break;
-    }
-    lines
 }
 
 fn next(answer: Comparison, steps: &mut Vec<Step>) -> Next {

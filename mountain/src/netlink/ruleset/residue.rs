@@ -8,6 +8,9 @@ use sha2::{Digest, Sha256};
 
 use super::{text, Family, FirewallRule, FirewallTable, RuleRef};
 
+/// A chain that is jumped to by every packet becomes part of its caller up to this length, rules.
+pub(super) const INLINE_MAX: usize = 4096;
+
 /// What a statement does to a packet, or because of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EffectKind {
@@ -319,4 +322,70 @@ fn inner(residue: &Residue<'_>, line: &ResidueLine) -> RuleRef {
         }
         _ => residue.rule(line.origin),
     }
+}
+
+/// Whether a jumped-to body can stand in place of the jump: nothing in it returns from it.
+pub(super) fn joins(lines: &[Rc<ResidueLine>], body: &Body) -> bool {
+    let returns = |end: &End| match end {
+        End::Return | End::Goto(_) => true,
+        End::Branch(_, branches) => branches
+            .iter()
+            .any(|(_, end)| matches!(end, End::Return | End::Goto(_))),
+        _ => false,
+    };
+    lines.len() + body.lines.len() <= INLINE_MAX && !body.lines.iter().any(|l| returns(&l.end))
+}
+
+/// Whether no packet gets past a line.
+pub(super) fn ends(line: &ResidueLine) -> bool {
+    let certain = !line.steps.iter().any(|step| matches!(step, Step::If(_)));
+    certain && matches!(line.end, End::Accept | End::Drop | End::Goto(_) | End::Stop)
+}
+
+/// Whether going on is all that an end does.
+pub(super) fn is_nothing(end: &End) -> bool {
+    match end {
+        End::Continue => true,
+        End::Jump(body) => body.lines.is_empty(),
+        _ => false,
+    }
+}
+
+/// Leaves out, from the end, what decides as the policy does.
+pub(super) fn settle(mut lines: Vec<Rc<ResidueLine>>, drops: bool) -> Vec<Rc<ResidueLine>> {
+    fn as_policy(end: &End, drops: bool) -> bool {
+        match end {
+            End::Continue | End::Return => true,
+            End::Accept => !drops,
+            End::Drop => drops,
+            End::Branch(_, branches) => branches.iter().all(|(_, end)| as_policy(end, drops)),
+            End::Jump(body) | End::Goto(body) => body.lines.is_empty(),
+            End::Stop => false,
+        }
+    }
+    while let Some(last) = lines.last().filter(|last| last.only_decides()) {
+        let end: fn(Rc<Body>) -> End = match &last.end {
+            End::Jump(_) => End::Jump,
+            End::Goto(_) => End::Goto,
+            end if as_policy(end, drops) => {
+                lines.pop();
+                continue;
+            }
+            _ => break,
+        };
+        let body = last.end.bodies()[0];
+        let settled = settle(body.lines.clone(), drops);
+        if settled.is_empty() {
+            lines.pop();
+            continue;
+        }
+        if settled.len() < body.lines.len() {
+            let end = end(Rc::new(Body::new(settled)));
+            let line = ResidueLine::new(last.steps.clone(), end, last.origin);
+            lines.pop();
+            lines.push(Rc::new(line));
+        }
+        break;
+    }
+    lines
 }

@@ -20,7 +20,7 @@ fn path(ifindex: u32, gateway: &str, addresses: &[&str]) -> Path {
         wwan: false,
         up: true,
         addresses: addresses.iter().map(|a| ip(a)).collect(),
-        fresh: true,
+        fresh: vec![],
         taken: Vec::new(),
         preferred_source: None,
         gateway_mac: None,

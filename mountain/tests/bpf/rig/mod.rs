@@ -214,6 +214,7 @@ pub fn all_but(pinned: &[&str]) -> Sources {
     Sources {
         uplink_bound: pinned.iter().map(|a| a.parse().unwrap()).collect(),
         movable: ["0.0.0.0/0", "::/0"].map(|p| p.parse().unwrap()).to_vec(),
+        own: Vec::new(),
     }
 }
 

@@ -433,7 +433,9 @@ fn an_uplink_whose_only_address_is_going_keeps_it_but_is_not_fresh() {
     home.addresses[1].fresh = false;
     let fresh = |home: &Snapshot| {
         let paths = adopted(home).paths;
-        let fresh = paths.iter().map(|p| (p.addresses.len(), p.fresh));
+        let fresh = paths
+            .iter()
+            .map(|p| (p.addresses.len(), !p.fresh.is_empty()));
         fresh.collect::<Vec<_>>()
     };
     assert_eq!(fresh(&home), [(1, true), (1, false)]);
