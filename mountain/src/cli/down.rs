@@ -63,7 +63,7 @@ fn here() -> Result<Found> {
             // which flows go on where they are.
             let left = placement::clear()?;
             redirect::watch::clear()?;
-            run_dir.remove();
+            run_dir.remove_stale();
             Ok(if left { Found::Left } else { Found::Nothing })
         }
     }

@@ -6,7 +6,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -25,6 +25,10 @@ use crate::steer::PolicyKind;
 const BASE: &str = "/run/mountain";
 /// How long a client waits for the daemon's answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// A folder without a lock that is as old belongs to a start that has failed.
+const ABANDONED: Duration = Duration::from_secs(60);
+/// How long others who look whether a daemon runs, or clear up after one, may hold its lock.
+const LOOKED_AT: Duration = Duration::from_millis(200);
 /// How long a daemon that closed a connection may take to be gone, if that was its end.
 const ENDING: Duration = Duration::from_millis(500);
 const UNANSWERED: &str = "mountain runs in this network namespace but did not answer: try again";
@@ -93,18 +97,30 @@ impl RunDir {
 
     /// Takes the lock that only one daemon of a namespace can hold; `None` when another has it.
     pub(crate) fn lock(&self) -> Result<Option<Flock<File>>> {
-        fs::create_dir_all(&self.0)
-            .with_context(|| format!("cannot make {}: run as root", self.0.display()))?;
+        let end = Instant::now() + LOOKED_AT;
+        loop {
+            match self.try_to_lock() {
+                Ok(Some(lock)) => return Ok(Some(lock)),
+                // Who clears up has removed the folder under our hands.
+                Err(e) if is_gone(&e) && Instant::now() < end => {}
+                Ok(None) if Instant::now() < end => {}
+                failed => {
+                    let what = || format!("cannot make {}: run as root", self.0.display());
+                    return failed.with_context(what);
+                }
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn try_to_lock(&self) -> io::Result<Option<Flock<File>>> {
+        fs::create_dir_all(&self.0)?;
         fs::set_permissions(&self.0, fs::Permissions::from_mode(0o700))?;
         let path = self.0.join("lock");
-        let file = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .mode(0o600)
-            .open(&path)
-            .with_context(|| format!("cannot open {}: run as root", path.display()))?;
-        try_lock(file)
+        let mut options = File::options();
+        options.create(true).truncate(false).write(true).mode(0o600);
+        let lock = try_lock(options.open(&path)?)?;
+        Ok(lock.filter(|lock| is_at(lock, &path)))
     }
 
     /// Whether a daemon runs in this namespace. Makes nothing: one that ends removes its folder.
@@ -117,9 +133,33 @@ impl RunDir {
         }
     }
 
-    /// Removes the folder; for the holder of the lock, or to clear up after one that was killed.
+    /// Removes the folder; for the holder of the lock.
     pub(crate) fn remove(&self) {
-        let _ = fs::remove_dir_all(&self.0);
+        // In one step: the next daemon may make its own as soon as the lock is gone.
+        let aside = self
+            .0
+            .with_extension(format!("gone-{}", std::process::id()));
+        if fs::rename(&self.0, &aside).is_ok() {
+            let _ = fs::remove_dir_all(aside);
+        }
+    }
+
+    /// Removes the folder of a daemon that was killed. One that is being started is left alone: it holds the
+    /// lock, or will make it in a moment. (Over the folder of a killed one it makes another, and only its log is lost.)
+    pub(crate) fn remove_stale(&self) {
+        let path = self.0.join("lock");
+        let made = fs::metadata(&self.0).and_then(|folder| folder.modified());
+        let is_old = made.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > ABANDONED));
+        match File::options().write(true).open(&path) {
+            Ok(file) => {
+                let lock = try_lock(file).ok().flatten();
+                if lock.as_ref().is_some_and(|lock| is_at(lock, &path)) {
+                    self.remove();
+                }
+            }
+            Err(_) if is_old => self.remove(),
+            Err(_) => {}
+        }
     }
 
     /// The daemon's status. `None` when there is none.
@@ -228,19 +268,31 @@ pub(crate) fn remove_stale() {
     };
     let run_dirs = folders.map(|entry| entry.path()).filter(is_daemons);
     for run_dir in run_dirs.map(RunDir) {
-        if let Ok(false) = run_dir.is_running() {
-            run_dir.remove();
-        }
+        run_dir.remove_stale();
     }
 }
 
+/// Whether an open file is the one at a path.
+fn is_at(file: &File, path: &Path) -> bool {
+    let inode = |metadata: io::Result<fs::Metadata>| metadata.map(|m| (m.dev(), m.ino())).ok();
+    inode(file.metadata()) == inode(fs::metadata(path))
+}
+
 /// The lock on an open file; `None` when another process has it.
-fn try_lock(file: File) -> Result<Option<Flock<File>>> {
+fn try_lock(file: File) -> io::Result<Option<Flock<File>>> {
     match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
         Ok(lock) => Ok(Some(lock)),
         Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
-        Err((_, e)) => Err(e).context("cannot lock"),
+        Err((_, e)) => Err(e.into()),
     }
+}
+
+/// Whether a folder came or went while something was made in it.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists
+    )
 }
 
 #[cfg(test)]
@@ -261,5 +313,32 @@ mod tests {
         assert!(!run_dir.is_running().unwrap());
         assert!(!run_dir.path().exists());
         drop(held);
+    }
+
+    #[test]
+    fn who_clears_up_takes_no_folder_away_from_a_daemon() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = RunDir(dir.path().join("net-1"));
+        let started = std::sync::atomic::AtomicBool::new(true);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while started.load(std::sync::atomic::Ordering::Relaxed) {
+                    run_dir.remove_stale();
+                }
+            });
+            let stays = |_| {
+                let held = run_dir.lock().ok().flatten();
+                let written = fs::write(run_dir.log(), "x").is_ok();
+                std::thread::yield_now();
+                let stays = run_dir.is_running().unwrap_or(false) && run_dir.log().exists();
+                // Dropped here, as by kill -9.
+                held.is_some() && written && stays
+            };
+            let all_stay = (0..500).all(stays);
+            started.store(false, std::sync::atomic::Ordering::Relaxed);
+            assert!(all_stay);
+        });
+        run_dir.remove_stale();
+        assert!(!run_dir.path().exists());
     }
 }
