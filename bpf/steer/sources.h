@@ -74,24 +74,27 @@ static __always_inline bool mtn_is_global4(__u32 a)
 	return !(a >> 24 == 0 || a >> 24 == 10 || a >> 24 == 127 ||	/* 0/8, 10/8, 127/8 */
 		 a >> 22 == 0x64400000 >> 22 ||				/* 100.64/10 */
 		 a >> 16 == 0xa9fe || a >> 20 == 0xac1 ||		/* 169.254/16, 172.16/12 */
-		 a >> 8 == 0xc00002 || a >> 16 == 0xc0a8 ||		/* 192.0.2/24, 192.168/16 */
+		 a >> 8 == 0xc00000 || a >> 8 == 0xc00002 ||		/* 192.0.0/24, 192.0.2/24 */
+		 a >> 16 == 0xc0a8 ||					/* 192.168/16 */
 		 a >> 17 == 0xc6120000 >> 17 ||				/* 198.18/15 */
 		 a >> 8 == 0xc63364 || a >> 8 == 0xcb0071 ||		/* 198.51.100/24, 203.0.113/24 */
 		 a >= 0xe0000000);					/* 224/4, 240/4 */
 }
 
-/* As above: 2000::/3 but 2001:db8::/32, and 64:ff9b::/96, behind which are all of IPv4. */
+/* As above: 2000::/3 but 2001:db8::/32 and 3fff::/20, and 64:ff9b::/96, behind which are all of IPv4. */
 static __always_inline bool mtn_is_global6(const __u32 *addr)
 {
 	__u32 a = bpf_ntohl(addr[0]);
 
-	return (a >> 29 == 1 && a != 0x20010db8) || (a == 0x0064ff9b && !addr[1] && !addr[2]);
+	return (a >> 29 == 1 && a != 0x20010db8 && a >> 12 != 0x3fff0) ||
+	       (a == 0x0064ff9b && !addr[1] && !addr[2]);
 }
 
-/* 10/8, 172.16/12, 192.168/16 (RFC 1918), 100.64/10 (RFC 6598). */
+/* 10/8, 172.16/12, 192.168/16 (RFC 1918), 100.64/10 (RFC 6598), 192.0.0/24 (RFC 7335). */
 static __always_inline bool mtn_is_private4(__u32 a)
 {
-	return a >> 24 == 10 || a >> 20 == 0xac1 || a >> 16 == 0xc0a8 || a >> 22 == 0x64400000 >> 22;
+	return a >> 24 == 10 || a >> 20 == 0xac1 || a >> 16 == 0xc0a8 ||
+	       a >> 22 == 0x64400000 >> 22 || a >> 8 == 0xc00000;
 }
 
 static __always_inline bool mtn_is_translated_later(const struct mtn_flow_key *key)

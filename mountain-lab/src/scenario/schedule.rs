@@ -73,6 +73,8 @@ pub struct Schedule {
     /// Per path: share of the packets lost from client to server at each millisecond; of a path that
     /// never loses any, nothing.
     losses: Vec<Vec<f32>>,
+    /// What chance goes by: the seed and the repeat.
+    chance: u64,
 }
 
 impl Schedule {
@@ -122,6 +124,7 @@ impl Schedule {
             delays,
             base_us,
             losses,
+            chance: seed ^ u64::from(repeat).rotate_right(32),
         }
     }
 
@@ -181,7 +184,8 @@ impl Schedule {
 
     /// As [`Self::trip`], and some are lost where a share is: by time, path and `key` always the same.
     pub fn drawn_trip(&self, way: (usize, usize), t_us: i64, key: u64) -> Option<Trip> {
-        let key = [key, t_us.cast_unsigned(), way.0 as u64, way.1 as u64];
+        let way_key = (way.0 as u64) << 32 | way.1 as u64;
+        let key = [key, t_us.cast_unsigned(), way_key, self.chance];
         let trip = self.trip(way.0, way.1, t_us)?;
         (!is_lost(key, self.trip_loss(way, t_us))).then_some(trip)
     }

@@ -169,11 +169,17 @@ fn name(id: u32) -> String {
     LoadedProgram::by_id(id).map_or(String::new(), |program| program.name)
 }
 
-/// Names of the programs at a hook of a device, in the order in which they were loaded.
+/// What the names of Mountain's own programs begin with.
+const OWN: [&str; 2] = ["mtn_", "mountain"];
+
+/// Names of others' programs at a hook of a device, in the order in which they were loaded.
 pub(crate) fn programs_at(hook: DeviceHook, ifindex: u32) -> io::Result<Vec<String>> {
     let mut ids = hooks::programs(hook, ifindex)?;
     ids.sort_unstable();
     let programs = ids.into_iter().map(LoadedProgram::by_id);
     // One that was taken off meanwhile is not there.
-    Ok(programs.flatten().map(|program| program.name).collect())
+    let names = programs.flatten().map(|program| program.name);
+    Ok(names
+        .filter(|name| !OWN.iter().any(|own| name.starts_with(own)))
+        .collect())
 }

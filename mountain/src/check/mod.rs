@@ -25,9 +25,6 @@ use crate::host::{capabilities, kernel, sysctl};
 use crate::netlink;
 use crate::topology::{read_topology_blocking, Filter, Group, Topology};
 
-/// Programs of this project at a hook are no news.
-const OWN_PROGRAMS: &str = "mountain";
-
 /// How a finding is to be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -387,15 +384,8 @@ fn check_paths(report: &mut Report, topology: &Topology) {
 
 fn check_other_programs(report: &mut Report, topology: &Topology) {
     for (ifindex, ifname) in devices(topology) {
-        let names = match programs_at(DeviceHook::TcxEgress, ifindex) {
-            Ok(names) => names,
-            // Without privileges the list is closed; that was reported above.
-            Err(_) => continue,
-        };
-        let others: Vec<String> = names
-            .into_iter()
-            .filter(|name| !name.starts_with(OWN_PROGRAMS))
-            .collect();
+        // Without privileges the list is closed; that was reported above.
+        let others = programs_at(DeviceHook::TcxEgress, ifindex).unwrap_or_default();
         if !others.is_empty() {
             report.warn(
                 "programs",

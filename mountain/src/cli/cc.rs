@@ -237,8 +237,10 @@ fn status(name: &str) -> Result<CcStatus> {
     if enabled {
         let state = pinned.state()?;
         let flows = pinned.flows()?;
-        let (cgroups, no_cgroups): (Vec<_>, Vec<_>) = (state.cgroups.into_iter())
-            .partition(|(id, path)| fs::metadata(path).is_ok_and(|found| found.ino() == *id));
+        let (cgroups, no_cgroups): (Vec<_>, Vec<_>) =
+            (state.cgroups.into_iter()).partition(|(id, path)| {
+                path.is_relative() || fs::metadata(path).is_ok_and(|found| found.ino() == *id)
+            });
         let (routes, no_routes): (Vec<_>, Vec<_>) =
             state.routes.iter().partition(|route| route.names(name));
         let no_cgroups = no_cgroups

@@ -8,6 +8,7 @@ use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use tracing_subscriber::EnvFilter;
 
@@ -68,11 +69,19 @@ impl Background {
 
     /// Begins it anew when it has become long. What it held is in `log.1` until the next time.
     fn keep_short(&self) -> io::Result<()> {
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
         if self.file.metadata()?.len() <= LONGEST {
             return Ok(());
         }
-        fs::copy(&self.path, self.path.with_extension("1"))?;
-        self.file.set_len(0)
+        let _alone = ONE_AT_A_TIME.lock();
+        if self.file.metadata()?.len() <= LONGEST {
+            return Ok(());
+        }
+        // Where there is no room for the old one, there must be some for the new one all the same.
+        let kept = fs::copy(&self.path, self.path.with_extension("1"));
+        self.file.set_len(0)?;
+        kept.map(|_| ())
     }
 }
 

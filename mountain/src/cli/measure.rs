@@ -33,8 +33,8 @@ const LONGEST: Duration = Duration::from_secs(366 * 86_400);
 pub(crate) struct Ping {
     /// Measure round trips to this address or name
     target: String,
-    /// Send this many probes
-    #[arg(long, short = 'c', default_value_t = 1000)]
+    /// Send this many probes; `mountain compare` takes 1000 answers for P99
+    #[arg(long, short = 'c', default_value_t = 1200)]
     count: usize,
     /// Wait this long between two probes, in seconds or with a unit: 0.2, 5ms
     #[arg(long, short = 'i', default_value = "10ms", value_parser = duration)]

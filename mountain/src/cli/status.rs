@@ -106,6 +106,17 @@ pub(crate) fn status_text(status: &Status) -> String {
     for source in &status.translated_sources {
         let _ = writeln!(out, "left alone: flows from {source} (translated)");
     }
+    let private = status
+        .counters
+        .as_ref()
+        .and_then(|counters| counters.get("pass_private"));
+    if private.is_some_and(|packets| *packets > 0) {
+        let _ = writeln!(
+            out,
+            "left alone: flows from private addresses to the internet (translated behind the uplinks; \
+             see movable_sources)"
+        );
+    }
     out
 }
 

@@ -351,8 +351,7 @@ impl Daemon {
             warn!("cannot list the IPsec states, so flows are moved on no device: {e}");
         }
         self.ipsec_failed = failed;
-        let devices = devices.unwrap_or_else(|_| self.paths.devices().into_iter().collect());
-        for device in self.paths.set_offloading(devices) {
+        for device in self.paths.set_offloading(devices.ok()) {
             for path in self.paths.on_device(device) {
                 self.write_path(path);
             }

@@ -30,7 +30,8 @@ pub(crate) struct Paths {
     /// Of each group, why its flows are not moved.
     held: Vec<Option<Difference>>,
     /// Devices that carry out IPsec by themselves. Their packets are plain here.
-    offloading: BTreeSet<u32>,
+    /// Devices that carry out IPsec by themselves; `None`: any may.
+    offloading: Option<BTreeSet<u32>>,
 }
 
 /// Cost factor of the published rule (policy `argmax-load`, a baseline).
@@ -155,13 +156,20 @@ impl Paths {
             .collect()
     }
 
-    /// Which devices carry out IPsec by themselves from now on; returns those for which that is new.
-    pub(crate) fn set_offloading(&mut self, devices: BTreeSet<u32>) -> Vec<u32> {
+    /// Which devices carry out IPsec by themselves from now on (`None`: any may); returns those for which that is
+    /// new.
+    pub(crate) fn set_offloading(&mut self, devices: Option<BTreeSet<u32>>) -> Vec<u32> {
         let before = std::mem::replace(&mut self.offloading, devices);
-        before
-            .symmetric_difference(&self.offloading)
-            .copied()
-            .collect()
+        match (before, &self.offloading) {
+            (Some(before), Some(now)) => before.symmetric_difference(now).copied().collect(),
+            (None, None) => Vec::new(),
+            _ => self.devices(),
+        }
+    }
+
+    fn may_offload(&self, device: u32) -> bool {
+        let devices = self.offloading.as_ref();
+        devices.is_none_or(|devices| devices.contains(&device))
     }
 
     pub(crate) fn path_config(&self, id: usize) -> Option<ProgramPath> {
@@ -173,7 +181,7 @@ impl Paths {
             ipv6: p.key.ipv6,
             gateway: p.key.gateway?,
             mac: p.gateway_mac,
-            ethernet: p.ethernet && !self.offloading.contains(&p.key.ifindex),
+            ethernet: p.ethernet && !self.may_offload(p.key.ifindex),
             salt: path_salt(format!("{} via {:?}", p.ifname, p.key.gateway).as_bytes()),
             cost_weight: ARGMAX_COST_WEIGHT,
         })

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::paired;
 use super::runfile::RunFile;
-use super::stats::{choose_thresholds, Reply, Row, Table, Unit};
+use super::stats::{ascending, choose_thresholds, Reply, Row, Table, Unit};
 use super::variation::{self, Events, RunFigure};
 use super::verdict::{self, holm, RowDifference, RowVerdict};
 
@@ -261,6 +261,8 @@ struct Judge<'a> {
     per: f64,
     segment: usize,
     paired: bool,
+    /// Of each side, what its delays were rounded to, µs.
+    steps: Vec<f64>,
 }
 
 impl<'a> Judge<'a> {
@@ -271,12 +273,33 @@ impl<'a> Judge<'a> {
         let one_each = measured.iter().all(|m| m.tables.len() == 1);
         let figures =
             |m: &SideFigures| variation::figures(&m.replies[0], &m.tables[0], per, segment);
+        let step = |m: &SideFigures| {
+            let runs = m.replies.iter();
+            let steps = runs.map(|r| variation::rounded_to(&ascending(r.iter().map(|r| r.rtt_us))));
+            steps.fold(0.0, f64::max)
+        };
         Self {
             figures: one_each.then(|| measured.iter().map(figures).collect()),
             measured,
             per,
             segment,
             paired,
+            steps: measured.iter().map(step).collect(),
+        }
+    }
+
+    /// The step of rounding that a side's figure of this row does not see through, µs. A mean does where the delays
+    /// spread over several steps.
+    fn rounded_to(&self, row: &Row, side: usize) -> f64 {
+        if row.unit != Unit::Microseconds {
+            return 0.0;
+        }
+        let (step, measured) = (self.steps[side], &self.measured[side]);
+        let mut delays = measured.tables.iter().filter_map(|t| t.delays.as_ref());
+        let is_mean = ["Avg", "Jitter", "Stdev", "mdev"].contains(&row.name.as_str());
+        match is_mean && delays.all(|d| d.mdev >= step) {
+            true => 0.0,
+            false => step,
         }
     }
 
@@ -365,7 +388,8 @@ impl<'a> Judge<'a> {
             let trials = trials(side);
             Some(Events { count, trials })
         };
-        verdict::replicates(&a, &b, [events(0), events(side)])
+        let step = self.rounded_to(row, 0).max(self.rounded_to(row, side));
+        verdict::replicates(&a, &b, [events(0), events(side)], step)
     }
 }
 

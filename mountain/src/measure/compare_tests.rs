@@ -340,7 +340,11 @@ fn several_runs_a_side_show_how_far_equal_ones_differ() {
 /// As ping(8) writes them from 100 ms on: the truth may be 101.49 and 101.51 ms.
 #[test]
 fn one_step_of_rounding_is_no_difference() {
-    let at = |ms: f64, seed| changed(delays(2000, seed), move |_| ms * 1e3);
+    // One in twenty lies on the other side of a step's end.
+    let at = |ms: f64, seed| {
+        let one_more = move |v: f64| if v > 33e3 { 1.0 } else { 0.0 };
+        changed(delays(2000, seed), move |v| (ms + one_more(v)) * 1e3)
+    };
     for runs in 1..4 {
         let of = |ms: f64| (0..runs).map(|i| at(ms, i)).collect::<Vec<_>>();
         let sides = |ms| [side("A", of(101.0)), side("B", of(ms))];

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
 use super::stats::{ascending, quantile};
-use super::variation::{rounded_to, Events, RunFigure};
+use super::variation::{Events, RunFigure};
 
 /// Two-sided level of every test; intervals have 1 − this.
 pub const LEVEL: f64 = 0.05;
@@ -185,11 +185,13 @@ fn critical(freedom: f64) -> f64 {
 }
 
 /// The difference of two sides that hold several runs: of the runs' figures, by how far they differ
-/// within a side (Student's t with one variance). `None` where no side has two.
+/// within a side (Student's t with one variance). `step`: what the figures were rounded to, 0 for nothing that
+/// matters. `None` where no side has two.
 pub(crate) fn replicates(
     a: &[f64],
     b: &[f64],
     events: [Option<Events>; 2],
+    step: f64,
 ) -> Option<RowDifference> {
     let mean = |v: &[f64]| v.iter().sum::<f64>() / v.len() as f64;
     let squares = |v: &[f64]| v.iter().map(|x| (x - mean(v)).powi(2)).sum::<f64>();
@@ -201,13 +203,7 @@ pub(crate) fn replicates(
     let variance = (squares(a) + squares(b)) / freedom;
     let error = (variance * (1.0 / a.len() as f64 + 1.0 / b.len() as f64)).sqrt();
     // A rounded delay is off by up to half a step, and all of a side by as much to the same side.
-    let error = match events {
-        [None, None] => {
-            let step = rounded_to(&ascending(a.iter().chain(b).copied()));
-            error.max(step / 2f64.sqrt())
-        }
-        _ => error,
-    };
+    let error = error.max(step / 2f64.sqrt());
     let p = match (estimate == 0.0, error > 0.0) {
         (true, _) => 1.0,
         (_, true) => two_sided((estimate / error).abs(), freedom),

@@ -83,7 +83,9 @@ impl Change {
             (Self::Neighbour { .. }, Self::Neighbour { .. }) => {
                 self.neighbour() == other.neighbour()
             }
-            (Self::Routing, Self::Routing) | (Self::Ipsec, Self::Ipsec) => true,
+            (Self::Routing, Self::Routing)
+            | (Self::Ipsec, Self::Ipsec)
+            | (Self::Preference, Self::Preference) => true,
             _ => false,
         }
     }
@@ -170,7 +172,10 @@ impl Monitor {
             for change in changes_of(message.message_type(), message.payload()) {
                 self.gathered.retain(|earlier| !change.replaces(earlier));
                 if change.is_urgent() {
-                    self.ready.push_back(change);
+                    // Of ten thousand addresses that go, one says it.
+                    if self.ready.back() != Some(&change) {
+                        self.ready.push_back(change);
+                    }
                 } else {
                     self.gathered.push(change);
                     self.gathered_until

@@ -117,7 +117,8 @@ impl States {
             match received {
                 Some(Ok((datagram, _))) if !adds_offload(&datagram) => continue,
                 Some(Ok(_)) => self.offloads = true,
-                Some(Err(e)) if e.raw_os_error() == Some(libc::ENOBUFS) => {}
+                // Looked at again until it is known what was lost.
+                Some(Err(e)) if e.raw_os_error() == Some(libc::ENOBUFS) => self.offloads = true,
                 Some(Err(_)) => self.socket = None,
                 None => {
                     self.look_at = Instant::now() + LOOK;

@@ -28,9 +28,6 @@ use crate::netlink::ruleset::{DeviceFact, Ruleset};
 use crate::netlink::RouteTo;
 use firewall::{FirewallEffects, Passed};
 
-/// Programs of this project at a tcx hook are no news: names begin with one of these.
-pub(crate) const OWN_PROGRAMS: [&str; 2] = ["mtn_", "mountain"];
-
 /// The devices that the packets of a rule pass.
 fn passed(facts: &facts::HostFacts) -> Passed {
     let fact = |device: Option<&facts::DeviceFacts>| match device {

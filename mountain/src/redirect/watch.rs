@@ -44,9 +44,10 @@ use sources::{Heard, Notifications};
 const POLL: Duration = Duration::from_millis(250);
 /// How long a decision waits for other commands before everything is left to nft.
 const LOCK_WAIT: Duration = Duration::from_millis(300);
-/// What failed, rules that had flows under way in nft, and what nothing announces are looked at again after so
-/// many polls.
+/// What failed, and rules that had flows under way in nft, are tried again after so many polls.
 const BUSY_POLLS: u32 = 4;
+/// Far ends are looked at again after so many polls.
+const FAR_POLLS: u32 = 20;
 /// How often one that waits looks whether it may watch, milliseconds.
 const STANDBY_MS: u16 = 1000;
 /// Messages about single rules at a time.
@@ -67,6 +68,7 @@ pub fn run(stop: BorrowedFd, say: impl Fn(&str)) -> Result<()> {
         firewall: None,
         refused: HashMap::new(),
         busy: false,
+        far: false,
         say: &say,
     };
     let mut heard = Heard {
@@ -78,7 +80,8 @@ pub fn run(stop: BorrowedFd, say: impl Fn(&str)) -> Result<()> {
     let mut ready = false;
     while !heard.stop {
         polls = if heard.anything() { 0 } else { polls + 1 };
-        if heard.anything() || (watcher.busy && polls % BUSY_POLLS == 0) {
+        let unheard = watcher.far && polls % FAR_POLLS == 0;
+        if heard.anything() || (watcher.busy && polls % BUSY_POLLS == 0) || unheard {
             watcher.round(heard);
         }
         if !std::mem::replace(&mut ready, true) {
@@ -227,9 +230,10 @@ struct Watcher<'a> {
     firewall: Option<Ruleset>,
     /// Rules that the kernel did not take, and why: said once.
     refused: HashMap<u32, String>,
-    /// To be looked at again soon: some rule waits for flows of nft to end or hangs on what nothing announces, or
-    /// something failed.
+    /// To be tried again soon: some rule waits for flows of nft to end, or something failed.
     busy: bool,
+    /// Some rule hangs on the far end of a veth, of which nothing tells.
+    far: bool,
     say: &'a dyn Fn(&str),
 }
 
@@ -238,6 +242,10 @@ type Choice = (Installed, Result<(), String>);
 
 impl Watcher<'_> {
     fn round(&mut self, heard: Heard) {
+        // Another command is at work, and nothing has changed.
+        if !heard.anything() && !self.busy && Store::open_within(LOCK_WAIT).is_err() {
+            return;
+        }
         if let Err(e) = self.decide(heard) {
             self.firewall = None;
             self.busy = true;
@@ -262,7 +270,7 @@ impl Watcher<'_> {
         self.put_back(&mut store)?;
         let now = firewall::ruleset().context("cannot read the firewall")?;
         let same = self.firewall.as_ref() == Some(&now);
-        if same && !heard.rest && !self.busy {
+        if same && !heard.rest && !self.busy && !self.far {
             return Ok(());
         }
         let rules = store.all()?;
@@ -402,7 +410,8 @@ impl Watcher<'_> {
             let mut devices = [client_dev, target_dev].into_iter().flatten();
             choice.is_ok() && *backend == Backend::XdpRedirect && devices.any(|d| d.peer)
         };
-        self.busy = choices.values().any(by_far_ends);
+        self.busy = false;
+        self.far = choices.values().any(by_far_ends);
         let mut new = Vec::new();
         for (id, (rule, choice)) in choices {
             if choice.is_err() || carried.contains_key(&id) {

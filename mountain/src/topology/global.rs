@@ -6,13 +6,14 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 /// What is not globally reachable by IANA's registries of special-purpose addresses (RFC 6890), and multicast.
-const LOCAL4: [&str; 13] = [
+const LOCAL4: [&str; 14] = [
     "0.0.0.0/8",
     "10.0.0.0/8",
     "100.64.0.0/10",
     "127.0.0.0/8",
     "169.254.0.0/16",
     "172.16.0.0/12",
+    "192.0.0.0/24",
     "192.0.2.0/24",
     "192.168.0.0/16",
     "198.18.0.0/15",
@@ -23,14 +24,15 @@ const LOCAL4: [&str; 13] = [
 ];
 /// Of IPv6 what is allocated, but for documentation, and the prefix behind which all of IPv4 is (RFC 6052).
 const GLOBAL6: [&str; 2] = ["2000::/3", "64:ff9b::/96"];
-const DOCUMENTATION6: &str = "2001:db8::/32";
+const DOCUMENTATION6: [&str; 2] = ["2001:db8::/32", "3fff::/20"];
 
-/// What NAT translates: RFC 1918, RFC 6598, RFC 4193.
-const PRIVATE: [&str; 5] = [
+/// What NAT translates: RFC 1918, RFC 6598, RFC 7335, RFC 4193.
+const PRIVATE: [&str; 6] = [
     "10.0.0.0/8",
     "172.16.0.0/12",
     "192.168.0.0/16",
     "100.64.0.0/10",
+    "192.0.0.0/24",
     "fc00::/7",
 ];
 
@@ -46,7 +48,9 @@ fn is_global(address: IpAddr) -> bool {
     let within = within(address);
     match address {
         IpAddr::V4(_) => !LOCAL4.into_iter().any(within),
-        IpAddr::V6(_) => GLOBAL6.into_iter().any(&within) && !within(DOCUMENTATION6),
+        IpAddr::V6(_) => {
+            GLOBAL6.into_iter().any(&within) && !DOCUMENTATION6.into_iter().any(within)
+        }
     }
 }
 

@@ -356,6 +356,7 @@ fn what_somebody_else_translates_stays() {
             ("10.1.2.3", "172.31.255.1", false),
             ("10.1.2.3", "203.0.113.7", false),
             ("172.32.0.1", "8.8.8.8", false),
+            ("192.0.0.1", "8.8.8.8", true),
             ("192.0.2.1", "8.8.8.8", false),
             ("fd00::9", "2606:4700::1", true),
             ("fd00::9", "64:ff9b::808:808", true),
@@ -363,6 +364,7 @@ fn what_somebody_else_translates_stays() {
             ("2a00::9", "2606:4700::1", false),
             ("2001:db8::9", "2606:4700::1", false),
             ("fd00::9", "2001:db8:1::1", false),
+            ("fd00::9", "3fff::1", false),
         ] {
             let case = format!("{source} to {to}");
             let packet = like(source).from(source);

@@ -268,5 +268,5 @@ fn after_the_last_answer_nothing_is_waited_for() {
 fn the_help_says_what_the_defaults_are() {
     let output = Command::new(MOUNTAIN).args(["ping", "--help"]).output();
     let text = stdout(&output.unwrap());
-    assert!(text.contains("1000") && text.contains("10ms"), "{text}");
+    assert!(text.contains("1200") && text.contains("10ms"), "{text}");
 }

@@ -81,11 +81,14 @@ impl Fast {
             .loaded
             .insert(LoadedObject::complete(mine, &needs.programs())?);
         attach(&mut self.links, loaded, &needs)?;
-        let rules = rules.iter().zip(&values);
-        enter(loaded, &linked()?, &addresses, rules, |installed| {
-            let name = installed.rule.redirected();
-            self.begun.insert(installed.id, name) != Some(name)
-        })
+        let begun = &self.begun;
+        let entered = rules.iter().zip(&values);
+        enter(loaded, &linked()?, &addresses, entered, |installed| {
+            begun.get(&installed.id) != Some(&installed.rule.redirected())
+        })?;
+        let begin = rules.iter().map(|rule| (rule.id, rule.rule.redirected()));
+        self.begun.extend(begin);
+        Ok(())
     }
 
     /// Takes programs off that no rule needs any more.

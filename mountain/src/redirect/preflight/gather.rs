@@ -16,7 +16,7 @@ use crate::netlink::{self, RouteTo};
 use crate::redirect::{module, Rule};
 
 use super::facts::{Client, DeviceFacts, Far, FarEnd, Host, HostFacts, Sysctls, Xdp};
-use super::{features, firewall, OWN_PROGRAMS};
+use super::{features, firewall};
 
 /// Everything that matters for `rule`.
 pub(crate) fn gather(rule: &Rule) -> Result<HostFacts> {
@@ -80,7 +80,6 @@ fn device(ifindex: u32, addresses: &[(u32, IpAddr)], from: IpAddr) -> Result<Dev
     let tcx = [DeviceHook::TcxIngress, DeviceHook::TcxEgress]
         .into_iter()
         .flat_map(|hook| programs_at(hook, ifindex).unwrap_or_default())
-        .filter(|name| !OWN_PROGRAMS.iter().any(|own| name.starts_with(own)))
         .collect();
     let own = addresses.iter().filter(|(index, _)| *index == ifindex);
     Ok(DeviceFacts {
