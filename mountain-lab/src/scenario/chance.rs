@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! What chance does to a packet: a function of what names the packet, so that every policy meets the same.
+//! Which packets of a lossy path are lost. The numbers that identify a packet decide, not the order in which packets
+//! are asked about: every policy loses the same ones.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -7,7 +8,7 @@ use rand::{RngExt, SeedableRng};
 /// Delays from here on are alike, µs. A lost packet is among them.
 pub const MOST_US: u32 = 2_000_000;
 
-/// A generator for one packet.
+/// A random generator for one packet: the same numbers, the same draws.
 pub fn keyed(parts: [u64; 4]) -> StdRng {
     let mut key = [0; 32];
     for (bytes, part) in key.chunks_exact_mut(8).zip(parts) {
@@ -21,8 +22,8 @@ pub fn is_lost(key: [u64; 4], loss: f64) -> bool {
     loss > 0.0 && (loss >= 1.0 || keyed(key).random_bool(loss))
 }
 
-/// What is expected of a packet on a path of this delay that loses this share: a lost one counts as the latest
-/// that is told apart.
+/// Mean delay of packets on a path of delay `level_us` that loses the share `loss`, µs. A lost packet counts as
+/// [`MOST_US`].
 pub fn expected_us(level_us: f64, loss: f64) -> u32 {
     let most = f64::from(MOST_US);
     (level_us + loss * (most - level_us).max(0.0)) as u32

@@ -6,13 +6,13 @@
 use std::fs::{self, File};
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use tracing_subscriber::EnvFilter;
 
 use crate::control::run_dir::RunDir;
+use crate::host::atomic_file::is_at;
 
 /// When a log is begun anew, in bytes: about 4,000 decisions.
 const LONGEST: u64 = 1 << 20;
@@ -62,9 +62,7 @@ impl Background {
     fn of_stderr() -> Option<Self> {
         let path = RunDir::of_this_namespace().ok()?.log();
         let file = File::from(io::stderr().as_fd().try_clone_to_owned().ok()?);
-        let (open, named) = (file.metadata().ok()?, fs::metadata(&path).ok()?);
-        let same = open.is_file() && (open.dev(), open.ino()) == (named.dev(), named.ino());
-        same.then_some(Self { file, path })
+        is_at(&file, &path).then_some(Self { file, path })
     }
 
     /// Begins it anew when it has become long. What it held is in `log.1` until the next time.

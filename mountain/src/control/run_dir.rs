@@ -6,7 +6,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::status::{Decisions, Moves, Status};
+use crate::host::atomic_file::is_at;
 use crate::host::namespaces::this_namespace;
 use crate::steer::PolicyKind;
 
@@ -270,12 +271,6 @@ pub(crate) fn remove_stale() {
     for run_dir in run_dirs.map(RunDir) {
         run_dir.remove_stale();
     }
-}
-
-/// Whether an open file is the one at a path.
-fn is_at(file: &File, path: &Path) -> bool {
-    let inode = |metadata: io::Result<fs::Metadata>| metadata.map(|m| (m.dev(), m.ino())).ok();
-    inode(file.metadata()) == inode(fs::metadata(path))
 }
 
 /// The lock on an open file; `None` when another process has it.

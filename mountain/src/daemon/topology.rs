@@ -29,8 +29,7 @@ pub(crate) struct Paths {
     masks: Vec<Option<PathMasks>>,
     /// Of each group, why its flows are not moved.
     held: Vec<Option<Difference>>,
-    /// Devices that carry out IPsec by themselves. Their packets are plain here.
-    /// Devices that carry out IPsec by themselves; `None`: any may.
+    /// Devices that carry out IPsec by themselves, so that packets are plain here; `None`: any may.
     offloading: Option<BTreeSet<u32>>,
 }
 

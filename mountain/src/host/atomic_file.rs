@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Files that are written as a whole or not at all: whoever reads one sees the old or the new.
 
-use std::fs::{File, Permissions};
+use std::fs::{File, Metadata, Permissions};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
+
+/// Whether an open file is still the one at a path: nobody has removed it, or put another in its place.
+pub(crate) fn is_at(file: &File, path: &Path) -> bool {
+    let number = |metadata: Metadata| (metadata.dev(), metadata.ino());
+    let (open, named) = (file.metadata().map(number), path.metadata().map(number));
+    open.is_ok_and(|open| named.is_ok_and(|named| open == named))
+}
 
 /// Writes a file beside `path` under a name that nobody can foresee, and puts it in its place. A
 /// link there is replaced, not followed; what is no file, as /dev/null, stays. `lasting`: it is on

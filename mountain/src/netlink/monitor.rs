@@ -83,9 +83,7 @@ impl Change {
             (Self::Neighbour { .. }, Self::Neighbour { .. }) => {
                 self.neighbour() == other.neighbour()
             }
-            (Self::Routing, Self::Routing)
-            | (Self::Ipsec, Self::Ipsec)
-            | (Self::Preference, Self::Preference) => true,
+            (Self::Routing, Self::Routing) | (Self::Ipsec, Self::Ipsec) => true,
             _ => false,
         }
     }

@@ -18,7 +18,7 @@ use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram};
 use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
@@ -34,6 +34,7 @@ use super::preflight::firewall;
 use super::preflight::HostReadings;
 use super::store::Store;
 use super::{actions, nft, Backend, Finding, Installed, Plan, Proto};
+use crate::host::atomic_file::is_at;
 use crate::host::capabilities;
 use crate::host::text::count;
 use crate::netlink::conntrack;
@@ -198,8 +199,7 @@ impl Alone {
             let Ok(lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
                 return Ok(None);
             };
-            let inode = |m: std::io::Result<fs::Metadata>| m.map(|m| m.ino()).ok();
-            if inode(lock.metadata()) == inode(fs::metadata(&path)) {
+            if is_at(&lock, &path) {
                 return Ok(Some(Self { path, _lock: lock }));
             }
         }

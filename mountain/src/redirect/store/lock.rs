@@ -12,6 +12,8 @@ use anyhow::{bail, ensure, Context, Result};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
+use crate::host::atomic_file::is_at;
+
 /// How long a command waits for others to finish.
 pub const WAIT: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(10);
@@ -50,8 +52,7 @@ pub fn lock(dir: &Path, wait: Duration) -> Result<Option<Flock<File>>> {
             thread::sleep(POLL);
         };
         // Who held it may have removed the folder meanwhile, and others made one anew.
-        let inode = |m: io::Result<fs::Metadata>| m.map(|m| m.ino()).ok();
-        if inode(locked.metadata()) == inode(fs::metadata(dir)) {
+        if is_at(&locked, dir) {
             return Ok(Some(locked));
         }
     }
