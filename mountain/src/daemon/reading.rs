@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Following the kernel's routing beside measuring.
+//! Following the kernel's routing beside measuring, and when nothing is steered.
 //!
 //! A full routing table takes a second to read and a while to write. Probes must not wait for either,
 //! so both run on threads of their own, one job at a time. Changes that come meanwhile are read
