@@ -94,6 +94,8 @@ pub(super) fn list(json: bool) -> Result<()> {
     let gone = actions::gone(&rules)?;
     let carried = bpf::fast::carried()?;
     let never = actions::never(&rules);
+    // Who reads this may take long, and other commands wait for the lock.
+    drop(store);
     if json {
         let listed = |installed: Installed| ListedRule {
             active: !gone.contains(&installed.id),

@@ -2,12 +2,14 @@
 //! What `add` refuses, and how rules are kept: `save`, `restore`, `check`.
 
 use std::fs;
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
 
 use mountain::redirect::Backend;
 
 use super::RULE;
 use crate::net::{assert_answers, Net};
-use crate::support::{assert_has, stderr, stdout};
+use crate::support::{assert_has, stderr, stdout, MOUNTAIN};
 
 #[test]
 fn what_cannot_be_is_refused_with_the_reason() {
@@ -133,6 +135,37 @@ fn rules_are_saved_and_restored() {
     let error = net.refuses(&format!("restore {config}"), "m.toml:1: redirect 1");
     assert!(error.contains("missing field `to`"), "{error}");
     net.refuses(&format!("save {config}"), "missing field `to`");
+}
+
+#[test]
+fn a_list_that_is_read_page_by_page_keeps_no_command_waiting() {
+    let net = Net::new();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let rule = |port: u16| {
+        let from = format!("proto = \"udp\"\nfrom = \"10.0.8.17:{port}\"");
+        format!("[[redirect]]\n{from}\nto = \"10.0.1.2:{port}\"\n")
+    };
+    fs::write(&file, (1..=80).map(rule).collect::<String>()).unwrap();
+    net.redirect(&format!("restore --config {}", file.path().display()));
+
+    let (mut reader, writer) = io::pipe().unwrap();
+    // SAFETY: it takes a number. The list is longer than this.
+    let size = unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETPIPE_SZ, 4096) };
+    assert_eq!(size, 4096);
+    let mut command = net.router.command(MOUNTAIN);
+    let mut list = command
+        .args(["redirect", "list"])
+        .stdout(writer)
+        .spawn()
+        .unwrap();
+    drop(command);
+    reader.read_exact(&mut [0]).unwrap();
+    assert_eq!(net.redirect("del --all"), "deleted 80 rules\n");
+    let mut rest = String::new();
+    reader.read_to_string(&mut rest).unwrap();
+    assert!(list.wait().unwrap().success());
+    assert_eq!(rest.lines().count(), 81);
+    net.assert_clean();
 }
 
 #[test]
