@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::{anyhow, Context, Result};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use toml::de::{DeTable, DeValue, Deserializer};
 
 use crate::placement::config::{self as rules, PlacementConfig, RuleConfig};
@@ -23,7 +23,7 @@ use crate::topology::Filter;
 pub(crate) use save::save_redirects;
 
 /// The whole file.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// `[steer]`: what is steered and how.

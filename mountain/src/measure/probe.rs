@@ -32,8 +32,8 @@ const MAX_FAILURES: u32 = 64;
 
 /// Where probes go and how; in text `192.0.2.1`, `2001:db8::1` (echo) or `192.0.2.1:8610`,
 /// `[2001:db8::1]:8610` (reflector).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
 pub enum Target {
     /// ICMP echo to this address; a link-local one is taken to be on the path's device.
     Icmp(IpAddr),
@@ -51,15 +51,6 @@ impl TryFrom<String> for Target {
         match s.parse::<SocketAddr>() {
             Ok(a) if a.port() != 0 => Ok(Target::Reflector(a)),
             _ => Err(format!("{s:?} is neither an IP address nor address:port")),
-        }
-    }
-}
-
-impl From<Target> for String {
-    fn from(t: Target) -> String {
-        match t {
-            Target::Icmp(ip) => ip.to_string(),
-            Target::Reflector(a) => a.to_string(),
         }
     }
 }

@@ -5,14 +5,14 @@ use std::path::PathBuf;
 
 use ipnet::IpNet;
 use serde::de::{Deserializer, Error};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use super::routing::MarkMask;
 use crate::bpf::placement::MAX_RULES;
 use crate::host::values::{prefix, within};
 
 /// `[placement]`: new flows, where uplinks have addresses of their own.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PlacementConfig {
     /// Whether new flows are placed at all. Default true.
@@ -33,12 +33,11 @@ pub struct PlacementConfig {
     #[serde(deserialize_with = "reset_stuck")]
     pub reset_stuck_s: u32,
     /// Only sockets of processes in this cgroup (v2) are placed. Default: all.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<PathBuf>,
 }
 
 /// Whether forwarded connections are placed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Forward {
     /// Where this host forwards and translates sources.
@@ -51,7 +50,7 @@ pub enum Forward {
 }
 
 /// What takes one path.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SpreadBy {
     /// Each flow for itself.
@@ -90,7 +89,7 @@ fn reset_stuck<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Err
 }
 
 /// One `[[rule]]`: which new flows it is about, and what they use. The first that matches decides.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RuleConfig {
     /// Which flows. Required; what it does not name matches everything.
@@ -102,32 +101,25 @@ pub struct RuleConfig {
 }
 
 /// The conditions of a rule; all of them must hold.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Match {
     /// `tcp`, `udp`, or a protocol's number.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub proto: Option<IpProtocol>,
     /// Destination port: 443, or "5000-5010".
-    #[serde(
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "port_range"
-    )]
+    #[serde(deserialize_with = "port_range")]
     pub ports: Option<Range>,
     /// Differentiated services code point, 0..=63.
-    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "dscp")]
+    #[serde(deserialize_with = "dscp")]
     pub dscp: Option<u8>,
     /// Cgroup (v2) of the process, below the root: "user.slice". Not of forwarded flows.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<PathBuf>,
     /// User of the process: 1000, or "1000-1999". Not of forwarded flows.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<Range>,
     /// Mark that its owner (or a rule at the raw hook) has set: 7, "0x7", or "0x700/0xf00".
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub mark: Option<Mark>,
     /// Destination.
-    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "prefix")]
+    #[serde(deserialize_with = "prefix")]
     pub prefix: Option<IpNet>,
 }
 
@@ -161,15 +153,9 @@ impl Text {
 }
 
 /// An IP protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Text", into = "u8")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Text")]
 pub struct IpProtocol(pub u8);
-
-impl From<IpProtocol> for u8 {
-    fn from(proto: IpProtocol) -> u8 {
-        proto.0
-    }
-}
 
 impl TryFrom<Text> for IpProtocol {
     type Error = String;
@@ -187,15 +173,9 @@ impl TryFrom<Text> for IpProtocol {
 }
 
 /// First and last of a range of numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Text", into = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Text")]
 pub struct Range(pub u32, pub u32);
-
-impl From<Range> for String {
-    fn from(range: Range) -> String {
-        format!("{}-{}", range.0, range.1)
-    }
-}
 
 impl TryFrom<Text> for Range {
     type Error = String;
@@ -213,15 +193,9 @@ impl TryFrom<Text> for Range {
 }
 
 /// A mark and which of its bits count.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Text", into = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Text")]
 pub struct Mark(pub u32, pub u32);
-
-impl From<Mark> for String {
-    fn from(mark: Mark) -> String {
-        format!("{:#x}/{:#x}", mark.0, mark.1)
-    }
-}
 
 impl TryFrom<Text> for Mark {
     type Error = String;

@@ -38,7 +38,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use anyhow::{bail, Result};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use crate::netlink::snapshot::TABLE_MAIN;
 use crate::topology::{Kept, Path, Topology};
@@ -51,8 +51,8 @@ pub(crate) const TABLE_BASE: u32 = 19_700;
 pub(crate) const EVERYBODY: (u32, u32) = (0, u32::MAX - 1);
 
 /// The bits of packet marks that are ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "u32", into = "u32")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "u32")]
 pub struct MarkMask(u32);
 
 impl MarkMask {
@@ -90,12 +90,6 @@ impl TryFrom<u32> for MarkMask {
             ));
         }
         Ok(Self(mask))
-    }
-}
-
-impl From<MarkMask> for u32 {
-    fn from(mask: MarkMask) -> u32 {
-        mask.0
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::de::{Deserializer, Error};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use super::policy::TOLERANCE_US;
 use crate::host::values::{prefixes, within};
@@ -15,7 +15,7 @@ use crate::measure::probe::Target;
 const DEVICE_NAME_MAX: usize = 15;
 
 /// `[steer]`: how paths are measured and chosen.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SteerConfig {
     /// Only multipath routes inside these prefixes are steered. Default: all (empty).
@@ -63,25 +63,21 @@ fn flow_table_entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32,
 }
 
 /// `[[path]]`: what is known of one path. It applies to the paths on `dev` (and of `gateway`).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConfiguredPath {
     /// Device of the path. Required.
     #[serde(deserialize_with = "device")]
     pub dev: String,
     /// Its gateway, where one device has several. Default: any.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub gateway: Option<IpAddr>,
     /// Its name in `status` and `explain`. Default: the device's name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub name: Option<String>,
     /// What the path can carry, in Mbit/s, 0.001..=1000000. It tells own load from foreign load.
     /// Default: unknown.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "capacity"
-    )]
+    #[serde(default, deserialize_with = "capacity")]
     pub capacity_mbit: Option<f64>,
     /// The path is used like one that is this much longer, in ms, times `cost_weight`; 0..=10000.
     /// Default 0.
@@ -93,7 +89,7 @@ pub struct ConfiguredPath {
     pub metered: bool,
     /// Where probes go: an address (ICMP echo), or address:port of a `mountain reflect`, which
     /// tells the directions apart. Default: the gateway.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub probe_target: Option<Target>,
 }
 
