@@ -325,25 +325,25 @@ impl Ruleset {
 
     /// Leaves only those base chains that translate addresses, with what they jump to.
     #[must_use]
-    pub(crate) fn only_nat(mut self) -> Self {
-        for table in self.tables.values_mut() {
-            table
-                .chains
-                .retain(|_, chain| chain.base.as_ref().is_none_or(|base| base.kind == "nat"));
-        }
-        self
+    pub(crate) fn only_nat(self) -> Self {
+        self.with_bases(|base| base.kind == "nat")
     }
 
     /// Leaves out the base chains after which the kernel routes a packet of this host again, where they
     /// have changed it (nft_chain_route.c, iptable_mangle.c).
     #[must_use]
-    pub(crate) fn without_rerouting(mut self) -> Self {
+    pub(crate) fn without_rerouting(self) -> Self {
         let routes_again = |base: &Base| {
             base.hook == Hook::Output && (base.kind == "route" || base.kind == "mangle")
         };
+        self.with_bases(|base| !routes_again(base))
+    }
+
+    fn with_bases(mut self, stays: impl Fn(&Base) -> bool) -> Self {
         for table in self.tables.values_mut() {
-            let stays = |chain: &Chain| !chain.base.as_ref().is_some_and(routes_again);
-            table.chains.retain(|_, chain| stays(chain));
+            table
+                .chains
+                .retain(|_, chain| chain.base.as_ref().is_none_or(&stays));
         }
         self
     }

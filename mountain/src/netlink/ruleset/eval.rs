@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::rc::Rc;
 
 use super::expr::{self, hex, Expr, Reg, Source, Statement, Verdict};
-use super::facts::{Facts, LoadedBytes};
+use super::facts::Facts;
 use super::read::{SET_EVAL, SET_INTERVAL, SET_TIMEOUT};
 use super::registers::{
     bitwise, compare, in_range, known, named, render, swapped, Byte, Comparison, Registers,
@@ -415,16 +415,13 @@ impl<'a> Run<'a, '_> {
             Byte::Open(name, i) => Byte::Open(name, i + shift),
             byte => byte,
         });
-        match self.facts.load(source, len, self.place) {
-            LoadedBytes::Nothing => None,
-            LoadedBytes::Bytes(bytes) => {
-                let both = bytes.into_iter().zip(open);
-                Some(
-                    both.map(|(known, open)| known.map_or(open, Byte::Known))
-                        .collect(),
-                )
-            }
-        }
+        let both = self
+            .facts
+            .load(source, len, self.place)?
+            .into_iter()
+            .zip(open);
+        let bytes = both.map(|(known, open)| known.map_or(open, Byte::Known));
+        Some(bytes.collect())
     }
 
     /// A name for what the device of the packet may decide.

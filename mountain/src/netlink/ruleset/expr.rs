@@ -235,10 +235,7 @@ fn statement(name: &str, a: &Attributes<'_>, registers: &[u16], ends: bool) -> E
     Expr::Effect(Statement {
         name: name.to_owned(),
         fixed: identity(a, registers),
-        registers: registers
-            .iter()
-            .filter_map(|kind| Some((*kind, reg(a, *kind)?)))
-            .collect(),
+        registers: registers_of(a, registers),
         ends,
     })
 }
@@ -248,12 +245,15 @@ fn written(name: &str, a: &Attributes<'_>, register: u16, fixed: String) -> Expr
     Expr::Effect(Statement {
         name: name.to_owned(),
         fixed,
-        registers: reg(a, register)
-            .map(|reg| (register, reg))
-            .into_iter()
-            .collect(),
+        registers: registers_of(a, &[register]),
         ends: false,
     })
+}
+
+/// The registers that attributes of these kinds name.
+fn registers_of(a: &Attributes<'_>, kinds: &[u16]) -> Vec<(u16, Reg)> {
+    let of = |kind: &u16| Some((*kind, reg(a, *kind)?));
+    kinds.iter().filter_map(of).collect()
 }
 
 pub(crate) const META_PROTOCOL: u32 = 1;
@@ -280,21 +280,20 @@ fn meta(a: &Attributes<'_>) -> Option<Expr> {
             _ => written("meta", a, 3, key.to_string()),
         });
     }
-    // Lengths as the kernel fills them (nft_meta_get_init). The realm comes with the route.
-    let (source, len) = match key {
-        META_PROTOCOL | META_IIFTYPE | META_OIFTYPE => (Source::Meta(key), 2),
-        META_NFPROTO | META_L4PROTO => (Source::Meta(key), 1),
-        META_IIFNAME | META_OIFNAME | META_IIFKIND | META_OIFKIND => (Source::Meta(key), 16),
-        13 => (Source::ByDevice("meta rtclassid".to_owned()), 4),
-        0 | 2 | 3..=5 | 10 | 11 | 14 | 20 | 21..=24 | 32 => (Source::Meta(key), 4),
-        19 | 25 | 31 | 35 => (Source::Meta(key), 1),
-        28 | 29 => (Source::Meta(key), 2),
-        17 | 18 => (Source::Meta(key), 16),
-        30 => (Source::Meta(key), 8),
-        // VRF and other masters of the device that a packet came in by.
-        33 => (Source::Meta(key), 4),
-        34 => (Source::Meta(key), 16),
+    // Lengths as the kernel fills them (nft_meta_get_init). 33 and 34: VRF and other masters of the device that
+    // a packet came in by.
+    let len = match key {
+        META_NFPROTO | META_L4PROTO | 19 | 25 | 31 | 35 => 1,
+        META_PROTOCOL | META_IIFTYPE | META_OIFTYPE | 28 | 29 => 2,
+        0 | 2 | 3..=5 | 10 | 11 | 13 | 14 | 20 | 21..=24 | 32 | 33 => 4,
+        30 => 8,
+        META_IIFNAME | META_OIFNAME | META_IIFKIND | META_OIFKIND | 17 | 18 | 34 => 16,
         _ => return None,
+    };
+    let source = match key {
+        // The realm comes with the route.
+        13 => Source::ByDevice("meta rtclassid".to_owned()),
+        _ => Source::Meta(key),
     };
     Some(Expr::Load {
         source,

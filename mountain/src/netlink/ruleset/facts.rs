@@ -51,35 +51,26 @@ pub struct Facts {
     pub mark: Option<u32>,
 }
 
-/// What a load gives.
-pub(super) enum LoadedBytes {
-    /// Each byte, where it is known.
-    Bytes(Vec<Option<u8>>),
-    /// The rule does not apply.
-    Nothing,
-}
-
 impl Facts {
-    /// What the kernel would load at a place.
-    pub(super) fn load(&self, source: &Source, len: usize, place: &Place) -> LoadedBytes {
-        let bytes = match source {
-            Source::Meta(key) => match self.meta(*key, place) {
-                Some(bytes) => bytes.map(|mut bytes| {
-                    bytes.resize(len, 0);
-                    bytes
-                }),
-                None => return LoadedBytes::Nothing,
-            },
+    /// What the kernel would load at a place: each byte, where it is known. `None`: the rule does not apply.
+    pub(super) fn load(
+        &self,
+        source: &Source,
+        len: usize,
+        place: &Place,
+    ) -> Option<Vec<Option<u8>>> {
+        let open = vec![None; len];
+        Some(match source {
+            Source::Meta(key) => self.meta(*key, place)?.map_or(open, |mut bytes| {
+                bytes.resize(len, 0);
+                bytes.into_iter().map(Some).collect()
+            }),
             Source::Payload(base, offset, _) => {
                 let range = 0..len as u32;
                 let bytes = range.map(|i| self.payload(*base, offset.saturating_add(i), place));
-                return LoadedBytes::Bytes(bytes.collect());
+                bytes.collect()
             }
-            _ => None,
-        };
-        LoadedBytes::Bytes(match bytes {
-            Some(bytes) => bytes.into_iter().map(Some).collect(),
-            None => vec![None; len],
+            _ => open,
         })
     }
 

@@ -28,6 +28,15 @@ pub(super) enum Comparison {
     If(String),
 }
 
+impl From<bool> for Comparison {
+    fn from(holds: bool) -> Self {
+        match holds {
+            true => Self::Yes,
+            false => Self::No,
+        }
+    }
+}
+
 impl Registers {
     pub fn new() -> Self {
         Self {
@@ -116,11 +125,7 @@ pub(super) fn compare(op: Op, bytes: &[Byte], data: &[u8]) -> Comparison {
             Op::Gt => &known[..] > data,
             Op::Ge => &known[..] >= data,
         };
-        return if holds {
-            Comparison::Yes
-        } else {
-            Comparison::No
-        };
+        return holds.into();
     }
     if !matches!(op, Op::Eq | Op::Ne) {
         return Comparison::If(format!("{} {op:?} {}", render(bytes), hex(data)));
@@ -128,11 +133,7 @@ pub(super) fn compare(op: Op, bytes: &[Byte], data: &[u8]) -> Comparison {
     let pairs = bytes.iter().zip(data);
     let differ = |(byte, data): (&Byte, &u8)| matches!(byte, Byte::Known(byte) if byte != data);
     if pairs.clone().any(differ) {
-        return if op == Op::Eq {
-            Comparison::No
-        } else {
-            Comparison::Yes
-        };
+        return (op == Op::Ne).into();
     }
     let open = pairs.filter(|(byte, _)| !matches!(byte, Byte::Known(_)));
     let (open, data): (Vec<Byte>, Vec<u8>) = open.map(|(b, d)| (b.clone(), *d)).unzip();
@@ -141,10 +142,7 @@ pub(super) fn compare(op: Op, bytes: &[Byte], data: &[u8]) -> Comparison {
 
 pub(super) fn in_range(invert: bool, bytes: &[Byte], from: &[u8], to: &[u8]) -> Comparison {
     match known(bytes) {
-        Some(known) => match (from <= &known[..] && &known[..] <= to) != invert {
-            true => Comparison::Yes,
-            false => Comparison::No,
-        },
+        Some(known) => ((from <= &known[..] && &known[..] <= to) != invert).into(),
         None => {
             let not = if invert { "not " } else { "" };
             Comparison::If(format!(

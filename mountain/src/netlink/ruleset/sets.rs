@@ -20,13 +20,20 @@ pub(super) fn may_match(set: &Set, key: &[Byte]) -> Option<Vec<Element>> {
             .cloned()
     };
     let is_interval = set.flags & SET_INTERVAL != 0 && set.flags & SET_CONCAT == 0;
-    if let Some(key) = known(key) {
+    if let Some(whole) = known(key) {
+        let is_at = |element: &&Element| {
+            element.flags & CATCH_ALL == 0
+                && match element.key_end {
+                    Some(_) => fits(set, element, key),
+                    None => element.key == whole,
+                }
+        };
         let found = match is_interval {
-            false => elements.iter().find(|element| fits(set, element, &key)),
+            false => elements.iter().find(is_at),
             // The last that begins at or before it.
             true => elements
                 .iter()
-                .filter(|element| element.flags & CATCH_ALL == 0 && element.key <= key)
+                .filter(|element| element.flags & CATCH_ALL == 0 && element.key <= whole)
                 .max_by_key(|element| (element.key.clone(), element.flags & INTERVAL_END == 0))
                 .filter(|element| element.flags & INTERVAL_END == 0),
         };
@@ -36,7 +43,7 @@ pub(super) fn may_match(set: &Set, key: &[Byte]) -> Option<Vec<Element>> {
         let is_range = is_interval || element.key_end.is_some() || element.flags & CATCH_ALL != 0;
         let contradicts =
             |(byte, wanted): (&Byte, &u8)| matches!(byte, Byte::Known(byte) if byte != wanted);
-        is_range && fits_partly(set, element, key)
+        is_range && fits(set, element, key)
             || !is_range && !key.iter().zip(&element.key).any(contradicts)
     };
     Some(elements.iter().filter(possible).cloned().collect())
@@ -57,28 +64,8 @@ fn fields(set: &Set) -> Vec<(usize, usize)> {
     fields
 }
 
-fn fits(set: &Set, element: &Element, key: &[u8]) -> bool {
-    if element.flags & CATCH_ALL != 0 {
-        return false;
-    }
-    let Some(end) = &element.key_end else {
-        return element.key == key;
-    };
-    fields(set).iter().all(|(at, len)| {
-        let range = *at..at + len;
-        match (
-            element.key.get(range.clone()),
-            end.get(range.clone()),
-            key.get(range),
-        ) {
-            (Some(from), Some(to), Some(key)) => from <= key && key <= to,
-            _ => true,
-        }
-    })
-}
-
 /// Whether the known fields of a key are within those of a range.
-fn fits_partly(set: &Set, element: &Element, key: &[Byte]) -> bool {
+fn fits(set: &Set, element: &Element, key: &[Byte]) -> bool {
     let Some(end) = &element.key_end else {
         return true;
     };
