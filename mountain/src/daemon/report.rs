@@ -44,11 +44,6 @@ impl Daemon {
     }
 
     fn status(&self) -> Result<Status> {
-        let counters = self.steer.as_ref().map(|s| s.stats()).transpose()?;
-        let counters = counters.map(|all| {
-            let named = all.into_iter().map(|(name, n)| (name.to_owned(), n));
-            named.collect()
-        });
         let held_cgroups = self.held_cgroups.iter().map(|program| CgroupStatus {
             cgroup: program.cgroup.clone(),
             program: program.name.clone(),
@@ -64,7 +59,7 @@ impl Daemon {
             uptime_s: self.started.elapsed().as_secs_f64(),
             groups: self.groups_status(),
             paths: self.paths_status()?,
-            counters,
+            counters: self.steer.as_ref().map(Steer::stats).transpose()?,
             placement: self.placer.as_ref().map(|s| s.status()).transpose()?,
             skipped: self.paths.topology().skipped.clone(),
             held_cgroups: held_cgroups.collect(),

@@ -304,21 +304,16 @@ fn tuple(kind: u16, ips: &[Vec<u8>], proto: &[Vec<u8>]) -> Vec<u8> {
 }
 
 fn source(address: IpAddr) -> Vec<u8> {
-    let kind = if address.is_ipv6() {
-        CTA_IP_V6_SRC
-    } else {
-        CTA_IP_V4_SRC
-    };
-    attribute(kind, &ip_bytes(address))
+    ip_attribute([CTA_IP_V4_SRC, CTA_IP_V6_SRC], address)
 }
 
 fn destination(address: IpAddr) -> Vec<u8> {
-    let kind = if address.is_ipv6() {
-        CTA_IP_V6_DST
-    } else {
-        CTA_IP_V4_DST
-    };
-    attribute(kind, &ip_bytes(address))
+    ip_attribute([CTA_IP_V4_DST, CTA_IP_V6_DST], address)
+}
+
+/// An address by the first kind, or one of IPv6 by the second.
+fn ip_attribute(kinds: [u16; 2], address: IpAddr) -> Vec<u8> {
+    attribute(kinds[usize::from(address.is_ipv6())], &ip_bytes(address))
 }
 
 /// Says which parts of the given original tuple count.

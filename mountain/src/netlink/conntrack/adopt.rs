@@ -14,10 +14,11 @@ use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use super::{
-    destination, header, source, tuple, CTA_PROTO_DST_PORT, CTA_PROTO_NUM, CTA_PROTO_SRC_PORT,
-    CTA_STATUS, CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, DELETE, IPS_SEEN_REPLY, NFNL_SUBSYS_CTNETLINK,
+    destination, header, ip_attribute, source, tuple, CTA_PROTO_DST_PORT, CTA_PROTO_NUM,
+    CTA_PROTO_SRC_PORT, CTA_STATUS, CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, DELETE, IPS_SEEN_REPLY,
+    NFNL_SUBSYS_CTNETLINK,
 };
-use crate::netlink::wire::{attribute, ip_bytes, nest, netfilter, push_attribute, unless, Socket};
+use crate::netlink::wire::{attribute, nest, netfilter, push_attribute, unless, Socket};
 
 /// linux/netfilter/nfnetlink_conntrack.h.
 const NEW: u16 = netfilter(NFNL_SUBSYS_CTNETLINK, 0);
@@ -139,11 +140,8 @@ fn ends(kind: u16, proto: u8, from: SocketAddr, to: SocketAddr) -> Vec<u8> {
 
 /// A translation to exactly this address and port.
 fn nat(kind: u16, to: SocketAddr) -> Vec<u8> {
-    let ips = match to.is_ipv6() {
-        false => [CTA_NAT_V4_MINIP, CTA_NAT_V4_MAXIP],
-        true => [CTA_NAT_V6_MINIP, CTA_NAT_V6_MAXIP],
-    };
-    let [least, most] = ips.map(|kind| attribute(kind, &ip_bytes(to.ip())));
+    let least = ip_attribute([CTA_NAT_V4_MINIP, CTA_NAT_V6_MINIP], to.ip());
+    let most = ip_attribute([CTA_NAT_V4_MAXIP, CTA_NAT_V6_MAXIP], to.ip());
     let ports = [CTA_PROTONAT_PORT_MIN, CTA_PROTONAT_PORT_MAX];
     let ports = ports.map(|kind| attribute(kind, &to.port().to_be_bytes()));
     nest(kind, &[least, most, nest(CTA_NAT_PROTO, &ports)])

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use anyhow::{Context, Result};
 
 use crate::bpf::foreign::programs_at;
-use crate::bpf::hooks::{DeviceHook, LoadedProgram};
+use crate::bpf::hooks::{self, DeviceHook, LoadedProgram};
 use crate::host::namespaces::{named, this_namespace, within, Namespace};
 use crate::host::{kernel, sysctl};
 use crate::netlink::{self, RouteTo};
@@ -102,10 +102,9 @@ fn xdp(ifindex: u32) -> io::Result<Xdp> {
         ..Default::default()
     };
     // SAFETY: `options` says its size and lives through the call.
-    let status = unsafe { libbpf_sys::bpf_xdp_query(ifindex.cast_signed(), 0, &raw mut options) };
-    if status < 0 {
-        return Err(io::Error::from_raw_os_error(-status));
-    }
+    hooks::result(unsafe {
+        libbpf_sys::bpf_xdp_query(ifindex.cast_signed(), 0, &raw mut options)
+    })?;
     // With programs in several modes at once the one id is 0.
     let ids = [
         options.prog_id,
