@@ -8,25 +8,15 @@ use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 
 use ipnet::IpNet;
-use libc::{IFA_F_DADFAILED, IFA_F_DEPRECATED, IFA_F_SECONDARY, IFA_F_TENTATIVE};
+use libc::{IFA_FLAGS, IFA_F_DADFAILED, IFA_F_DEPRECATED, IFA_F_SECONDARY, IFA_F_TENTATIVE};
+use libc::{IFLA_ADDRESS, IFLA_GROUP, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINK};
+use libc::{IFLA_LINKINFO, IFLA_LINK_NETNSID, IFLA_MASTER, IFLA_MTU, IFLA_QDISC};
 use netlink_sys::protocols::NETLINK_ROUTE;
 
 use super::kinds::Lower;
 use super::wire::{self, bytes_at, push_attribute, u16_at, u32_at, Attributes};
 
-const IFLA_ADDRESS: u16 = 1;
-const IFLA_IFNAME: u16 = 3;
-const IFLA_MTU: u16 = 4;
-const IFLA_LINK: u16 = 5;
-const IFLA_QDISC: u16 = 6;
-const IFLA_MASTER: u16 = 10;
-const IFLA_LINKINFO: u16 = 18;
-const IFLA_GROUP: u16 = 27;
-const IFLA_LINK_NETNSID: u16 = 37;
-const IFLA_INFO_KIND: u16 = 1;
-const IFLA_INFO_DATA: u16 = 2;
 const IFLA_VRF_TABLE: u16 = 1;
-const IFA_FLAGS: u16 = 8;
 const NETNSA_NSID: u16 = 1;
 const NETNSA_FD: u16 = 3;
 /// Length of `struct ifinfomsg`, and of `struct ifaddrmsg`.

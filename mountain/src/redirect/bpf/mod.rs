@@ -55,8 +55,6 @@ const DROPS: [(mtn_rd_drop, &str); mtn_rd_drop::MTN_RD_DROP_MAX.0 as usize] = [
     (mtn_rd_drop::MTN_RD_DROP_MEMORY, "memory"),
     (mtn_rd_drop::MTN_RD_DROP_ROUTE, "route"),
 ];
-/// membarrier(2): waits for an RCU grace period (linux/membarrier.h, since 4.3).
-const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
 /// How long is surely enough for a packet, where the kernel cannot be asked (full tickless CPUs).
 const GRACE: Duration = Duration::from_millis(100);
 
@@ -399,8 +397,9 @@ pub(crate) fn remove_all() -> Result<()> {
 /// Until whatever was running when this was called has ended: a packet that had just found a rule may
 /// still make flows of it. Programs run in RCU's read-side sections.
 fn wait_for_programs() {
-    // SAFETY: takes three integers.
-    let failed = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) } != 0;
+    // SAFETY: takes three integers. Waits for an RCU grace period (membarrier(2), since 4.3).
+    let failed =
+        unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) } != 0;
     if failed {
         thread::sleep(GRACE);
     }
