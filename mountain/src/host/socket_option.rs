@@ -36,13 +36,13 @@ pub fn set<T: Copy>(
 ///
 /// # Safety
 /// `value` may hold any bytes.
-pub unsafe fn get<T>(
+pub unsafe fn get<T: ?Sized>(
     socket: &impl AsRawFd,
     level: libc::c_int,
     name: libc::c_int,
     value: &mut T,
 ) -> io::Result<()> {
-    let mut length = size_of::<T>() as libc::socklen_t;
+    let mut length = size_of_val(value) as libc::socklen_t;
     // SAFETY: the kernel writes no more than `length` bytes, which the caller allows to be any.
     let rc = unsafe {
         libc::getsockopt(

@@ -5,13 +5,13 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
 use nix::sys::socket::{socket, AddressFamily, SockFlag, SockProtocol, SockType};
 
 use super::expr::{self, Bitwise, Expr, Op, Reg, Source, Verdict};
 use super::{Base, Family, FirewallRule, FirewallTable, Hook, Ruleset};
+use crate::host::socket_option;
 use crate::netlink::wire::{text, u16_at, u32_at};
 
 /// IPT_SO_GET_INFO and IPT_SO_GET_ENTRIES; those of IPv6 have the same numbers.
@@ -79,16 +79,18 @@ fn read_table(family: Family, name: &str) -> io::Result<FirewallTable> {
         SockFlag::SOCK_CLOEXEC,
         SockProtocol::Raw,
     )?;
+    // SAFETY: the buffers are plain bytes.
+    let get = |what, buffer: &mut [u8]| unsafe { socket_option::get(&socket, level, what, buffer) };
     for _ in 0..TRIES {
         let mut info = vec![0; INFO_LEN];
         info[..name.len().min(NAME_LEN - 1)]
             .copy_from_slice(&name.as_bytes()[..name.len().min(NAME_LEN - 1)]);
-        get(&socket, level, GET_INFO, &mut info)?;
+        get(GET_INFO, &mut info)?;
         let head = Head::new(name, &info);
         let mut block = vec![0; ENTRIES_AT + head.size];
         block[..NAME_LEN].copy_from_slice(&info[..NAME_LEN]);
         block[NAME_LEN..NAME_LEN + 4].copy_from_slice(&(head.size as u32).to_ne_bytes());
-        match get(&socket, level, GET_ENTRIES, &mut block) {
+        match get(GET_ENTRIES, &mut block) {
             // Its size is another one by now.
             Err(e) if e.raw_os_error() == Some(libc::EAGAIN) => continue,
             got => got?,
@@ -99,24 +101,6 @@ fn read_table(family: Family, name: &str) -> io::Result<FirewallTable> {
     Err(io::Error::other(format!(
         "changed during each of {TRIES} readings"
     )))
-}
-
-fn get(socket: &OwnedFd, level: i32, what: i32, buffer: &mut [u8]) -> io::Result<()> {
-    let mut len = buffer.len() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to the buffer.
-    let done = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            level,
-            what,
-            buffer.as_mut_ptr().cast(),
-            &mut len,
-        )
-    };
-    match done {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 /// What is known of a table besides its entries.
