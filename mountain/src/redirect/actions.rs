@@ -4,7 +4,7 @@
 
 mod choice;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use anyhow::Result;
 
@@ -225,48 +225,42 @@ fn by_backend(rules: &[Installed]) -> Vec<(Backend, Vec<Installed>)> {
 
 /// What rules have done, in their order.
 pub fn stats(rules: &[Installed]) -> Result<Vec<Stats>> {
-    let mut all = Vec::new();
+    // What is not in force has counted nothing.
+    let nothing = rules.iter().map(|i| (i.id, Stats::of(i.id)));
+    let mut all: BTreeMap<u32, Stats> = nothing.collect();
     for (backend, rules) in by_backend(rules) {
-        match backend {
+        let counted = match backend {
             Backend::Nft => {
                 let on_top: Vec<u32> = rules.iter().filter(|i| !i.fixed).map(|i| i.id).collect();
-                let mut stats = nft::stats(&rules)?;
+                let mut counted = nft::stats(&rules)?;
                 if !on_top.is_empty() {
-                    add_up(&mut stats, bpf::fast::stats(&on_top)?);
+                    counted.extend(bpf::fast::stats(&on_top)?);
                 }
-                all.extend(stats);
+                counted
             }
-            Backend::Module => all.extend(module::stats(&rules)?),
-            _ => all.extend(bpf::stats(&rules.iter().map(|i| i.id).collect::<Vec<_>>())?),
+            Backend::Module => module::stats(&rules)?,
+            _ => bpf::stats(&rules.iter().map(|i| i.id).collect::<Vec<_>>())?,
+        };
+        for one in counted {
+            if let Some(sum) = all.get_mut(&one.id) {
+                add(sum, one);
+            }
         }
     }
-    // What is not in force has counted nothing.
-    let counted: HashSet<u32> = all.iter().map(|stats| stats.id).collect();
-    let missing = rules.iter().filter(|i| !counted.contains(&i.id));
-    all.extend(missing.map(|i| Stats {
-        id: i.id,
-        ..Stats::default()
-    }));
-    all.sort_by_key(|stats| stats.id);
-    Ok(all)
+    Ok(all.into_values().collect())
 }
 
-/// What two backends have counted of the same rules.
-fn add_up(stats: &mut [Stats], more: Vec<Stats>) {
-    for more in more {
-        let Some(sum) = stats.iter_mut().find(|sum| sum.id == more.id) else {
-            continue;
-        };
-        for (to, of) in [
-            (&mut sum.forward, more.forward),
-            (&mut sum.reply, more.reply),
-        ] {
-            to.packets += of.packets;
-            to.bytes += of.bytes;
-        }
-        for (reason, count) in more.drops {
-            *sum.drops.entry(reason).or_default() += count;
-        }
+/// Adds what another backend has counted of the same rule.
+fn add(sum: &mut Stats, more: Stats) {
+    for (to, of) in [
+        (&mut sum.forward, more.forward),
+        (&mut sum.reply, more.reply),
+    ] {
+        to.packets += of.packets;
+        to.bytes += of.bytes;
+    }
+    for (reason, count) in more.drops {
+        *sum.drops.entry(reason).or_default() += count;
     }
 }
 

@@ -367,6 +367,16 @@ pub struct Stats {
     pub drops: std::collections::BTreeMap<String, u64>,
 }
 
+impl Stats {
+    /// Of a rule that has done nothing.
+    pub(crate) fn of(id: u32) -> Self {
+        Self {
+            id,
+            ..Self::default()
+        }
+    }
+}
+
 /// What [`preflight`] found about one backend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {

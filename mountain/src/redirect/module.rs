@@ -95,10 +95,9 @@ fn in_kernel(payload: &[u8]) -> Option<(u32, InKernel)> {
         })
     };
     let mut stats = Stats {
-        id,
         forward: traffic(A_FORWARD_PACKETS, A_FORWARD_BYTES)?,
         reply: traffic(A_REPLY_PACKETS, A_REPLY_BYTES)?,
-        ..Stats::default()
+        ..Stats::of(id)
     };
     if let Some(drops @ 1..) = message.u64(A_DROPS_MEMORY) {
         stats.drops.insert("memory".to_owned(), drops);
@@ -182,12 +181,8 @@ pub(crate) fn remove_all() -> Result<()> {
 pub fn stats(rules: &[Installed]) -> Result<Vec<Stats>> {
     let there = read()?;
     let of = |installed: &Installed| there.get(&installed.id).filter(|r| r.is(installed));
-    let mut all: Vec<Stats> = rules
-        .iter()
-        .filter_map(|i| Some(of(i)?.stats.clone()))
-        .collect();
-    all.sort_by_key(|stats| stats.id);
-    Ok(all)
+    let stats = rules.iter().filter_map(of).map(|rule| rule.stats.clone());
+    Ok(stats.collect())
 }
 
 /// Those of `rules` that the module does not have.

@@ -225,19 +225,12 @@ fn message(set: &str, elements: &[Element]) -> Vec<u8> {
     body
 }
 
-/// What a rule has done. Packets as Netfilter sees them: received ones after GRO and defragmentation,
-/// own ones before segmentation.
+/// What rules have done, of those that are in the table. Packets as Netfilter sees them: received ones after GRO
+/// and defragmentation, own ones before segmentation.
 pub fn stats(rules: &[Installed]) -> Result<Vec<Stats>> {
     let mut all: HashMap<u32, Stats> = HashMap::new();
     let mut wanted: HashMap<String, HashMap<Vec<u8>, u32>> = HashMap::new();
     for installed in rules {
-        all.insert(
-            installed.id,
-            Stats {
-                id: installed.id,
-                ..Stats::default()
-            },
-        );
         for direction in ["forward", "reply"] {
             let (set, key) = counted_by(direction, installed);
             wanted.entry(set).or_default().insert(key, installed.id);
@@ -249,8 +242,8 @@ pub fn stats(rules: &[Installed]) -> Result<Vec<Stats>> {
             let Some((key, traffic)) = counter(element) else {
                 return;
             };
-            let stats = keys.get(key).and_then(|id| all.get_mut(id));
-            if let Some(stats) = stats {
+            if let Some(&id) = keys.get(key) {
+                let stats = all.entry(id).or_insert_with(|| Stats::of(id));
                 match forward {
                     true => stats.forward = traffic,
                     false => stats.reply = traffic,
@@ -258,9 +251,7 @@ pub fn stats(rules: &[Installed]) -> Result<Vec<Stats>> {
             }
         })?;
     }
-    let mut all: Vec<Stats> = all.into_values().collect();
-    all.sort_by_key(|stats| stats.id);
-    Ok(all)
+    Ok(all.into_values().collect())
 }
 
 /// Reads the elements of a set; of a table that somebody has removed, none: `list` says so.

@@ -525,10 +525,7 @@ fn stats_of(loaded: &LoadedObject, ids: &[u32]) -> Result<Vec<Stats>> {
     let map = loaded.map("rule_stats")?;
     let mut all = vec![];
     for &id in ids {
-        let mut stats = Stats {
-            id,
-            ..Default::default()
-        };
+        let mut stats = Stats::of(id);
         let cpus = map.lookup_percpu(&id.to_ne_bytes(), MapFlags::ANY)?;
         for cpu in cpus.unwrap_or_default() {
             let one: types::mtn_rd_stats = read_from(&cpu);
