@@ -14,7 +14,7 @@ use std::future::pending;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use tokio::task::JoinHandle;
+use tokio::task::{spawn_blocking, JoinHandle};
 use tracing::{info, warn};
 
 use super::{Daemon, ADOPT_MS, FORWARDING, TRY_AGAIN};
@@ -22,7 +22,7 @@ use crate::bpf::tries::{self, Entries, Shared};
 use crate::bpf::{destinations, ProgramGroup, SteerMode};
 use crate::placement::Placer;
 use crate::steer::PolicyKind;
-use crate::topology::{read_topology, Filter, Topology};
+use crate::topology::{read_topology_blocking, Filter, Topology};
 
 /// After a job that took a time, the next one waits for so many times that.
 const REST: u32 = 3;
@@ -31,10 +31,13 @@ const REST_MAX: Duration = Duration::from_secs(10);
 /// Changes to the tables of destinations that are written at once: some milliseconds.
 const AT_ONCE: usize = 5_000;
 
+/// What is under way: since when, what is said if it breaks off, and what it gives.
+type Job = (Instant, &'static str, JoinHandle<Result<Topology>>);
+
 /// Reads the kernel's routing when asked to.
 pub(crate) struct Reader {
     filter: Filter,
-    job: Option<(Instant, JoinHandle<Result<Topology>>)>,
+    job: Option<Job>,
     asked: bool,
     /// Placing is paused for something that the reading under way may not show.
     unsettled: bool,
@@ -75,23 +78,20 @@ impl Reader {
 
     /// Writes large tables; [`Reader::next`] gives the topology back that they are of.
     pub(crate) fn fill(&mut self, fill: Box<Fill>) {
-        let job = tokio::spawn(async move {
-            tokio::task::spawn_blocking(move || fill.write())
-                .await
-                .context("writing the routes was interrupted")?
-        });
-        self.job = Some((Instant::now(), job));
+        let job = spawn_blocking(move || fill.write());
+        self.job = Some((Instant::now(), "writing the routes was interrupted", job));
     }
 
     /// Waits for the next reading. Cancel safe.
     pub(crate) async fn next(&mut self) -> Result<Topology> {
         loop {
-            if let Some((started, job)) = &mut self.job {
+            if let Some((started, interrupted, job)) = &mut self.job {
                 let done = job.await;
                 let rest = (started.elapsed() * REST).min(REST_MAX);
                 self.not_before = Instant::now() + rest;
+                let done = done.context(*interrupted);
                 self.job = None;
-                return done.context("reading the routing state was interrupted")?;
+                return done?;
             }
             if !self.asked {
                 pending::<()>().await;
@@ -100,8 +100,9 @@ impl Reader {
             self.asked = false;
             self.unsettled = false;
             let filter = self.filter.clone();
-            let job = tokio::spawn(async move { read_topology(&filter).await });
-            self.job = Some((Instant::now(), job));
+            let job = spawn_blocking(move || read_topology_blocking(&filter));
+            let interrupted = "reading the routing state was interrupted";
+            self.job = Some((Instant::now(), interrupted, job));
         }
     }
 }
