@@ -17,7 +17,7 @@ mod program;
 mod settings;
 pub(crate) mod tries;
 
-use std::collections::{btree_map::Entry, BTreeMap};
+use std::collections::{btree_map::Entry, BTreeMap, BTreeSet};
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
@@ -388,9 +388,19 @@ impl Steer {
     ///
     /// # Errors
     /// When there are more than 4096.
-    pub(crate) fn bar_cgroups(&mut self, ids: &[u64]) -> Result<()> {
-        let entries = ids.iter().map(|id| (id.to_ne_bytes().to_vec(), vec![1]));
-        sync(&self.skel.maps.held_cgroups, entries).context("too many cgroups with programs")?;
+    pub(crate) fn bar_cgroups(&mut self, ids: &BTreeSet<u64>) -> Result<()> {
+        let held = &self.skel.maps.held_cgroups;
+        let write = || -> Result<()> {
+            // First, so that no look-up finds less than both the old and the new state have in common.
+            for id in ids {
+                held.update(&id.to_ne_bytes(), &[1], MapFlags::ANY)
+                    .context("a BPF table is full")?;
+            }
+            let is_stale = |key: &Vec<u8>| !ids.contains(&read_from::<u64>(key));
+            let stale: Vec<Vec<u8>> = held.keys().filter(is_stale).collect();
+            stale.iter().try_for_each(|key| Ok(held.delete(key)?))
+        };
+        write().context("too many cgroups with programs")?;
         publish(&mut self.bss().config.n_held_cgroups, ids.len() as u32);
         Ok(())
     }
@@ -540,19 +550,4 @@ pub(crate) fn namespace_cookie() -> io::Result<u64> {
         )
     }?;
     Ok(cookie)
-}
-
-/// Makes a map hold exactly `entries`: adds and replaces first, so that no look-up finds less
-/// than both the old and the new state have in common.
-fn sync(map: &impl MapCore, entries: impl Iterator<Item = (Vec<u8>, Vec<u8>)>) -> Result<()> {
-    let entries: BTreeMap<Vec<u8>, Vec<u8>> = entries.collect();
-    for (key, value) in &entries {
-        map.update(key, value, MapFlags::ANY)
-            .context("a BPF table is full")?;
-    }
-    let stale: Vec<Vec<u8>> = map.keys().filter(|k| !entries.contains_key(k)).collect();
-    for key in stale {
-        map.delete(&key)?;
-    }
-    Ok(())
 }

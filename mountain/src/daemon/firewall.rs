@@ -405,7 +405,7 @@ impl Daemon {
         }
         let ids: BTreeSet<u64> = programs.iter().map(|program| program.cgroup_id).collect();
         if let Some(steer) = &mut self.steer {
-            if let Err(e) = steer.bar_cgroups(&ids.into_iter().collect::<Vec<_>>()) {
+            if let Err(e) = steer.bar_cgroups(&ids) {
                 self.failed_at = Some(Instant::now());
                 return self.suspend(format!("{e:#}"));
             }
