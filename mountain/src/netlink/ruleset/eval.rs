@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::rc::Rc;
 
-use super::expr::{self, hex, Expr, Reg, Source, Statement, Verdict};
+use super::expr::{self, Expr, Extension, Reg, Source, Statement, Verdict};
 use super::facts::Facts;
 use super::read::{SET_EVAL, SET_INTERVAL, SET_TIMEOUT};
 use super::registers::{
@@ -337,26 +337,18 @@ impl<'a> Run<'a, '_> {
                 return self.look_up(run, set, (*sreg, *dreg), *verdict, *invert);
             }
             Expr::Condition(what) => run.steps.push(Step::If(what.clone())),
-            Expr::Match {
-                name,
-                revision,
-                info,
-            } => return self.run_match(run, name, *revision, info),
-            Expr::Target {
-                name,
-                revision,
-                info,
-            } => {
-                let (kind, ends) = xt::target(name, info);
-                let mut what = format!("target {name} {revision} {}", hex(info));
-                if xt::asks_mtu(name, info) {
+            Expr::Match(found) => return self.run_match(run, found),
+            Expr::Target(found) => {
+                let (kind, ends) = xt::target(found);
+                let mut what = format!("target {}", found.identity());
+                if xt::asks_mtu(found) {
                     what += &self.mtu();
                 }
                 if kind == Some(EffectKind::Unknown) {
                     what = self.by_device(&what);
                 }
                 run.steps.extend(kind.map(|kind| Step::Do(kind, what)));
-                match (name.as_str(), ends) {
+                match (found.name.as_str(), ends) {
                     ("ACCEPT", _) => return Next::End(End::Accept),
                     ("RETURN", _) => return Next::End(End::Return),
                     (_, true) => return Next::End(End::Stop),
@@ -452,8 +444,8 @@ impl<'a> Run<'a, '_> {
         Step::Do(kind_of(statement), what)
     }
 
-    fn run_match(&mut self, run: &mut RuleRun<'a>, name: &str, revision: u32, info: &[u8]) -> Next {
-        if let Some(exprs) = xt::as_exprs(name, revision, info) {
+    fn run_match(&mut self, run: &mut RuleRun<'a>, found: &Extension) -> Next {
+        if let Some(exprs) = xt::as_exprs(found) {
             for expr in &exprs {
                 match self.run(run, expr) {
                     Next::On => {}
@@ -462,8 +454,8 @@ impl<'a> Run<'a, '_> {
             }
             return Next::On;
         }
-        let what = format!("match {name} {revision} {}", hex(info));
-        match xt::classify(name, revision, info, self.ruleset.ipsets_by_device) {
+        let what = format!("match {}", found.identity());
+        match xt::classify(found, self.ruleset.ipsets_by_device) {
             xt::MatchKind::Always => {}
             xt::MatchKind::Packet => run.steps.push(Step::If(what)),
             xt::MatchKind::Remembers => run.steps.push(Step::Do(EffectKind::Remember, what)),

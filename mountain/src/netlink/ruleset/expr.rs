@@ -101,22 +101,27 @@ pub(crate) enum Expr {
     },
     /// Holds for some packets, by a state of its own: limit, quota...
     Condition(String),
-    /// A match of xtables, with its options.
-    Match {
-        name: String,
-        revision: u32,
-        info: Vec<u8>,
-    },
-    /// A target of xtables, with its options.
-    Target {
-        name: String,
-        revision: u32,
-        info: Vec<u8>,
-    },
+    Match(Extension),
+    Target(Extension),
     /// Counts, logs or traces.
     Quiet(&'static str),
     Effect(Statement),
     Unknown(String),
+}
+
+/// A match or a target of xtables, with its options.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Extension {
+    pub name: String,
+    pub revision: u32,
+    pub info: Vec<u8>,
+}
+
+impl Extension {
+    /// Equal of those that do the same.
+    pub(super) fn identity(&self) -> String {
+        format!("{} {} {}", self.name, self.revision, hex(&self.info))
+    }
 }
 
 /// Something done to a packet or because of it.
@@ -502,18 +507,13 @@ fn objref(a: &Attributes<'_>) -> Option<Expr> {
 }
 
 fn compat(name: &str, a: &Attributes<'_>) -> Option<Expr> {
-    let (module, revision) = (a.string(1)?, a.be32(2)?);
-    let info = a.get(3).unwrap_or_default().to_vec();
+    let extension = Extension {
+        name: a.string(1)?,
+        revision: a.be32(2)?,
+        info: a.get(3).unwrap_or_default().to_vec(),
+    };
     Some(match name {
-        "match" => Expr::Match {
-            name: module,
-            revision,
-            info,
-        },
-        _ => Expr::Target {
-            name: module,
-            revision,
-            info,
-        },
+        "match" => Expr::Match(extension),
+        _ => Expr::Target(extension),
     })
 }

@@ -83,7 +83,7 @@ impl Ruleset {
         let mut exprs = chains
             .flat_map(|chain| &chain.rules)
             .flat_map(|rule| &rule.exprs);
-        exprs.any(|expr| matches!(expr, Expr::Match { name, .. } if name == "set"))
+        exprs.any(|expr| matches!(expr, Expr::Match(found) if found.name == "set"))
     }
 }
 

@@ -140,15 +140,11 @@ impl Writer<'_> {
                 let name = if name == "ct" { "ct count" } else { name };
                 self.words.push(name.to_owned());
             }
-            Expr::Match {
-                name,
-                revision,
-                info,
-            } => match xt::as_exprs(name, *revision, info) {
+            Expr::Match(found) => match xt::as_exprs(found) {
                 Some(exprs) => exprs.iter().for_each(|expr| self.write(expr)),
-                None => self.words.push(format!("-m {name}")),
+                None => self.words.push(format!("-m {}", found.name)),
             },
-            Expr::Target { name, .. } => self.words.push(format!("-j {name}")),
+            Expr::Target(found) => self.words.push(format!("-j {}", found.name)),
             Expr::Quiet(what) => self.words.push((*what).to_owned()),
             Expr::Effect(statement) => self.words.push(self.effect(statement)),
             Expr::Unknown(name) => self.words.push(format!("[{name}]")),

@@ -4,7 +4,7 @@
 
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
-use super::expr::{self, Expr, Source};
+use super::expr::{self, Expr, Extension, Source};
 use super::residue::EffectKind;
 use super::xtables::compare;
 use crate::netlink::wire::{
@@ -87,17 +87,13 @@ pub(super) enum MatchKind {
     Device,
 }
 
-pub(super) fn classify(
-    name: &str,
-    revision: u32,
-    info: &[u8],
-    ipsets_by_device: bool,
-) -> MatchKind {
+pub(super) fn classify(found: &Extension, ipsets_by_device: bool) -> MatchKind {
     const ADDRTYPE_IFACE_OUT: u8 = 8;
-    match name {
+    let info = &found.info;
+    match found.name.as_str() {
         "comment" => MatchKind::Always,
         "recent" => MatchKind::Remembers,
-        "addrtype" if revision == 0 => MatchKind::Packet,
+        "addrtype" if found.revision == 0 => MatchKind::Packet,
         "addrtype" => match u32_at(info, 4).is_some_and(|f| f & u32::from(ADDRTYPE_IFACE_OUT) == 0)
         {
             true => MatchKind::Packet,
@@ -113,8 +109,9 @@ pub(super) fn classify(
 const SCRATCH: usize = 48;
 
 /// A match in the words of nftables, where it can be said so.
-pub(super) fn as_exprs(name: &str, revision: u32, info: &[u8]) -> Option<Vec<Expr>> {
-    match (name, revision) {
+pub(super) fn as_exprs(found: &Extension) -> Option<Vec<Expr>> {
+    let info = &found.info;
+    match (found.name.as_str(), found.revision) {
         // Two pairs of ports, and for tcp an option, flags and their mask: none of these.
         ("tcp", 0) => match *info.get(8..12)? {
             [0, 0, _, inverted] if inverted & !3 == 0 => ports(info, inverted),
@@ -182,19 +179,19 @@ fn devgroup(info: &[u8]) -> Option<Vec<Expr>> {
 }
 
 /// What a target does to a packet, and whether it ends the packet's way through the chain.
-pub(super) fn target(name: &str, info: &[u8]) -> (Option<EffectKind>, bool) {
+pub(super) fn target(found: &Extension) -> (Option<EffectKind>, bool) {
     use EffectKind as E;
     // struct xt_connmark_tginfo1: marks and masks of 4 bytes each, then the mode.
     const CONNMARK_MODE: usize = 12;
     const CONNMARK_RESTORE: u8 = 2;
-    match name {
+    match found.name.as_str() {
         "LOG" | "NFLOG" | "ULOG" | "TRACE" | "AUDIT" | "RATEEST" | "LED" => (None, false),
         "ACCEPT" | "RETURN" => (None, true),
         "DROP" | "REJECT" | "SYNPROXY" => (Some(E::Drop), true),
         "MASQUERADE" | "SNAT" | "DNAT" | "REDIRECT" | "NETMAP" => (Some(E::Nat), true),
         "NFQUEUE" | "QUEUE" => (Some(E::Queue), true),
         "MARK" | "HMARK" => (Some(E::Mark), false),
-        "CONNMARK" => match info.get(CONNMARK_MODE) {
+        "CONNMARK" => match found.info.get(CONNMARK_MODE) {
             Some(&mode) if mode != CONNMARK_RESTORE => (Some(E::Label), false),
             _ => (Some(E::Mark), false),
         },
@@ -210,9 +207,9 @@ pub(super) fn target(name: &str, info: &[u8]) -> (Option<EffectKind>, bool) {
 }
 
 /// Targets by which the route's MTU becomes part of the packet.
-pub(super) fn asks_mtu(name: &str, info: &[u8]) -> bool {
+pub(super) fn asks_mtu(found: &Extension) -> bool {
     // XT_TCPMSS_CLAMP_PMTU
-    name == "TCPMSS" && u16_at(info, 0) == Some(u16::MAX)
+    found.name == "TCPMSS" && u16_at(&found.info, 0) == Some(u16::MAX)
 }
 
 /// Whether some set of the kernel's ipset is about devices, or whether there are such is not known.

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use nix::sys::socket::{socket, AddressFamily, SockFlag, SockProtocol, SockType};
 
-use super::expr::{self, Bitwise, Expr, Op, Reg, Source, Verdict};
+use super::expr::{self, Bitwise, Expr, Extension, Op, Reg, Source, Verdict};
 use super::{Base, Family, FirewallRule, FirewallTable, Hook, Ruleset};
 use crate::host::socket_option;
 use crate::netlink::wire::{text, u16_at, u32_at};
@@ -147,19 +147,17 @@ struct Entry<'a> {
     at: usize,
     bytes: &'a [u8],
     target_at: usize,
+    target: Extension,
 }
 
-impl<'a> Entry<'a> {
-    fn target(&self) -> Option<(String, u32, &'a [u8])> {
-        module(self.bytes.get(self.target_at..)?)
-    }
-}
-
-/// Name, revision and options of a match or target: `struct xt_entry_match`.
-fn module(bytes: &[u8]) -> Option<(String, u32, &[u8])> {
+/// A match or a target: `struct xt_entry_match`.
+fn extension(bytes: &[u8]) -> Option<Extension> {
     let size = length_at(bytes, 0)?;
-    let name = text(bytes.get(2..31)?);
-    Some((name, u32::from(*bytes.get(31)?), bytes.get(32..size)?))
+    Some(Extension {
+        name: text(bytes.get(2..31)?),
+        revision: u32::from(*bytes.get(31)?),
+        info: bytes.get(32..size)?.to_vec(),
+    })
 }
 
 /// The chains of a table's block of entries. `None`: it is not as expected.
@@ -175,6 +173,7 @@ pub(super) fn parse(family: Family, head: &Head, block: &[u8]) -> Option<Firewal
             at,
             bytes,
             target_at,
+            target: extension(bytes.get(target_at..)?)?,
         });
         at += next;
     }
@@ -186,9 +185,8 @@ pub(super) fn parse(family: Family, head: &Head, block: &[u8]) -> Option<Firewal
         }
     }
     for entry in &entries {
-        let (name, _, info) = entry.target()?;
-        if name == "ERROR" {
-            starts.insert(entry.at + entry.bytes.len(), text(info));
+        if entry.target.name == "ERROR" {
+            starts.insert(entry.at + entry.bytes.len(), text(&entry.target.info));
         }
     }
     let mut table = FirewallTable::default();
@@ -198,7 +196,7 @@ pub(super) fn parse(family: Family, head: &Head, block: &[u8]) -> Option<Firewal
             chain.clone_from(name);
             table.chains.entry(chain.clone()).or_default();
         }
-        if entry.target()?.0 == "ERROR" {
+        if entry.target.name == "ERROR" {
             continue;
         }
         let exprs = rule(family, entry, &starts)?;
@@ -216,7 +214,7 @@ pub(super) fn parse(family: Family, head: &Head, block: &[u8]) -> Option<Firewal
                 priority: priority(&head.name, *hook),
                 kind: head.name.clone(),
                 devices: Vec::new(),
-                drops: u32_at(policy.target()?.2, 0)?.cast_signed() == -1,
+                drops: u32_at(&policy.target.info, 0)?.cast_signed() == -1,
             };
             let chain = table.chains.get_mut(*name)?;
             // The policy is the last rule.
@@ -234,24 +232,14 @@ fn rule(family: Family, entry: &Entry<'_>, starts: &BTreeMap<usize, String>) -> 
     let mut at = if ipv6 { 168 } else { 112 };
     while at < entry.target_at {
         let size = length_at(entry.bytes, at)?;
-        let (name, revision, info) = module(entry.bytes.get(at..)?)?;
-        exprs.push(Expr::Match {
-            name,
-            revision,
-            info: info.to_vec(),
-        });
+        exprs.push(Expr::Match(extension(entry.bytes.get(at..)?)?));
         at += Some(size).filter(|size| *size > 0)?;
     }
-    let (name, revision, info) = entry.target()?;
-    if !name.is_empty() {
-        exprs.push(Expr::Target {
-            name,
-            revision,
-            info: info.to_vec(),
-        });
+    if !entry.target.name.is_empty() {
+        exprs.push(Expr::Target(entry.target.clone()));
         return Some(exprs);
     }
-    let verdict = u32_at(info, 0)?.cast_signed();
+    let verdict = u32_at(&entry.target.info, 0)?.cast_signed();
     exprs.push(Expr::Verdict(match verdict {
         // -NF_ACCEPT - 1, -NF_DROP - 1, XT_RETURN.
         -2 => Verdict::Accept,
