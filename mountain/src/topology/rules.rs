@@ -251,13 +251,7 @@ fn matches_of(rule: &FibRule) -> Matches {
 /// What the program is told of a rule: which packets of a table's groups it takes.
 fn fib_rule(rule: &FibRule, table: u32) -> FibRule {
     if rule.opaque && rule.invert {
-        // Any packet.
-        return FibRule {
-            table,
-            priority: rule.priority,
-            ipv6: rule.ipv6,
-            ..FibRule::default()
-        };
+        return any_packet(rule, table);
     }
     FibRule {
         table,
@@ -270,15 +264,22 @@ fn fib_rule(rule: &FibRule, table: u32) -> FibRule {
     }
 }
 
+/// A rule in the place of this one that takes any packet.
+fn any_packet(rule: &FibRule, table: u32) -> FibRule {
+    FibRule {
+        table,
+        priority: rule.priority,
+        ipv6: rule.ipv6,
+        ..FibRule::default()
+    }
+}
+
 /// Whether what the program is told of a rule has no condition at all, so that it matches every packet (none
 /// if inverted).
 fn is_unconditional(rule: &FibRule) -> bool {
     let bare = FibRule {
-        table: rule.table,
-        priority: rule.priority,
         invert: rule.invert,
-        ipv6: rule.ipv6,
-        ..FibRule::default()
+        ..any_packet(rule, rule.table)
     };
     *rule == bare
 }
@@ -287,11 +288,8 @@ fn is_unconditional(rule: &FibRule) -> bool {
 /// socket sends it may have no source yet, and one rule for other sources than this one selects it then.
 fn with_sourceless(rule: FibRule) -> Vec<FibRule> {
     let local = FibRule {
-        table: rule.table,
-        priority: rule.priority,
-        ipv6: rule.ipv6,
         iif: Some(LOOPBACK),
-        ..FibRule::default()
+        ..any_packet(&rule, rule.table)
     };
     match rule.invert && rule.src.is_some() {
         true => vec![rule, local],
@@ -310,11 +308,8 @@ fn vrf_rules(snapshot: &Snapshot, rule: &FibRule, table: u32, reach: &mut Reach)
         let vrf = vrf_of(ifindex).or_else(|| link.master.and_then(vrf_of));
         if vrf.is_some_and(|vrf| vrf != table) {
             reach.fib_rules.push(FibRule {
-                table,
-                priority: rule.priority,
                 iif: Some(ifindex),
-                ipv6: rule.ipv6,
-                ..FibRule::default()
+                ..any_packet(rule, table)
             });
         }
     }
