@@ -5,11 +5,11 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::rc::Rc;
 
-use super::expr::{self, Expr, Extension, Reg, Source, Statement, Verdict};
+use super::expr::{self, Expr, Extension, Lookup, Source, Statement, Verdict};
 use super::facts::Facts;
 use super::read::{SET_EVAL, SET_INTERVAL, SET_TIMEOUT};
 use super::registers::{
-    bitwise, compare, in_range, known, named, render, swapped, Byte, Comparison, Registers,
+    bitwise, compare, in_range, known, named, render, Byte, Comparison, Registers,
 };
 use super::residue::{ends, is_nothing, joins, settle, INLINE_MAX};
 use super::residue::{Body, EffectKind, End, Hooked, Origin, Residue, ResidueLine, Step};
@@ -305,15 +305,6 @@ impl<'a> Run<'a, '_> {
                 let bytes = bitwise(&registers.read(*sreg, *len), how);
                 registers.write(*dreg, bytes);
             }
-            Expr::Byteorder {
-                sreg,
-                dreg,
-                len,
-                size,
-            } => {
-                let bytes = swapped(&registers.read(*sreg, *len), *size);
-                registers.write(*dreg, bytes);
-            }
             Expr::Cmp { op, sreg, data } => {
                 let answer = compare(*op, &registers.read(*sreg, data.len()), data);
                 return next(answer, &mut run.steps);
@@ -327,15 +318,7 @@ impl<'a> Run<'a, '_> {
                 let bytes = registers.read(*sreg, from.len());
                 return next(in_range(*invert, &bytes, from, to), &mut run.steps);
             }
-            Expr::Lookup {
-                set,
-                sreg,
-                dreg,
-                verdict,
-                invert,
-            } => {
-                return self.look_up(run, set, (*sreg, *dreg), *verdict, *invert);
-            }
+            Expr::Lookup(lookup) => return self.look_up(run, lookup),
             Expr::Condition(what) => run.steps.push(Step::If(what.clone())),
             Expr::Match(found) => return self.run_match(run, found),
             Expr::Target(found) => {
@@ -464,29 +447,22 @@ impl<'a> Run<'a, '_> {
         Next::On
     }
 
-    fn look_up(
-        &mut self,
-        run: &mut RuleRun<'a>,
-        set_name: &str,
-        (sreg, dreg): (Reg, Option<Reg>),
-        verdict: bool,
-        invert: bool,
-    ) -> Next {
+    fn look_up(&mut self, run: &mut RuleRun<'a>, lookup: &Lookup) -> Next {
         let here = run.here;
-        let Some(set) = here.table.sets.get(set_name) else {
+        let Some(set) = here.table.sets.get(&lookup.set) else {
             let what = self.by_device("a set that is not there");
             run.steps.push(Step::Do(EffectKind::Unknown, what));
             return Next::On;
         };
-        let key = run.registers.read(sreg, set.key_len);
+        let key = run.registers.read(lookup.sreg, set.key_len);
         // Where elements come and go with packets or time, what is in there is not known.
         let changes = set.flags & (SET_EVAL | SET_TIMEOUT) != 0;
         let has_known = key.iter().any(|byte| matches!(byte, Byte::Known(_)));
         let elements = may_match(set, &key).filter(|_| !(changes && has_known));
-        let what = question(&here.set(set_name), set, &key, elements.as_deref());
-        if verdict {
+        let what = question(&here.set(&lookup.set), set, &key, elements.as_deref());
+        if lookup.verdict {
             let Some(elements) = elements else {
-                let what = self.by_device(&format!("verdict map {set_name}"));
+                let what = self.by_device(&format!("verdict map {}", lookup.set));
                 return Next::End(End::Branch(what, vec![("?".to_owned(), End::Drop)]));
             };
             return self.branch(here, set, &key, &elements, run.depth);
@@ -497,21 +473,21 @@ impl<'a> Run<'a, '_> {
             _ => None,
         };
         match found {
-            Some(found) if found.is_some() == invert => return Next::Not,
+            Some(found) if found.is_some() == lookup.invert => return Next::Not,
             Some(Some(element)) => {
-                if let (Some(dreg), Value::Data(data)) = (dreg, &element.value) {
+                if let (Some(dreg), Value::Data(data)) = (lookup.dreg, &element.value) {
                     run.registers
                         .write(dreg, data.iter().copied().map(Byte::Known).collect());
                 }
             }
             Some(None) => {}
             None => {
-                if let Some(dreg) = dreg {
+                if let Some(dreg) = lookup.dreg {
                     // As long as it may be: comparisons read what they compare.
                     let value = named(&format!("value of {what}"), 16);
                     run.registers.write(dreg, value);
                 }
-                let not = if invert { "not " } else { "" };
+                let not = if lookup.invert { "not " } else { "" };
                 run.steps.push(Step::If(format!("{not}{what}")));
             }
         }

@@ -51,6 +51,8 @@ pub enum Op {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Bitwise {
     MaskXor(Vec<u8>, Vec<u8>),
+    /// In numbers of so many bytes: to network or host order.
+    Swap(usize),
     /// Another one, by a name that is its identity.
     Other(String),
 }
@@ -85,20 +87,7 @@ pub(crate) enum Expr {
         len: usize,
         how: Bitwise,
     },
-    Byteorder {
-        sreg: Reg,
-        dreg: Reg,
-        len: usize,
-        size: usize,
-    },
-    /// In a set; with `dreg` the value that a map has for it, with `verdict` the verdict.
-    Lookup {
-        set: String,
-        sreg: Reg,
-        dreg: Option<Reg>,
-        verdict: bool,
-        invert: bool,
-    },
+    Lookup(Lookup),
     /// Holds for some packets, by a state of its own: limit, quota...
     Condition(String),
     Match(Extension),
@@ -107,6 +96,16 @@ pub(crate) enum Expr {
     Quiet(&'static str),
     Effect(Statement),
     Unknown(String),
+}
+
+/// A look-up in a set; with `dreg` for the value that a map has for it, with `verdict` for the verdict.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Lookup {
+    pub set: String,
+    pub sreg: Reg,
+    pub dreg: Option<Reg>,
+    pub verdict: bool,
+    pub invert: bool,
 }
 
 /// A match or a target of xtables, with its options.
@@ -479,22 +478,22 @@ fn bitwise(a: &Attributes<'_>) -> Option<Expr> {
 fn byteorder(a: &Attributes<'_>) -> Option<Expr> {
     let (len, size) = (a.be32(4)? as usize, a.be32(5)? as usize);
     matches!(size, 2 | 4 | 8).then_some(())?;
-    Some(Expr::Byteorder {
+    Some(Expr::Bitwise {
         sreg: reg(a, 1)?,
         dreg: reg(a, 2)?,
         len,
-        size,
+        how: Bitwise::Swap(size),
     })
 }
 
 fn lookup(a: &Attributes<'_>) -> Option<Expr> {
-    Some(Expr::Lookup {
+    Some(Expr::Lookup(Lookup {
         set: a.string(1)?,
         sreg: reg(a, 2)?,
         dreg: reg(a, 3),
         verdict: a.has(3) && a.be32(3) == Some(0),
         invert: a.be32(5).unwrap_or(0) & 1 != 0,
-    })
+    }))
 }
 
 fn objref(a: &Attributes<'_>) -> Option<Expr> {

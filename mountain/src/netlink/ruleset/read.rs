@@ -228,7 +228,7 @@ fn sets_of_devices(rule: &FirewallRule) -> Vec<String> {
         _ => false,
     });
     let sets = rule.exprs.iter().filter_map(|expr| match expr {
-        Expr::Lookup { set, verdict, .. } if by_device || *verdict => Some(set.clone()),
+        Expr::Lookup(lookup) if by_device || lookup.verdict => Some(lookup.set.clone()),
         _ => None,
     });
     sets.collect()

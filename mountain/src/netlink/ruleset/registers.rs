@@ -173,17 +173,12 @@ pub(super) fn bitwise(bytes: &[Byte], how: &Bitwise) -> Vec<Byte> {
             })
             .collect()
         }
+        // On a big-endian machine both orders are the same.
+        Bitwise::Swap(_) if cfg!(target_endian = "big") => bytes.to_vec(),
+        Bitwise::Swap(size) => bytes
+            .chunks(*size)
+            .flat_map(|chunk| chunk.iter().rev().cloned())
+            .collect(),
         Bitwise::Other(what) => named(&format!("({} {what})", render(bytes)), bytes.len()),
     }
-}
-
-pub(super) fn swapped(bytes: &[Byte], size: usize) -> Vec<Byte> {
-    // To network or host order: on a big-endian machine they are the same.
-    if cfg!(target_endian = "big") {
-        return bytes.to_vec();
-    }
-    bytes
-        .chunks(size)
-        .flat_map(|chunk| chunk.iter().rev().cloned())
-        .collect()
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::expr::{self, Bitwise, Expr, Op, Source, Verdict};
+use super::expr::{self, Bitwise, Expr, Lookup, Op, Source, Verdict};
 use super::xtables::{parse, Head};
 use super::*;
 use crate::netlink::wire::{push_attribute, Attributes};
@@ -240,13 +240,13 @@ fn what_is_not_understood_is_a_difference_where_a_packet_may_reach_it() {
     );
     let itself = Expr::Verdict(Verdict::Goto("out".into()));
     assert!(differs(&ruleset(vec![vec![itself]])), "a loop");
-    let lookup = Expr::Lookup {
+    let lookup = Expr::Lookup(Lookup {
         set: "gone".into(),
         sreg: 0,
         dreg: None,
         verdict: false,
         invert: false,
-    };
+    });
     assert!(
         differs(&ruleset(vec![vec![lookup]])),
         "a set that was not read"

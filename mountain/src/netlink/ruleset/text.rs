@@ -94,10 +94,6 @@ impl Writer<'_> {
                 let masked = self.masked(*sreg, *dreg, how);
                 self.registers.insert(*dreg, masked);
             }
-            Expr::Byteorder { sreg, dreg, .. } => {
-                let register = self.register(*sreg);
-                self.registers.insert(*dreg, register);
-            }
             Expr::Cmp { op, sreg, data } => {
                 let (name, form) = self.register(*sreg);
                 let length = self.prefixes.get(sreg);
@@ -116,24 +112,18 @@ impl Writer<'_> {
                 let range = format!("{}-{}", value(from, form), value(to, form));
                 self.words.push(format!("{name} {not}{range}"));
             }
-            Expr::Lookup {
-                set,
-                sreg,
-                dreg,
-                verdict,
-                invert,
-            } => {
-                let (name, form) = self.register(*sreg);
-                let kind = match (verdict, dreg) {
+            Expr::Lookup(lookup) => {
+                let (name, form) = self.register(lookup.sreg);
+                let kind = match (lookup.verdict, lookup.dreg) {
                     (true, _) => " vmap",
                     (false, Some(_)) => " map",
-                    (false, None) if *invert => " !=",
+                    (false, None) if lookup.invert => " !=",
                     (false, None) => "",
                 };
-                let set = self.set(set, form);
+                let set = self.set(&lookup.set, form);
                 self.words.push(format!("{name}{kind} {set}"));
                 let value = ("the value".to_owned(), Form::Hex);
-                self.registers.extend(dreg.map(|dreg| (dreg, value)));
+                self.registers.extend(lookup.dreg.map(|dreg| (dreg, value)));
             }
             Expr::Condition(what) => {
                 let name = what.split(' ').next().unwrap_or_default();
