@@ -243,7 +243,7 @@ impl Steer {
     }
 
     /// Whether flows that are first seen now stay where the kernel has them: see [`Steer::set_mode`].
-    pub fn is_in_grace(&self) -> bool {
+    pub(crate) fn is_in_grace(&self) -> bool {
         /// How far the program's clock may lag: more than a tick.
         const TICK_NS: u64 = 10_000_000;
         now_ns() < self.bss_ref().config.grace_until_ns + TICK_NS

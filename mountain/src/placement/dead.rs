@@ -33,7 +33,7 @@ pub(crate) struct Dead {
     /// Tells nft of them.
     setting: Aside<()>,
     /// Connections of this host that were reset.
-    reset: usize,
+    pub(super) reset: usize,
     /// The last failure to do so; it is said once.
     said: String,
 }
@@ -60,11 +60,6 @@ impl Dead {
             };
             self.paths.insert(id, death);
         }
-    }
-
-    /// Connections of this host that were reset.
-    pub(crate) fn reset(&self) -> usize {
-        self.reset
     }
 
     fn longer_than(&self, time: Duration) -> Vec<usize> {

@@ -68,7 +68,7 @@ impl Placer {
             forwarding: self.forwarding.table.is_some(),
             inner_devices: self.programs.attached(),
             unresolved: self.unresolved.clone(),
-            connections_reset: self.dead.reset() as u64,
+            connections_reset: self.dead.reset as u64,
             suspended: self.suspensions.families.clone(),
             held_addresses: self.held.iter().copied().collect(),
             counters: self.programs.stats()?,

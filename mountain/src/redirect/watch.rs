@@ -389,9 +389,7 @@ impl Watcher<'_> {
                 _ => (self.say)(&format!("rule {id} is no longer by {by}")),
             }
         }
-        if wrong.len() > SHOWN {
-            (self.say)(&format!("and {} more", count(wrong.len() - SHOWN, "rule")));
-        }
+        self.say_more(wrong.len());
         lowered
     }
 
@@ -465,8 +463,13 @@ impl Watcher<'_> {
                 names.join(" to ")
             ));
         }
-        if rules.len() > SHOWN {
-            (self.say)(&format!("and {} more", count(rules.len() - SHOWN, "rule")));
+        self.say_more(rules.len());
+    }
+
+    /// How many rules there are besides those that were shown.
+    fn say_more(&self, rules: usize) {
+        if rules > SHOWN {
+            (self.say)(&format!("and {} more", count(rules - SHOWN, "rule")));
         }
     }
 }

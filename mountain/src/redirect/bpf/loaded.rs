@@ -60,47 +60,28 @@ impl Prog {
 pub(super) struct Needs(pub(super) BTreeSet<(u32, Prog)>);
 
 impl Needs {
-    fn add(&mut self, backend: Backend, client: u32, target: u32, snat: bool) {
-        let set = &mut self.0;
-        set.insert((client, Prog::Out));
-        match backend {
-            Backend::Xdp => {
-                set.insert((client, Prog::Xdp));
-                set.insert((client, Prog::Icmp));
-            }
-            _ => {
-                set.insert((client, Prog::In));
-            }
-        }
-        if backend == Backend::XdpRedirect {
-            set.insert((client, Prog::Xdp));
-            set.insert((target, Prog::Xdp));
-        }
-        if backend == Backend::TcxPeer || snat {
-            set.insert((target, Prog::In));
-        }
-        // It translates ICMP errors itself.
-        let full: Vec<_> = set
-            .iter()
-            .filter(|(_, p)| *p == Prog::In)
-            .copied()
-            .collect();
-        for (device, _) in full {
-            set.remove(&(device, Prog::Icmp));
-        }
-    }
-
     pub(super) fn of_rules<'a>(rules: impl IntoIterator<Item = &'a types::mtn_rd_rule>) -> Self {
-        let mut needs = Self::default();
+        let mut all = BTreeSet::new();
         for rule in rules {
-            needs.add(
-                backend_of(rule.backend),
-                rule.client_dev,
-                rule.target_dev,
-                rule.flags & SNAT != 0,
-            );
+            let (client, target) = (rule.client_dev, rule.target_dev);
+            all.insert((client, Prog::Out));
+            match backend_of(rule.backend) {
+                Backend::Xdp => all.extend([(client, Prog::Xdp), (client, Prog::Icmp)]),
+                Backend::XdpRedirect => {
+                    all.extend([(client, Prog::In), (client, Prog::Xdp), (target, Prog::Xdp)]);
+                }
+                Backend::TcxPeer => all.extend([(client, Prog::In), (target, Prog::In)]),
+                _ => all.extend([(client, Prog::In)]),
+            }
+            if rule.flags & SNAT != 0 {
+                all.insert((target, Prog::In));
+            }
         }
-        needs
+        // The full program translates ICMP errors itself.
+        let is_needed = |(device, prog): &(u32, Prog)| {
+            *prog != Prog::Icmp || !all.contains(&(*device, Prog::In))
+        };
+        Self(all.iter().copied().filter(is_needed).collect())
     }
 
     /// The programs, wherever they are.
