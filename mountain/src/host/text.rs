@@ -22,17 +22,9 @@ pub(crate) fn prefix(text: &str) -> Result<IpNet, String> {
     let parsed: Result<IpNet, _> = text.parse();
     let net = parsed.or_else(|e| text.parse::<IpAddr>().map(IpNet::from).map_err(|_| e));
     let net = net.map_err(|_| format!("{text:?} is no prefix such as 192.0.2.0/24"))?;
-    whole_prefix(&net)?;
-    Ok(net)
-}
-
-/// Whether no bit is set beyond the prefix length: 10.0.0.1/8 may be meant as /32 or as 10.0.0.0/8.
-///
-/// # Errors
-/// What to write instead.
-fn whole_prefix(net: &IpNet) -> Result<(), String> {
     match net.trunc() {
-        whole if whole == *net => Ok(()),
+        whole if whole == net => Ok(net),
+        // 10.0.0.1/8 may be meant as /32 or as 10.0.0.0/8.
         whole => Err(format!(
             "{net} has bits set beyond its length: write {whole}, or {}/{}",
             net.addr(),

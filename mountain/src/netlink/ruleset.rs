@@ -295,22 +295,13 @@ impl fmt::Display for RuleRef {
         let Self { table, chain, .. } = self;
         let family = self.family.name();
         match (self.handle, self.family) {
-            (None, _) => write!(
-                f,
-                "the policy of chain {family} {table} {chain}: {}",
-                self.text
-            ),
+            (None, _) => write!(f, "the policy of chain {family} {table} {chain}"),
             (Some(number), Family::LegacyIp | Family::LegacyIp6) => {
-                write!(
-                    f,
-                    "{family} -t {table} {chain}, rule {number}: {}",
-                    self.text
-                )
+                write!(f, "{family} -t {table} {chain}, rule {number}")
             }
-            (Some(handle), _) => {
-                write!(f, "{family} {table} {chain} handle {handle}: {}", self.text)
-            }
-        }
+            (Some(handle), _) => write!(f, "{family} {table} {chain} handle {handle}"),
+        }?;
+        write!(f, ": {}", self.text)
     }
 }
 

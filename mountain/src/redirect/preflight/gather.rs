@@ -73,7 +73,10 @@ fn device(ifindex: u32, addresses: &[(u32, IpAddr)], from: IpAddr) -> Result<Dev
         Some((master.kind.unwrap_or_default(), master.name))
     });
     let far = match (link.kind.as_deref(), link.peer) {
-        (Some("veth"), Some(peer)) => far(&link.name, peer, link.peer_namespace, from),
+        (Some("veth"), Some(peer)) => match far(&link.name, peer, link.peer_namespace, from) {
+            Ok(end) => Far::End(Box::new(end)),
+            Err(e) => Far::Unknown(format!("{e:#}")),
+        },
         (Some("veth"), None) => Far::Unknown("it has no other end".to_owned()),
         _ => Far::None,
     };
@@ -122,37 +125,28 @@ fn xdp(ifindex: u32) -> io::Result<Xdp> {
 }
 
 /// The other end of the veth `name`: device `peer` of the namespace with number `id`.
-fn far(name: &str, peer: u32, id: Option<i32>, from: IpAddr) -> Far {
-    let here = match this_namespace() {
-        Ok(here) => here,
-        Err(e) => return Far::Unknown(format!("{e:#}")),
-    };
+fn far(name: &str, peer: u32, id: Option<i32>, from: IpAddr) -> Result<FarEnd> {
+    let here = this_namespace()?;
     let Some(id) = id else {
-        let end = far_end(peer, from).map(|end| FarEnd {
+        return Ok(FarEnd {
             namespace: here,
             here: true,
-            ..end
+            ..far_end(peer, from)?
         });
-        return end.map_or_else(
-            |e| Far::Unknown(format!("{e:#}")),
-            |end| Far::End(end.into()),
-        );
     };
     let known = |n: &Namespace| netlink::namespace_id(&n.file).is_ok_and(|n| n == Some(id));
-    let Some(namespace) = named().find(known) else {
-        return Far::Unknown(format!(
+    let namespace = named().find(known).with_context(|| {
+        format!(
             "the network namespace of its other end (link-netnsid {id}) has no name in /run/netns \
              and no process that can be seen"
-        ));
-    };
-    match within(&namespace.file, || far_end(peer, from)) {
-        Ok(end) => Far::End(Box::new(FarEnd {
-            namespace: namespace.inode,
-            path: namespace.path.display().to_string(),
-            ..end
-        })),
-        Err(e) => Far::Unknown(format!("the other end of {name}: {e:#}")),
-    }
+        )
+    })?;
+    let end = within(&namespace.file, || far_end(peer, from));
+    Ok(FarEnd {
+        namespace: namespace.inode,
+        path: namespace.path.display().to_string(),
+        ..end.with_context(|| format!("the other end of {name}"))?
+    })
 }
 
 /// Of the calling thread's namespace.
