@@ -63,14 +63,12 @@ pub fn apply(fixes: &[Fix]) -> Result<()> {
 /// # Errors
 /// The first that failed; the others are taken back nevertheless.
 pub fn undo(fixes: &[Fix]) -> Result<()> {
-    let mut failed = None;
+    let mut done = Ok(());
     for fix in fixes.iter().rev() {
-        let done = take_back(fix).with_context(|| format!("cannot set {} back", name(fix)));
-        if let Err(e) = done {
-            failed.get_or_insert(e);
-        }
+        let this = take_back(fix).with_context(|| format!("cannot set {} back", name(fix)));
+        done = done.and(this);
     }
-    failed.map_or(Ok(()), Err)
+    done
 }
 
 fn name(fix: &Fix) -> String {

@@ -330,7 +330,7 @@ const INVERT_TOS: u8 = 0x04;
 const INVERT_PROTOCOL: u8 = 0x40;
 
 /// Where in `struct ipt_ip` and `struct ip6t_ip6` something is: source and destination, then their masks;
-/// names and masks of both devices; the protocol, flags and inverting flags.
+/// names and masks of both devices, 16 bytes each; the protocol, flags and inverting flags.
 struct Layout {
     addresses: [usize; 2],
     masks: [usize; 2],
@@ -374,10 +374,19 @@ fn conditions(b: &[u8], ipv6: bool, exprs: &mut Vec<Expr>) -> Option<bool> {
         let invert = inverted & flag != 0;
         exprs.extend(address(b, from, mask, at.len, at.offsets[i], invert)?);
     }
-    devices(b, at.devices, inverted, exprs)?;
+    let name = |i: usize| b.get(at.devices + i * 16..at.devices + (i + 1) * 16);
+    let sides = [
+        (expr::META_IIFNAME, INVERT_IIF),
+        (expr::META_OIFNAME, INVERT_OIF),
+    ];
+    for (i, (key, flag)) in sides.into_iter().enumerate() {
+        exprs.extend(device(key, name(i)?, name(i + 2)?, inverted & flag != 0));
+    }
     let protocol = u16_at(b, at.protocol)? as u8;
     if protocol != 0 && (!ipv6 || flags & 1 != 0) {
-        exprs.extend(by_protocol(protocol, inverted));
+        let source = Source::Meta(expr::META_L4PROTO);
+        let invert = inverted & INVERT_PROTOCOL != 0;
+        exprs.extend(compare(SCRATCH, source, None, &[protocol], invert));
     }
     let (condition, goto) = match ipv6 {
         false => {
@@ -391,22 +400,6 @@ fn conditions(b: &[u8], ipv6: bool, exprs: &mut Vec<Expr>) -> Option<bool> {
     };
     exprs.extend(condition.map(Expr::Condition));
     Some(flags & goto != 0)
-}
-
-fn by_protocol(protocol: u8, inverted: u8) -> Vec<Expr> {
-    let source = Source::Meta(expr::META_L4PROTO);
-    let invert = inverted & INVERT_PROTOCOL != 0;
-    compare(SCRATCH, source, None, &[protocol], invert)
-}
-
-/// Names and masks of both devices, 16 bytes each.
-fn devices(b: &[u8], at: usize, inverted: u8, exprs: &mut Vec<Expr>) -> Option<()> {
-    let part = |i: usize| b.get(at + i * 16..at + (i + 1) * 16);
-    let iif = inverted & INVERT_IIF != 0;
-    let oif = inverted & INVERT_OIF != 0;
-    exprs.extend(device(expr::META_IIFNAME, part(0)?, part(2)?, iif));
-    exprs.extend(device(expr::META_OIFNAME, part(1)?, part(3)?, oif));
-    Some(())
 }
 
 #[cfg(test)]
