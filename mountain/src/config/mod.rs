@@ -136,7 +136,7 @@ impl Config {
     /// The first table that does not go with those before it: the name of its array, its number, the key,
     /// and why.
     fn check(&self) -> Result<(), (&'static str, usize, &'static str, String)> {
-        rules::check(&self.rule).map_err(|(i, key, text)| ("rule", i, key, text))?;
+        rules::check(&self.rule).map_err(|(i, text)| ("rule", i, "match", text))?;
         for (i, path) in self.path.iter().enumerate() {
             let same = |p: &ConfiguredPath| p.dev == path.dev && p.gateway == path.gateway;
             if self.path[..i].iter().any(same) {

@@ -18,7 +18,7 @@
 //!
 //!    ```no_run
 //!    use mountain::netlink::ruleset::*;
-//!    let rules = Ruleset::read(Elements::All)?;
+//!    let rules = Ruleset::read(Elements::AllBut("mountain_redirect"))?;
 //!    let facts = Facts {
 //!        iif: DeviceFact::Known(mountain::netlink::link(2)?),
 //!        protocol: Some(17),

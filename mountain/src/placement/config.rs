@@ -219,13 +219,12 @@ impl TryFrom<Text> for Mark {
 /// Whether the programs have room for these rules.
 ///
 /// # Errors
-/// The number of the first that is one too many, its key, and why.
-pub(crate) fn check(rules: &[RuleConfig]) -> Result<(), (usize, &'static str, String)> {
+/// The number of the first that is one too many, and why.
+pub(crate) fn check(rules: &[RuleConfig]) -> Result<(), (usize, String)> {
     match rules.len() <= MAX_RULES {
         true => Ok(()),
         false => Err((
             MAX_RULES,
-            "match",
             format!("at most {MAX_RULES} rules are supported"),
         )),
     }

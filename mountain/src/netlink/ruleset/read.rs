@@ -42,8 +42,6 @@ pub enum Elements {
     /// Those of sets that are looked up with something about a device, of verdict maps and of
     /// anonymous sets: enough where devices are all that is known of a packet.
     ForDevices,
-    /// Those of all sets.
-    All,
     /// Those of all sets but in the tables of this name: our own may hold very many.
     AllBut(&'static str),
 }
@@ -180,7 +178,7 @@ fn read_elements(socket: &mut Socket, ruleset: &mut Ruleset, elements: Elements)
     for ((family, name), table) in &mut ruleset.tables {
         let wanted = match elements {
             Elements::AllBut(own) if name == own => BTreeSet::new(),
-            Elements::All | Elements::AllBut(_) => table.sets.keys().cloned().collect(),
+            Elements::AllBut(_) => table.sets.keys().cloned().collect(),
             Elements::ForDevices => {
                 let rules = table.chains.values().flat_map(|chain| &chain.rules);
                 rules.flat_map(sets_of_devices).collect::<BTreeSet<_>>()
