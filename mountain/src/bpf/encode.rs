@@ -7,6 +7,7 @@ use anyhow::{bail, Result};
 use ipnet::IpNet;
 
 use super::{types, ProgramGroup, ProgramPath};
+use crate::netlink::wire::family;
 use crate::topology::{FibRule, PathMasks, MAX_GROUP_PATHS, MAX_PATHS};
 
 const NO_MEMBER: u8 = types::mtn_member::MTN_NO_MEMBER.0 as u8;
@@ -64,11 +65,7 @@ pub(crate) fn path(p: &ProgramPath) -> types::mtn_path {
         ifindex: p.ifindex,
         mtu: p.mtu,
         salt: p.salt,
-        gw_family: if p.gateway.is_ipv6() {
-            libc::AF_INET6
-        } else {
-            libc::AF_INET
-        } as u32,
+        gw_family: family(p.gateway.is_ipv6()).into(),
         gw: addr(p.gateway),
         mac: p.mac.unwrap_or_default(),
         flags: flags as u8,

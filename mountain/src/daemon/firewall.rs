@@ -22,6 +22,7 @@ use super::{Daemon, ADOPT_MS};
 use crate::bpf::foreign::{self, CgroupProgram};
 use crate::netlink::link::links;
 use crate::netlink::ruleset::{self, hooks, Elements, Hook, Ruleset};
+use crate::netlink::wire::family;
 use crate::placement;
 use crate::redirect;
 use crate::steer::alike::{Difference, Firewall, Question};
@@ -295,7 +296,7 @@ fn bpf_hooks(ipv6: bool) -> io::Result<Vec<Hook>> {
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
         listed => return listed,
     }
-    let family = if ipv6 { libc::AF_INET6 } else { libc::AF_INET } as u32;
+    let family = u32::from(family(ipv6));
     let links = foreign::netfilter_links().map_err(|e| {
         let needs = match e.kind() {
             io::ErrorKind::PermissionDenied => {

@@ -237,18 +237,20 @@ fn changes_of(kind: u16, payload: &[u8]) -> Vec<Change> {
         },
         // Cached exceptions come and go with traffic.
         RTM_NEWROUTE | RTM_DELROUTE if snapshot::is_cached_route(payload) => Vec::new(),
-        RTM_NEWROUTE | RTM_DELROUTE
-            if snapshot::is_default_route(payload) && !own::is_own_route(payload) =>
-        {
-            vec![Change::Preference, Change::Routing]
-        }
-        RTM_NEWRULE | RTM_DELRULE if !own::is_own_rule(payload) => {
-            vec![Change::Preference, Change::Routing]
-        }
-        // With an address go the routes that name it, of which nothing tells.
-        RTM_DELADDR | RTM_NEWNEXTHOP | RTM_DELNEXTHOP => {
-            vec![Change::Preference, Change::Routing]
-        }
+        _ if changes_preference(kind, payload) => vec![Change::Preference, Change::Routing],
         _ => vec![Change::Routing],
+    }
+}
+
+/// Whether another way may be preferred now.
+fn changes_preference(kind: u16, payload: &[u8]) -> bool {
+    match kind {
+        RTM_NEWROUTE | RTM_DELROUTE => {
+            snapshot::is_default_route(payload) && !own::is_own_route(payload)
+        }
+        RTM_NEWRULE | RTM_DELRULE => !own::is_own_rule(payload),
+        // With an address go the routes that name it, of which nothing tells.
+        RTM_DELADDR | RTM_NEWNEXTHOP | RTM_DELNEXTHOP => true,
+        _ => false,
     }
 }

@@ -44,23 +44,19 @@ impl Placer {
     pub(super) fn look_at_forwarding(&mut self) {
         let wanted = !self.is_idle() && self.is_forwarding_wanted();
         let held = self.forwarding.held.as_ref().filter(|_| wanted);
-        let held = held.map(|why| why.what.clone());
-        let done = if held.is_some() {
-            self.programs.attach_to(&[]).map(|()| true)
-        } else if wanted {
-            self.place_forwarded()
-        } else {
-            self.leave_forwarded().map(|()| true)
+        let held = held.map(|why| format!("left to the kernel: {}", why.what));
+        let (done, are) = match held {
+            Some(held) => (self.programs.attach_to(&[]).map(|()| true), held),
+            None if wanted => (self.place_forwarded(), "placed".to_owned()),
+            None => {
+                let left = self.leave_forwarded().map(|()| true);
+                (left, "left to the kernel".to_owned())
+            }
         };
-        let said = match (done, wanted) {
-            (Ok(false), _) => return,
-            (Ok(true), true) if held.is_some() => format!(
-                "forwarded connections are left to the kernel: {}",
-                held.unwrap_or_default()
-            ),
-            (Ok(true), true) => "forwarded connections are placed".to_owned(),
-            (Ok(true), false) => "forwarded connections are left to the kernel".to_owned(),
-            (Err(e), _) => format!("forwarded connections cannot be placed: {e:#}"),
+        let said = match done {
+            Ok(false) => return,
+            Ok(true) => format!("forwarded connections are {are}"),
+            Err(e) => format!("forwarded connections cannot be placed: {e:#}"),
         };
         if self.forwarding.said.as_ref() != Some(&said) {
             match said.contains("cannot") {
