@@ -26,17 +26,14 @@ impl Uplinks {
 
     /// Whether they can be told apart, and are neither too few nor too many.
     fn check(&self) -> Result<(), String> {
-        let reasons = self.reasons.iter().map(|(_, reason)| reason.clone());
-        let mut reasons: Vec<String> = reasons.collect();
-        own_sources(&self.paths.iter().collect::<Vec<_>>()).map_err(|reason| {
-            reasons.push(reason);
-            reasons.join("; ")
-        })?;
-        match self.paths.len() {
-            0..=1 => {
-                reasons.push("fewer than two uplinks can be used".to_owned());
-                Err(reasons.join("; "))
-            }
+        let because = |last: &str| {
+            let reasons = self.reasons.iter().map(|(_, reason)| reason.as_str());
+            reasons.chain([last]).collect::<Vec<_>>().join("; ")
+        };
+        let paths: Vec<&Path> = self.paths.iter().collect();
+        own_sources(&paths).map_err(|reason| because(&reason))?;
+        match paths.len() {
+            0..=1 => Err(because("fewer than two uplinks can be used")),
             2..=MAX_GROUP_PATHS => Ok(()),
             n => Err(format!(
                 "{n} uplinks, at most {MAX_GROUP_PATHS} are handled"
@@ -170,31 +167,28 @@ impl Builder<'_> {
             let Some(link) = self.snapshot.links.get(&hop.ifindex) else {
                 continue;
             };
-            let name = &link.name;
             if hop.encapsulated || hop.blackhole || uplinks.has(hop.ifindex) {
                 continue;
             }
-            let wire = match filter.named.contains(name) {
-                true => Ok(()),
-                false => kinds::is_wire(self.snapshot, hop.ifindex, hop.gateway),
+            let uplink = || -> Result<Path, String> {
+                let name = &link.name;
+                if !filter.named.contains(name) {
+                    kinds::is_wire(self.snapshot, hop.ifindex, hop.gateway)?;
+                }
+                if hop.gateway.is_none() {
+                    return Err(format!("{name} has no gateway to measure"));
+                }
+                let mut path = self.new_path(key(hop, route), link, hop);
+                path.preferred_source = route.preferred_source;
+                match path.addresses.is_empty() {
+                    true => Err(format!("{name} has no address of its own")),
+                    false => Ok(path),
+                }
             };
-            if let Err(why) = wire {
-                uplinks.reasons.push((hop.ifindex, why));
-                continue;
+            match uplink() {
+                Ok(path) => uplinks.paths.push(path),
+                Err(why) => uplinks.reasons.push((hop.ifindex, why)),
             }
-            if hop.gateway.is_none() {
-                let why = format!("{name} has no gateway to measure");
-                uplinks.reasons.push((hop.ifindex, why));
-                continue;
-            }
-            let mut path = self.new_path(key(hop, route), link, hop);
-            path.preferred_source = route.preferred_source;
-            if path.addresses.is_empty() {
-                let why = format!("{name} has no address of its own");
-                uplinks.reasons.push((hop.ifindex, why));
-                continue;
-            }
-            uplinks.paths.push(path);
         }
         uplinks
     }
