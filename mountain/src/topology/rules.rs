@@ -110,16 +110,12 @@ pub(super) fn told_by(
         Action::Goto(_) | Action::L3mdev => true,
     };
     let rules = snapshot.rules.iter().filter(met);
-    let found = rules.filter(|rule| leads_out(rule)).flat_map(|rule| {
-        let asked = [
-            (Rewritable::Mark, rule.fwmark.is_some()),
-            (Rewritable::Tos, rule.tos.is_some()),
-        ];
-        asked
-            .into_iter()
-            .filter_map(|(by, asks)| asks.then_some(by))
-    });
-    found.collect()
+    let mut found = BTreeSet::new();
+    for rule in rules.filter(|rule| leads_out(rule)) {
+        found.extend(rule.fwmark.map(|_| Rewritable::Mark));
+        found.extend(rule.tos.map(|_| Rewritable::Tos));
+    }
+    found
 }
 
 /// Where a rule has to stand that every packet meets right before it would look the main table up:
