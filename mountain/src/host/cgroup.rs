@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{bail, Context, Result};
+use anyhow::{Context, Result};
 
 /// The root of the cgroups of version 2, as it is mounted here.
 ///
@@ -13,12 +13,9 @@ use anyhow::{bail, Context, Result};
 /// When it is not.
 pub fn root() -> Result<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts")?;
-    match mounted_in(&mounts) {
-        Some(path) => Ok(path),
-        None => bail!(
-            "no cgroup file system of version 2 is mounted: mount -t cgroup2 none /sys/fs/cgroup"
-        ),
-    }
+    mounted_in(&mounts).context(
+        "no cgroup file system of version 2 is mounted: mount -t cgroup2 none /sys/fs/cgroup",
+    )
 }
 
 fn mounted_in(mounts: &str) -> Option<PathBuf> {

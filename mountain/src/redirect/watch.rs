@@ -336,10 +336,8 @@ impl Watcher<'_> {
                 )),
                 None => {
                     let findings = actions::look(store, seen, &rule.rule, false, None)?;
-                    match actions::on_top(&findings) {
-                        Some(plan) => Ok(plan.clone()),
-                        None => Err(why_not(&findings)),
-                    }
+                    let plan = actions::on_top(&findings).cloned();
+                    plan.ok_or_else(|| why_not(&findings))
                 }
             };
             let mut carried = rule.clone();
