@@ -91,6 +91,7 @@ impl Needs {
 }
 
 /// Maps of the object, and the programs that are in the kernel already.
+#[derive(Default)]
 pub(super) struct LoadedObject {
     pub(super) maps: BTreeMap<String, MapHandle>,
     pub(super) programs: BTreeMap<Prog, OwnedFd>,
@@ -155,20 +156,12 @@ fn all_attached() -> Result<Vec<AttachedProgram>> {
 }
 
 impl LoadedObject {
-    /// Nothing yet.
-    pub(super) fn none() -> Self {
-        Self {
-            maps: BTreeMap::new(),
-            programs: BTreeMap::new(),
-        }
-    }
-
     /// What is in the kernel; `None`: nothing.
     pub(super) fn find(attached: &[AttachedProgram]) -> Result<Option<Self>> {
         if attached.is_empty() {
             return Ok(None);
         }
-        let mut loaded = Self::none();
+        let mut loaded = Self::default();
         let mut ids = BTreeSet::new();
         for a in attached {
             let fd = a.program.fd.try_clone().context("out of descriptors")?;
@@ -205,7 +198,7 @@ impl LoadedObject {
 
     /// Brings the programs into the kernel that are not there, over the maps that are.
     pub(super) fn complete(found: Option<Self>, wanted: &BTreeSet<Prog>) -> Result<Self> {
-        let mut loaded = found.unwrap_or(Self::none());
+        let mut loaded = found.unwrap_or_default();
         if wanted.iter().all(|p| loaded.programs.contains_key(p)) {
             return Ok(loaded);
         }
