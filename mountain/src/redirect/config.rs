@@ -2,6 +2,7 @@
 //! `[[redirect]]` of mountain.toml: the rules that `restore` adds and `save` writes.
 
 use std::net::SocketAddr;
+use std::sync::LazyLock;
 
 use clap::builder::PossibleValue;
 use clap::ValueEnum;
@@ -59,15 +60,11 @@ impl BackendChoice {
 
 impl ValueEnum for BackendChoice {
     fn value_variants<'a>() -> &'a [Self] {
-        const ALL: [BackendChoice; 1 + Backend::ALL.len()] = {
-            let mut all = [BackendChoice(None); 1 + Backend::ALL.len()];
-            let mut i = 0;
-            while i < Backend::ALL.len() {
-                all[1 + i] = BackendChoice(Some(Backend::ALL[i]));
-                i += 1;
-            }
-            all
-        };
+        static ALL: LazyLock<Vec<BackendChoice>> = LazyLock::new(|| {
+            let backends = Backend::ALL.into_iter().map(Some);
+            let all = std::iter::once(None).chain(backends);
+            all.map(BackendChoice).collect()
+        });
         &ALL
     }
 
