@@ -106,7 +106,9 @@ fn replace(links: &mut BTreeMap<u32, OwnedFd>, from: &ProgramMut, to: &ProgramMu
             // The device was deleted a moment ago, and its link is about to be forgotten.
             Err(e) if e.raw_os_error() == Some(libc::ENOLINK) => {}
             Err(e) => {
-                put_back(links, &done, from, to);
+                // Where that fails as well, the kernel decides until a change of the topology attaches it again.
+                let is_well = |link: &OwnedFd| update(link, to, from).is_ok();
+                links.retain(|device, link| !done.contains(device) || is_well(link));
                 return Err(e).with_context(|| {
                     format!("cannot replace the program at the egress of device {device}")
                 });
@@ -114,16 +116,6 @@ fn replace(links: &mut BTreeMap<u32, OwnedFd>, from: &ProgramMut, to: &ProgramMu
         }
     }
     Ok(())
-}
-
-fn put_back(
-    links: &mut BTreeMap<u32, OwnedFd>,
-    devices: &[u32],
-    from: &ProgramMut,
-    to: &ProgramMut,
-) {
-    // Where that fails as well, the kernel decides until a change of the topology attaches it again.
-    links.retain(|device, link| !devices.contains(device) || update(link, to, from).is_ok());
 }
 
 /// Replaces the program of a link, which must be `from`.
