@@ -22,7 +22,7 @@ pub mod flows;
 pub(crate) mod kernel;
 pub(crate) mod pinned;
 pub(crate) mod routes;
-pub mod scope;
+pub(crate) mod scope;
 #[cfg(test)]
 mod settle_tests;
 pub mod status;

@@ -12,8 +12,7 @@ use nix::sys::statfs::{fstatfs, CGROUP2_SUPER_MAGIC};
 use serde::{Deserialize, Serialize};
 
 use crate::host::cgroup;
-pub use crate::host::namespaces::this_namespace;
-use crate::host::namespaces::{named, within, Namespace};
+use crate::host::namespaces::{named, this_namespace, within, Namespace};
 
 const DEFAULT: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 

@@ -18,6 +18,7 @@ use crate::cc::pinned::{available, names_on_record, Enabled, Pinned};
 use crate::cc::status::{CcDetails, CcFlowTotals, CcSettings, CcStatus};
 use crate::cc::{routes, scope, Behaviour, NAME};
 use crate::cli::{log, need_root, print_json, show_for_a_second};
+use crate::host::namespaces::this_namespace;
 use crate::host::text::count;
 use crate::report::table::{align, row, Words};
 
@@ -171,7 +172,7 @@ impl Enable {
         // between must not lose what was there.
         let before = scope::default_here()?;
         let ours = names_on_record();
-        state.note_default(name, &ours, scope::this_namespace()?, &before);
+        state.note_default(name, &ours, this_namespace()?, &before);
         pinned.save(&state)?;
         if self.default && before != name {
             scope::set_default_here(name)?;

@@ -106,7 +106,7 @@ fn forwarding_is_needed_and_can_be_switched_on() {
 fn fixes_are_all_or_nothing_and_leave_what_others_set() {
     let mut net = Net::bare();
     let feature = |side: &Ns, name: &str, feature: &str, on| Fix::Feature {
-        namespace: side.within(async || mountain::cc::scope::this_namespace().unwrap()),
+        namespace: side.within(async || mountain::host::namespaces::this_namespace().unwrap()),
         device: mountain::redirect::RuleDevice {
             ifindex: side.index(name),
             name: name.to_owned(),
