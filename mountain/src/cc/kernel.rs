@@ -2,11 +2,12 @@
 //! What the congestion control needs of the kernel.
 
 use std::ffi::CStr;
-use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use libbpf_rs::btf::{types, Btf};
+
+use crate::host::sysctl;
 
 /// What is missing here and what to do about it, as a sentence; `None` when it should work.
 ///
@@ -215,7 +216,7 @@ fn bbr_is_loaded() -> bool {
 /// Whether kernel.modules_disabled is set, which nothing but a restart takes back. Kernels without
 /// modules have no such file.
 fn no_more_modules() -> bool {
-    fs::read_to_string("/proc/sys/kernel/modules_disabled").is_ok_and(|text| text.trim() == "1")
+    sysctl::number("kernel/modules_disabled") == Some(1)
 }
 
 /// Makes the kernel load BBR's module, if it is one.

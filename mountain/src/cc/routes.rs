@@ -219,15 +219,14 @@ pub(crate) fn set(prefix: IpNet, name: &str) -> Result<()> {
 
 /// Puts back what the routes on record named before, where `name` is still there.
 pub(crate) fn restore(name: &str, state: &ScopeState) -> Result<()> {
-    let mut failed = None;
     // All at once: one that is only a process's must not go away with that one.
     let namespaces: HashMap<u64, Namespace> = named().map(|n| (n.inode, n)).collect();
-    for route in &state.routes {
+    let restored = state.routes.iter().map(|route| {
         // Gone with all its routes.
         let Some(namespace) = namespaces.get(&route.namespace) else {
-            continue;
+            return Ok(());
         };
-        let done = within(&namespace.file, || {
+        within(&namespace.file, || {
             // A route that is gone by now needs nothing; one that came beside it is not ours.
             for text in changed(&find_all(route.prefix)?, name)? {
                 // What it named before may be gone by now.
@@ -235,12 +234,11 @@ pub(crate) fn restore(name: &str, state: &ScopeState) -> Result<()> {
                     .or_else(|_| change(route.prefix, text, &[]))?;
             }
             Ok(())
-        });
-        if let Err(e) = done {
-            failed.get_or_insert(e.context(format!("route {}", route.prefix)));
-        }
-    }
-    failed.map_or(Ok(()), Err)
+        })
+        .with_context(|| format!("route {}", route.prefix))
+    });
+    // Where one fails, the others are done all the same.
+    restored.fold(Ok(()), Result::and)
 }
 
 #[cfg(test)]

@@ -14,6 +14,8 @@ use serde::{Deserialize, Serialize};
 use crate::host::cgroup;
 use crate::host::namespaces::{named, this_namespace, within, Namespace};
 
+use super::routes::CcRoute;
+
 const DEFAULT: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 
 /// What has to be put back when the congestion control is disabled.
@@ -25,7 +27,7 @@ pub(crate) struct ScopeState {
     /// Cgroups whose sockets use it, by their id.
     pub cgroups: BTreeMap<u64, PathBuf>,
     /// Routes that name it.
-    pub routes: Vec<super::routes::CcRoute>,
+    pub routes: Vec<CcRoute>,
 }
 
 impl ScopeState {
@@ -47,14 +49,8 @@ impl ScopeState {
     }
 
     /// Notes what a route names before it is given `name`; likewise.
-    pub(crate) fn note_route(
-        &mut self,
-        name: &str,
-        ours: &[String],
-        mut route: super::routes::CcRoute,
-    ) {
-        let same =
-            |r: &super::routes::CcRoute| (r.namespace, r.prefix) == (route.namespace, route.prefix);
+    pub(crate) fn note_route(&mut self, name: &str, ours: &[String], mut route: CcRoute) {
+        let same = |r: &CcRoute| (r.namespace, r.prefix) == (route.namespace, route.prefix);
         let known = self.routes.iter().position(same);
         let itself = route.before.last().is_some_and(|n| n == name);
         if itself {
@@ -118,15 +114,14 @@ pub(crate) fn set_default_here(name: &str) -> Result<()> {
 pub(crate) fn restore_defaults(name: &str, state: &ScopeState) -> Result<()> {
     let here = this_namespace()?;
     let first = fs::metadata("/proc/1/ns/net").map_or(here, |m| m.ino());
-    let mut failed = None;
     // All at once: one that is only a process's must not go away with that one.
     let all: BTreeMap<u64, Namespace> = named().map(|n| (n.inode, n)).collect();
-    for (inode, namespace) in all {
+    let restored = all.into_iter().map(|(inode, namespace)| {
         let known = [inode, first, here]
             .iter()
             .find_map(|i| state.defaults.get(i));
         let former = known.or(state.defaults.values().next()).cloned();
-        let done = within(&namespace.file, || {
+        within(&namespace.file, || {
             if default_here()? != name {
                 return Ok(());
             }
@@ -136,12 +131,11 @@ pub(crate) fn restore_defaults(name: &str, state: &ScopeState) -> Result<()> {
             let set = candidates.any(|n| set_default_here(&n).is_ok());
             ensure!(set, "no other congestion control can be the default");
             Ok(())
-        });
-        if let Err(e) = done {
-            failed.get_or_insert(e.context(format!("network namespace {inode}")));
-        }
-    }
-    failed.map_or(Ok(()), Err)
+        })
+        .with_context(|| format!("network namespace {inode}"))
+    });
+    // Where one fails, the others are done all the same.
+    restored.fold(Ok(()), Result::and)
 }
 
 /// Opens a cgroup by its folder, or by its name below where cgroup2 is mounted; with its id.
@@ -171,7 +165,6 @@ pub(crate) fn open_cgroup(path: &Path) -> Result<(File, u64, PathBuf)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::routes::CcRoute;
     use super::*;
 
     fn route(before: &[&str]) -> CcRoute {
