@@ -99,9 +99,7 @@ impl Ab {
             Setting::parse(&self.a).context("--a")?,
             Setting::parse(&self.b).context("--b")?,
         ];
-        if let Some(out) = &self.out {
-            check_writable(out)?;
-        }
+        check_writable(self.out.as_deref())?;
         let asked = Asked::to_end()?;
         let mut options = self.options();
         // The name is looked up once: both sides have the same target.

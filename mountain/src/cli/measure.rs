@@ -92,9 +92,7 @@ impl Ping {
         if let Some(&bad) = self.threshold.iter().find(|t| !t.is_finite() || **t <= 0.0) {
             bail!("--threshold {bad}: must be a number above 0");
         }
-        if let Some(out) = &self.out {
-            check_writable(out)?;
-        }
+        check_writable(self.out.as_deref())?;
         let pinger = Pinger::new(self.options()?)?;
         let address = pinger.address().to_string();
         let mut live = Live::new(self.count);
@@ -296,9 +294,7 @@ impl Cpu {
                 bail!("--{name}: at most a year");
             }
         }
-        if let Some(out) = &self.out {
-            check_writable(out)?;
-        }
+        check_writable(self.out.as_deref())?;
         let environment = environment::record(steering().as_deref());
         let started = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
         let mut command = self.command.split_first().map(|(program, arguments)| {

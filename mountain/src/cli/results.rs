@@ -33,10 +33,10 @@ pub(crate) fn is_stdout(out: &Path) -> bool {
 }
 
 /// Says before a long measurement that its file cannot be written.
-pub(crate) fn check_writable(out: &Path) -> Result<()> {
-    if is_stdout(out) {
+pub(crate) fn check_writable(out: Option<&Path>) -> Result<()> {
+    let Some(out) = out.filter(|out| !is_stdout(out)) else {
         return Ok(());
-    }
+    };
     if out.metadata().is_ok_and(|m| !m.is_file()) {
         bail!("--out {}: is a folder or a device, no file", out.display());
     }
