@@ -7,7 +7,7 @@
 //!
 //! Method: docs/measuring.md.
 
-use std::net::{IpAddr, SocketAddr, SocketAddrV6, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -16,6 +16,7 @@ use anyhow::{anyhow, bail, ensure, Context, Result};
 use super::environment;
 use super::hardware::{self, InUse};
 use super::runfile::{RunFile, SCHEMA};
+use super::socket::with_scope;
 use super::wire;
 use crate::host::signals::{wait_readable, Asked};
 use crate::netlink::{egress_route, EgressRoute};
@@ -186,13 +187,10 @@ impl PingOptions {
 
     /// The source to bind to; a link-local one is on the device.
     fn source_address(&self) -> Option<SocketAddr> {
-        match (self.source?, &self.device) {
-            (IpAddr::V6(ip), Some(device)) if ip.is_unicast_link_local() => {
-                let scope = nix::net::if_::if_nametoindex(device.as_str()).unwrap_or(0);
-                Some(SocketAddrV6::new(ip, 0, 0, scope).into())
-            }
-            (ip, _) => Some(SocketAddr::new(ip, 0)),
-        }
+        let device = self.device.as_deref();
+        let ifindex = device.and_then(|name| nix::net::if_::if_nametoindex(name).ok());
+        let source = SocketAddr::new(self.source?, 0);
+        Some(with_scope(source, ifindex.unwrap_or(0)))
     }
 
     /// Makes the device's stamps ready; why not, in words.

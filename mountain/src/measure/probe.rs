@@ -11,7 +11,7 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, SocketAddr};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::in_flight::InFlight;
 use super::oneway::OneWay;
-use super::socket::{ProbeKind, ProbeSocket};
+use super::socket::{with_scope, ProbeKind, ProbeSocket};
 use super::timestamp::{self, Received};
 use super::wire::{self, Reflected};
 
@@ -67,16 +67,6 @@ impl Target {
             Target::Icmp(ip) => with_scope(SocketAddr::new(ip, 0), ifindex),
             Target::Reflector(address) => with_scope(address, ifindex),
         }
-    }
-}
-
-/// A link-local address on the device; any other scope could not work on a socket bound to it.
-fn with_scope(address: SocketAddr, ifindex: u32) -> SocketAddr {
-    match address {
-        SocketAddr::V6(a) if a.ip().is_unicast_link_local() => {
-            SocketAddrV6::new(*a.ip(), a.port(), a.flowinfo(), ifindex).into()
-        }
-        other => other,
     }
 }
 

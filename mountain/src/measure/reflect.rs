@@ -234,16 +234,16 @@ impl Answerer {
             return;
         };
         let packet = &mut buffer[..received.len];
-        let mut reflected = Reflected {
-            received_ns: 0,
-            sent_ns: 0,
-            count: self.count(&accepted),
+        let count = self.count(&accepted);
+        let sent_ns = timestamp::realtime_ns();
+        let reflected = Reflected {
+            // The very first packets may come without a stamp.
+            received_ns: received.rx_ns.unwrap_or(sent_ns),
+            sent_ns,
+            count,
             hop_limit: received.hop_limit,
             tos: received.tos.unwrap_or(0),
         };
-        reflected.sent_ns = timestamp::realtime_ns();
-        // The very first packets may come without a stamp.
-        reflected.received_ns = received.rx_ns.unwrap_or(reflected.sent_ns);
         wire::make_reply(packet, reflected, accepted.cookie);
         let Accepted {
             from,
@@ -285,12 +285,7 @@ impl Answerer {
             self.stats.junk.fetch_add(1, Relaxed);
             return None;
         };
-        let AnswerLimits {
-            source_per_s,
-            total_per_s,
-            burst_s,
-            ..
-        } = self.limits;
+        let limits = self.limits;
         let cookie = self.key.cookie(from.ip());
         let is_known = wire::cookie(packet) == cookie;
         let clients = match is_known {
@@ -301,8 +296,8 @@ impl Answerer {
             .sources
             .entry(source_key(from.ip()), || Bucket::new(now));
         // The source's own limit first: one greedy source must not use up the total.
-        if !(source.take(now, source_per_s, burst_s)
-            && clients.total.take(now, total_per_s, burst_s))
+        if !(source.take(now, limits.source_per_s, limits.burst_s)
+            && clients.total.take(now, limits.total_per_s, limits.burst_s))
         {
             self.stats.limited.fetch_add(1, Relaxed);
             return None;

@@ -2,7 +2,7 @@
 //! Sockets for measuring: ICMP echo and UDP, bound, connected, stamped.
 
 use std::io::{self, IoSlice};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Instant;
 
@@ -26,6 +26,16 @@ pub(super) enum ProbeKind {
     Ping,
     /// A connected or bound UDP socket.
     Udp,
+}
+
+/// A link-local address on the device; any other scope could not work on a socket bound to it.
+pub(super) fn with_scope(address: SocketAddr, ifindex: u32) -> SocketAddr {
+    match address {
+        SocketAddr::V6(a) if a.ip().is_unicast_link_local() => {
+            SocketAddrV6::new(*a.ip(), a.port(), a.flowinfo(), ifindex).into()
+        }
+        other => other,
+    }
 }
 
 /// Answers `to` from the address of this host that it has sent to, with the DSCP of `tos` (the ECN
