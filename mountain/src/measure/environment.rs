@@ -49,13 +49,15 @@ const FILES: [(&str, &str); 4] = [
 ];
 
 /// Likewise, below [`CPU`].
-const CPU_FILES: [(&str, &str); 7] = [
+const CPU_FILES: [(&str, &str); 8] = [
     ("cpu.online", "online"),
     ("cpu.smt", "smt/control"),
     ("cpu.governor", "cpu0/cpufreq/scaling_governor"),
     ("cpu.frequency_driver", "cpu0/cpufreq/scaling_driver"),
     ("cpu.no_turbo", "intel_pstate/no_turbo"),
     ("cpu.idle_driver", "cpuidle/current_driver"),
+    // The second one takes the place of the first, where a system has both.
+    ("cpu.idle_governor", "cpuidle/current_governor_ro"),
     ("cpu.idle_governor", "cpuidle/current_governor"),
 ];
 const CPU: &str = "/sys/devices/system/cpu";
@@ -167,10 +169,6 @@ fn processor(found: &mut Environment) {
     set(found, "cpu.model", cpu_model(&info));
     let count = std::thread::available_parallelism().ok();
     set(found, "cpu.count", count.map(|n| n.get()));
-    if !found.contains_key("cpu.idle_governor") {
-        let governor = text(format!("{CPU}/cpuidle/current_governor_ro"));
-        set(found, "cpu.idle_governor", governor);
-    }
     let states = idle_states(Path::new(&format!("{CPU}/cpu0/cpuidle")));
     set(found, "cpu.idle_states", states);
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::Value;
 
-use super::runfile::{check_rtt, RunFile, Samples, SCHEMA};
+use super::runfile::{arrival, check_rtt, RunFile, Samples, SCHEMA};
 use json::Parsed;
 
 mod json;
@@ -85,16 +85,6 @@ fn rfc3339(seconds: f64) -> String {
     humantime::format_rfc3339_millis(at).to_string()
 }
 
-/// `arrival` of a run file from (moment, index) of the answers: empty when they came in order.
-fn arrival(mut answers: Vec<(f64, u32)>) -> Vec<u32> {
-    answers.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let order: Vec<u32> = answers.into_iter().map(|(_, i)| i).collect();
-    if order.is_sorted() {
-        return Vec::new();
-    }
-    order
-}
-
 /// Puts a moment where none is known (`None`): on the line between its neighbours, else
 /// `spacing` from the next one. Returns moments since the first, and the first.
 fn moments(known: &[Option<f64>], spacing: f64) -> (Vec<f64>, Option<f64>) {
@@ -146,9 +136,10 @@ fn columns(probes: &[Option<Told>], spacing: f64) -> (Samples, Option<f64>) {
         samples.backward_us.clear();
     }
     let arrived = column(|told| told.arrived).into_iter().zip(0..);
-    let answers: Vec<(f64, u32)> = arrived.filter_map(|(at, i)| Some((at?, i))).collect();
+    let mut answers: Vec<(f64, u32)> = arrived.filter_map(|(at, i)| Some((at?, i))).collect();
     if answers.len() == samples.rtt_us.iter().flatten().count() {
-        samples.arrival = arrival(answers);
+        answers.sort_by(|a, b| a.0.total_cmp(&b.0));
+        samples.arrival = arrival(answers.into_iter().map(|(_, i)| i).collect());
     }
     (samples, first)
 }

@@ -242,6 +242,14 @@ pub(crate) fn write_json(path: &Path, content: &impl Serialize) -> Result<()> {
     written.with_context(|| format!("cannot write {}", path.display()))
 }
 
+/// [`Samples::arrival`] of answers that came in this order.
+pub(super) fn arrival(order: Vec<u32>) -> Vec<u32> {
+    match order.is_sorted() {
+        true => Vec::new(),
+        false => order,
+    }
+}
+
 impl Samples {
     /// Probes sent.
     pub fn len(&self) -> usize {

@@ -3,7 +3,7 @@
 
 use anyhow::{bail, ensure, Context, Result};
 
-use super::super::runfile::{check_rtt, RunFile, Samples};
+use super::super::runfile::{arrival, check_rtt, RunFile, Samples};
 use super::{moments, rfc3339};
 
 /// A summary may claim any number without a file of that size. A day of pings every 2 ms is less.
@@ -129,16 +129,12 @@ pub(crate) fn parse(text: &str) -> Result<RunFile> {
     let (sent, received, spread) = summary.context(
         "the log is truncated: the line with \"packets transmitted\" is missing, without which losses at the end are unknown (end ping with Ctrl-C, not with a kill)",
     )?;
-    let samples = samples(&answers, sent, spread, style)?;
-    let (mut samples, first) = samples;
+    let (samples, first) = samples(&answers, sent, spread, style)?;
     let answered = samples.rtt_us.iter().flatten().count() as u64;
     ensure!(
         answered == received,
         "the log is incomplete: it shows {answered} answers, its summary says {received} (was it made with -q or -f, or cut?)"
     );
-    if samples.arrival.is_sorted() {
-        samples.arrival.clear();
-    }
     Ok(RunFile {
         tool: "ping(8)".into(),
         target,
@@ -171,7 +167,7 @@ fn samples(
     };
     let mut rtt_us = vec![None; usize::try_from(sent)?];
     let mut at = vec![None; rtt_us.len()];
-    let mut arrival = Vec::new();
+    let mut order = Vec::new();
     let mut last: i64 = from;
     for answer in answers {
         // The number wraps after 65535.
@@ -193,7 +189,7 @@ fn samples(
         );
         rtt_us[i] = Some(answer.rtt_us);
         at[i] = answer.at_us.map(|us| us - answer.rtt_us);
-        arrival.push(i as u32);
+        order.push(i as u32);
     }
     let spacing = match (spread, sent) {
         (Some(us), 2..) => us / (sent - 1) as f64,
@@ -203,7 +199,7 @@ fn samples(
     let samples = Samples {
         sent_us,
         rtt_us,
-        arrival,
+        arrival: arrival(order),
         ..Samples::default()
     };
     Ok((samples, first))

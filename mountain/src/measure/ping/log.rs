@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use super::super::runfile::Samples;
+use super::super::runfile::{arrival, Samples};
 use super::super::timing::RoundTrip;
 
 /// More answers than this share without a clock's stamps, and the run is not by that clock.
@@ -144,11 +144,7 @@ impl ProbeLog {
             user_rtt_us: column(&|a| Some(us(a.user_ns))),
             forward_us,
             backward_us,
-            arrival: if self.arrival.is_sorted() {
-                Vec::new()
-            } else {
-                self.arrival.clone()
-            },
+            arrival: arrival(self.arrival.clone()),
         }
     }
 }
