@@ -429,18 +429,13 @@ fn check_hash_policy(report: &mut Report, topology: &Topology, placing: bool) {
 
 fn check_sysctls(report: &mut Report, topology: &Topology, placing: bool) {
     check_hash_policy(report, topology, placing);
-    let ipv4_groups = || topology.groups.iter().filter(|group| !is_ipv6(group));
-    if ipv4_groups().next().is_some() {
+    let ipv4_groups: Vec<&Group> = topology.groups.iter().filter(|g| !is_ipv6(g)).collect();
+    // Where default routes differ in metric, `placement` judges the filter.
+    let some_move = topology.groups.iter().any(|group| group.kind.moves());
+    if some_move && !ipv4_groups.is_empty() {
+        let main_table = ipv4_groups.iter().all(|group| group.table == 254);
         for (_, ifname) in devices(topology) {
-            // Where default routes differ in metric, `placement` judges the filter.
-            if topology.groups.iter().all(|group| !group.kind.moves()) {
-                break;
-            }
-            check_rp_filter(
-                report,
-                &ifname,
-                ipv4_groups().all(|group| group.table == 254),
-            );
+            check_rp_filter(report, &ifname, main_table);
         }
     }
     let forwards = |path| sysctl::number(path).unwrap_or(0) != 0;
