@@ -57,25 +57,17 @@ impl Config {
     }
 }
 
-/// What is to be done for hardware stamps on both ways.
-#[derive(Debug, PartialEq, Eq)]
-enum Decision {
-    /// They are on.
-    Use,
-    /// They are there and off, and it was asked to switch them on.
-    SwitchOn,
-}
-
-/// `info`, `config`: `None` where the driver does not tell.
+/// Whether hardware stamps on both ways have to be switched on first, which `may_switch` allows. `info`,
+/// `config`: `None` where the driver does not tell.
 ///
 /// # Errors
 /// Why they cannot or must not be used, in words.
-fn decide(
+fn to_be_switched_on(
     device: &str,
     info: Option<TsInfo>,
     config: Option<Config>,
     may_switch: bool,
-) -> Result<Decision, String> {
+) -> Result<bool, String> {
     let needed = libc::SOF_TIMESTAMPING_TX_HARDWARE
         | libc::SOF_TIMESTAMPING_RX_HARDWARE
         | libc::SOF_TIMESTAMPING_RAW_HARDWARE;
@@ -84,7 +76,7 @@ fn decide(
         .filter(|i| i.so_timestamping & needed == needed && i.phc_index >= 0)
         .ok_or_else(|| format!("{device} offers no hardware timestamps"))?;
     if config.is_some_and(Config::stamps_all) {
-        return Ok(Decision::Use);
+        return Ok(false);
     }
     if info.rx_filters & (1 << FILTER_ALL) == 0 || info.tx_types & (1 << TX_ON) == 0 {
         return Err(format!(
@@ -92,7 +84,7 @@ fn decide(
         ));
     }
     if may_switch {
-        return Ok(Decision::SwitchOn);
+        return Ok(true);
     }
     Err(format!(
         "the hardware timestamps of {device} are off; --hardware switches them on for this run"
@@ -111,26 +103,23 @@ pub(crate) struct InUse {
 /// Why software stamps have to do, in words.
 pub(crate) fn prepare(device: &str, may_switch: bool) -> Result<InUse, String> {
     let config = get_config(device);
-    match decide(device, get_info(device), config, may_switch)? {
-        Decision::Use => Ok(InUse { restore: None }),
-        Decision::SwitchOn => {
-            // Not to be put back is worse than not to be had.
-            let before = config
-                .ok_or_else(|| format!("{device} does not tell how its timestamps are set"))?;
-            let mut wanted = Config::ALL;
-            set_config(device, &mut wanted).map_err(|e| {
-                format!("the hardware timestamps of {device} cannot be switched on: {e}")
-            })?;
-            let in_use = InUse {
-                restore: Some((device.into(), before)),
-            };
-            // The driver writes what it made of the wish.
-            if !wanted.stamps_all() {
-                return Err(format!("{device} does not stamp every packet"));
-            }
-            Ok(in_use)
-        }
+    if !to_be_switched_on(device, get_info(device), config, may_switch)? {
+        return Ok(InUse { restore: None });
     }
+    // Not to be put back is worse than not to be had.
+    let before =
+        config.ok_or_else(|| format!("{device} does not tell how its timestamps are set"))?;
+    let mut wanted = Config::ALL;
+    set_config(device, &mut wanted)
+        .map_err(|e| format!("the hardware timestamps of {device} cannot be switched on: {e}"))?;
+    let in_use = InUse {
+        restore: Some((device.into(), before)),
+    };
+    // The driver writes what it made of the wish.
+    if !wanted.stamps_all() {
+        return Err(format!("{device} does not stamp every packet"));
+    }
+    Ok(in_use)
 }
 
 impl Drop for InUse {
@@ -186,15 +175,15 @@ mod tests {
     #[test]
     fn what_is_on_is_used_and_what_is_off_stays_off() {
         let off = Some(Config::default());
-        let decide = |config, may_switch| decide("e", Some(card()), config, may_switch);
-        assert_eq!(decide(Some(ON), false), Ok(Decision::Use));
-        assert_eq!(decide(Some(ON), true), Ok(Decision::Use));
+        let decide = |config, may_switch| to_be_switched_on("e", Some(card()), config, may_switch);
+        assert_eq!(decide(Some(ON), false), Ok(false));
+        assert_eq!(decide(Some(ON), true), Ok(false));
         let text = decide(off, false).unwrap_err();
         assert!(
             text.contains("of e are off") && text.contains("--hardware"),
             "{text}"
         );
-        assert_eq!(decide(off, true), Ok(Decision::SwitchOn));
+        assert_eq!(decide(off, true), Ok(true));
         for half in [
             Config {
                 tx_type: TX_OFF,
@@ -224,7 +213,7 @@ mod tests {
         });
         for info in none.map(Some).into_iter().chain([None]) {
             for config in [None, Some(ON)] {
-                let text = decide("e", info, config, true).unwrap_err();
+                let text = to_be_switched_on("e", info, config, true).unwrap_err();
                 assert!(text.contains("e offers no hardware timestamps"), "{text}");
             }
         }
@@ -232,7 +221,7 @@ mod tests {
             rx_filters: 0b1_0000_0001,
             ..card()
         };
-        let text = decide("e", Some(ptp), Some(Config::default()), true).unwrap_err();
+        let text = to_be_switched_on("e", Some(ptp), Some(Config::default()), true).unwrap_err();
         assert!(text.contains("PTP packets only"), "{text}");
     }
 

@@ -212,8 +212,8 @@ impl Clients {
 #[derive(Debug, PartialEq)]
 struct Accepted {
     from: SocketAddr,
-    local: IpAddr,
-    ifindex: u32,
+    /// Own address, and index of the device.
+    by: (IpAddr, u32),
     cookie: u32,
     is_known: bool,
 }
@@ -245,13 +245,7 @@ impl Answerer {
             tos: received.tos.unwrap_or(0),
         };
         wire::make_reply(packet, reflected, accepted.cookie);
-        let Accepted {
-            from,
-            local,
-            ifindex,
-            ..
-        } = accepted;
-        let sent = socket::send_from(socket, packet, from, (local, ifindex), reflected.tos);
+        let sent = socket::send_from(socket, packet, accepted.from, accepted.by, reflected.tos);
         let outcome = match sent {
             Ok(_) => &self.stats.answered,
             Err(_) => &self.stats.failed,
@@ -274,14 +268,13 @@ impl Answerer {
     /// Whether to answer, and whom.
     fn accept(&mut self, buffer: &[u8], received: &Received, now: Instant) -> Option<Accepted> {
         let packet = &buffer[..received.len];
-        let addresses = received.from.zip(received.local).zip(received.ifindex);
+        let addresses = received.from.zip(received.local.zip(received.ifindex));
         // A truncated request cannot be answered at its own length; one to a broadcast or
         // multicast address would make many answer one.
         let valid = !received.truncated
             && received.destination == received.local
             && wire::parse_request(packet).is_some();
-        let Some(((from, local), ifindex)) = addresses.filter(|((f, _), _)| valid && f.port() != 0)
-        else {
+        let Some((from, by)) = addresses.filter(|(from, _)| valid && from.port() != 0) else {
             self.stats.junk.fetch_add(1, Relaxed);
             return None;
         };
@@ -304,8 +297,7 @@ impl Answerer {
         }
         Some(Accepted {
             from,
-            local,
-            ifindex,
+            by,
             cookie,
             is_known,
         })
