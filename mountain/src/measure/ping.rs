@@ -108,9 +108,8 @@ trait Probes {
         log.complete()
     }
 
-    /// Takes in what can be told in the end only. Returns how many answers were refusals, and how many lost
-    /// probes were answered when they had been sent again.
-    fn finish(&mut self, log: &mut ProbeLog) -> (usize, usize);
+    /// Takes in what can be told in the end only.
+    fn finish(&mut self, log: &mut ProbeLog);
 }
 
 /// Everything ready to send, and what has been measured so far.
@@ -297,7 +296,7 @@ impl Pinger {
         started: SystemTime,
         seconds: f64,
     ) -> Result<PingOutcome> {
-        let (refused, repeated) = self.probes.finish(&mut self.log);
+        self.probes.finish(&mut self.log);
         if self.options.tcp.is_some() {
             // A connection does not tell which device its answers come by.
             self.log.devices.extend(self.way.map(|w| w.ifindex));
@@ -316,7 +315,7 @@ impl Pinger {
         };
         environment.insert("timestamps".into(), timestamps.as_str().into());
         if self.options.tcp.is_some() && answered > 0 {
-            let answers = match refused {
+            let answers = match log.refused {
                 0 => "accepted",
                 n if n == answered => "refused",
                 _ => "accepted and refused",
@@ -351,8 +350,8 @@ impl Pinger {
             last_error: log.last_error.clone(),
             unstamped,
             timestamps,
-            refused,
-            repeated,
+            refused: log.refused,
+            repeated: log.repeated,
         })
     }
 

@@ -36,10 +36,6 @@ pub(super) struct Connects {
     ready: Epoll,
     /// Under way, by probe.
     open: BTreeMap<usize, Socket>,
-    /// Answers that were refusals.
-    refused: usize,
-    /// Probes that were answered only after their SYN, or the answer to it, had been sent again.
-    repeated: usize,
     /// Answered probes of [`Verdict::Unclear`].
     unclear: Vec<usize>,
 }
@@ -98,8 +94,6 @@ impl Connects {
             source: options.source_address(),
             ready: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).context("cannot make an epoll")?,
             open: BTreeMap::new(),
-            refused: 0,
-            repeated: 0,
             unclear: Vec::new(),
         };
         // What cannot work shows here and not as losses.
@@ -172,11 +166,11 @@ impl Connects {
                 Some(ns)
             }
             Verdict::Repeated => {
-                self.repeated += 1;
+                log.repeated += 1;
                 return None;
             }
         };
-        self.refused += usize::from(refused);
+        log.refused += usize::from(refused);
         let rtt_ns = kernel.unwrap_or(user_ns);
         let answer = RoundTrip {
             rtt_ns,
@@ -239,7 +233,7 @@ impl Probes for Connects {
     }
 
     /// Decides about the unclear answers, by all the others.
-    fn finish(&mut self, log: &mut ProbeLog) -> (usize, usize) {
+    fn finish(&mut self, log: &mut ProbeLog) {
         let mut unclear = std::mem::take(&mut self.unclear);
         unclear.sort_unstable();
         let clear = log.probes.iter().enumerate();
@@ -247,10 +241,9 @@ impl Probes for Connects {
         let clear = clear.filter_map(|(_, p)| p.answer.as_ref());
         let slowest = clear.filter(|a| a.kernel_stamps).map(|a| a.rtt_ns);
         if !is_long(slowest.max()) {
-            self.repeated += unclear.len();
+            log.repeated += unclear.len();
             unclear.into_iter().for_each(|at| log.take_back(at));
         }
-        (self.refused, self.repeated)
     }
 }
 
@@ -333,7 +326,7 @@ mod tests {
             connects.unclear = vec![clear_ms.len()];
             connects.finish(&mut log);
             let answers = log.probes.iter().filter(|p| p.answer.is_some()).count();
-            (answers, connects.repeated, log.complete())
+            (answers, log.repeated, log.complete())
         };
         assert_eq!(run(&[20, 30]), (2, 1, false));
         assert_eq!(run(&[20, 700]), (3, 0, true), "a long queue");

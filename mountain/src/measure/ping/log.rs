@@ -50,6 +50,10 @@ pub(super) struct ProbeLog {
     /// Indices of the devices that answers came by.
     pub(super) devices: BTreeSet<u32>,
     pub(super) duplicates: u64,
+    /// Answers that were refusals.
+    pub(super) refused: usize,
+    /// Probes that were answered only after their SYN, or the answer to it, had been sent again.
+    pub(super) repeated: usize,
     pub(super) errors: u64,
     pub(super) last_error: Option<String>,
     pub(super) slowest_ns: i64,
