@@ -36,10 +36,9 @@ impl Key {
 
     /// The cookie of a source, never 0.
     pub(super) fn cookie(self, source: IpAddr) -> u32 {
-        let word = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().expect("four bytes"));
         let hash = match source {
-            IpAddr::V4(a) => hash(self.0, &[word(&a.octets())]),
-            IpAddr::V6(a) => hash(self.0, &[word(&a.octets()[..4]), word(&a.octets()[4..8])]),
+            IpAddr::V4(a) => hash(self.0, &[a.to_bits()]),
+            IpAddr::V6(a) => hash(self.0, &[96u32, 64].map(|at| (a.to_bits() >> at) as u32)),
         };
         hash.max(1)
     }
