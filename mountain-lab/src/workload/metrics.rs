@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use mountain::measure::stats::P999_FROM;
+
 use super::game::Packet;
 use super::stats::percentile;
 
@@ -13,8 +15,6 @@ use super::stats::percentile;
 pub const LATE_OVER_US: u32 = 50_000;
 /// A round trip that any interactive program notices; recordings and replays are judged by it, too.
 const VERY_LATE_US: u32 = 200_000;
-/// p99.9 is reported from this many answered packets on: 20 of them lie beyond it then.
-pub const P999_FROM: usize = 20_000;
 /// A path counts as left when for this long no packet went there.
 pub const CLEAR_NS: u64 = 1_000_000_000;
 /// One figure of one run.
