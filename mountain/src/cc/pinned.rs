@@ -241,8 +241,7 @@ impl Pinned {
             let mut map = MapHandle::from_map_id(id)?;
             self.place(file, |path| map.pin(path))?;
         }
-        let links = self.cgroup_links()?;
-        for (_, path) in links {
+        for path in self.cgroup_links()? {
             let mut link = Link::open(&path)?;
             // Off a cgroup that is gone (a service that was restarted) the kernel has taken it.
             if matches!(link.info()?.info, LinkTypeInfo::Cgroup(c) if c.cgroup_id == 0) {
@@ -277,13 +276,14 @@ impl Pinned {
         self.path(&format!("cgroup-{id}")).exists()
     }
 
-    fn cgroup_links(&self) -> Result<Vec<(u64, PathBuf)>> {
+    fn cgroup_links(&self) -> Result<Vec<PathBuf>> {
         let mut links = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
             let path = entry?.path();
             let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("");
-            if let Some(id) = name.strip_prefix("cgroup-").and_then(|id| id.parse().ok()) {
-                links.push((id, path));
+            let id = name.strip_prefix("cgroup-");
+            if id.is_some_and(|id| id.parse::<u64>().is_ok()) {
+                links.push(path);
             }
         }
         Ok(links)
@@ -291,7 +291,7 @@ impl Pinned {
 
     /// Unregisters the name. Running flows keep it until they end; no new one can choose it.
     pub(crate) fn disable(&self) -> Result<()> {
-        for (_, path) in self.cgroup_links().unwrap_or_default() {
+        for path in self.cgroup_links().unwrap_or_default() {
             if let Ok(link) = Link::open(&path) {
                 let _ = link.detach();
             }
