@@ -7,20 +7,11 @@ use serde::Serialize;
 
 use super::Bench;
 use crate::experiments::probing::ab::{interleaved, Judgement, LEAST_ROUNDS};
-use crate::experiments::probing::lane::{Delay, Lane};
+use crate::experiments::probing::lane::{Delay, Lane, USUAL};
 use crate::experiments::probing::tool::Tool;
 
-/// The paths, one way, so that round trips take 20 ms ± 2 ms and 22 ms ± 2 ms.
-const PATHS: [Delay; 2] = [
-    Delay {
-        ms: 10.0,
-        noise_ms: 1.0,
-    },
-    Delay {
-        ms: 11.0,
-        noise_ms: 1.0,
-    },
-];
+/// The second path's round trips take 2 ms more.
+const LONGER: Delay = Delay { ms: 11.0, ..USUAL };
 
 /// A known difference, and what the A/B said of it.
 #[derive(Serialize)]
@@ -60,9 +51,8 @@ pub fn steps() -> u64 {
 
 /// Runs the controls.
 pub fn run(bench: &mut Bench) -> Result<Vec<Control>> {
-    let block = bench.block();
-    let mut lane = Lane::build(&PATHS, block.seconds() + 2.0, bench.session.args.seed)?;
-    let dir = bench.scratch.path().to_owned();
+    let (block, seed) = (bench.block(), bench.session.args.seed);
+    let mut lane = Lane::build(&[USUAL, LONGER], block.seconds() + 2.0, seed)?;
     let mut controls = vec![];
     for (i, spec) in SPECS.iter().enumerate() {
         let what = format!("control: {}", spec.name);
@@ -71,8 +61,8 @@ pub fn run(bench: &mut Bench) -> Result<Vec<Control>> {
             // Delays of its own for each block: equal ones would make equal paths too equal.
             let number = (i as u32 * LEAST_ROUNDS + round) * 2 + side as u32;
             lane.play(number)?;
-            let target = lane.target(spec.sides[side].1);
-            Tool::MountainIcmp.measure(lane.client(), target, &block, &dir)
+            let target = lane.hosts.gateway(spec.sides[side].1);
+            Tool::MountainIcmp.measure(&lane.hosts.client, target, &block)
         })?;
         bench.blocks(&blocks);
         let judgement = blocks.judge()?;

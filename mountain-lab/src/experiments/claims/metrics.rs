@@ -12,7 +12,7 @@ use super::switches::{off_on, Switches};
 use super::Bench;
 use crate::emulate::netns::Netns;
 use crate::experiments::probing::ab::{paired, Blocks, Judgement, Paired};
-use crate::experiments::probing::lane::{Delay, Lane};
+use crate::experiments::probing::lane::{Lane, USUAL};
 use crate::experiments::probing::pool::{delays, table};
 use crate::experiments::probing::tool::Tool;
 
@@ -20,12 +20,7 @@ pub const METRICS: &str = "net.ipv4.path_metrics";
 pub const SCORE: &str = "net.ipv4.fib_multipath_score";
 const SIDES: [&[&str]; 2] = [&["0", "0"], &["1", "1"]];
 
-/// Of a WAN, one way: round trips of 20 ms ± 2 ms, on both paths.
-const WAN: Delay = Delay {
-    ms: 10.0,
-    noise_ms: 1.0,
-};
-/// Pings over it are unchanged when what the data allow is within these shares; those by which
+/// Pings over a WAN are unchanged when what the data allow is within these shares; those by which
 /// `mountain ping` agrees with other tools (docs/validate-ping.md).
 const ALIKE: [(&str, f64); 2] = [("Median", 0.01), ("P99", 0.05)];
 
@@ -33,23 +28,23 @@ const ALIKE: [(&str, f64); 2] = [("Median", 0.01), ("P99", 0.05)];
 pub fn local(bench: &mut Bench) -> Result<ClaimVerdict> {
     let host = Netns::create("local")?;
     let switches = Switches::hold(Some(&host), &[METRICS, SCORE])?;
-    let (block, dir) = (bench.block(), bench.scratch.path().to_owned());
-    let target = "127.0.0.1".parse()?;
-    let measure = || Tool::MountainIcmp.measure(&host, target, &block, &dir);
+    let (block, target) = (bench.block(), "127.0.0.1".parse()?);
+    let measure = || Tool::MountainIcmp.measure(&host, target, &block);
     let blocks = off_on(bench, "local", &switches, SIDES, measure)?;
     Ok(spread(&blocks))
 }
 
 /// Claim 2: over two emulated paths of the same cost.
 pub fn wan(bench: &mut Bench) -> Result<ClaimVerdict> {
-    let (block, dir) = (bench.block(), bench.scratch.path().to_owned());
-    let mut lane = Lane::build(&[WAN; 2], block.seconds() + 2.0, bench.session.args.seed)?;
+    let block = bench.block();
+    let mut lane = Lane::build(&[USUAL; 2], block.seconds() + 2.0, bench.session.args.seed)?;
     let mut number = 0;
-    let switches = Switches::hold(Some(lane.client()), &[METRICS, SCORE])?;
+    let switches = Switches::hold(Some(&lane.hosts.client), &[METRICS, SCORE])?;
     let measure = || {
         lane.play(number)?;
         number += 1;
-        Tool::MountainIcmp.measure(lane.client(), lane.server_addr(), &block, &dir)
+        let hosts = &lane.hosts;
+        Tool::MountainIcmp.measure(&hosts.client, hosts.server_addr(), &block)
     };
     let blocks = off_on(bench, "wan", &switches, SIDES, measure)?;
     Ok(unchanged(&blocks.judge()?))

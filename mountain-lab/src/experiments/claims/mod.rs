@@ -16,11 +16,10 @@ use anyhow::{ensure, Context, Result};
 use mountain_lab::workload::metrics::Figures;
 use serde::Serialize;
 use serde_json::json;
-use tempfile::TempDir;
 
 use crate::driver::{CommonArgs, Session};
 use crate::experiments::probing::ab::{Blocks, LEAST_ROUNDS};
-use crate::experiments::probing::pool::metrics as of_blocks;
+use crate::experiments::probing::pool;
 use crate::experiments::probing::tool::Block;
 use crate::stopped;
 use controls::Control;
@@ -43,18 +42,14 @@ pub struct ClaimsArgs {
 
 /// What tests of claims share.
 pub struct Bench {
-    /// For files under way.
-    pub scratch: TempDir,
     /// Its result's repeats are the most rounds that anything here takes.
     session: Session,
 }
 
 impl Bench {
-    fn new(args: &CommonArgs) -> Result<Self> {
-        Ok(Bench {
-            scratch: tempfile::tempdir().context("no folder for files under way")?,
-            session: Session::begin("claims", args, LEAST_ROUNDS, controls::steps()),
-        })
+    fn new(args: &CommonArgs) -> Self {
+        let session = Session::begin("claims", args, LEAST_ROUNDS, controls::steps());
+        Bench { session }
     }
 
     /// Rounds of a claim's test; that many on each side are to come.
@@ -84,9 +79,7 @@ impl Bench {
     /// Keeps the figures of both sides' pings for the result.
     pub fn blocks(&mut self, blocks: &Blocks) {
         for (name, runs) in blocks.names.iter().zip(&blocks.runs) {
-            let metrics = of_blocks(runs, self.session.args.seed);
-            let policies = &mut self.session.result.policies;
-            policies.insert(name.clone(), metrics);
+            pool::put(&mut self.session.result, name, runs);
         }
     }
 
@@ -145,7 +138,7 @@ struct Answer {
 /// which is too short to judge them.
 pub fn claims(args: &ClaimsArgs) -> Result<ExitCode> {
     let common = &args.common;
-    let mut bench = Bench::new(common)?;
+    let mut bench = Bench::new(common);
     let controls = controls::run(&mut bench).context("controls")?;
     let answers = answers(&mut bench, &args.only, controls.iter().all(|c| c.holds));
     ensure!(!stopped(), "stopped");
@@ -203,7 +196,7 @@ pub mod tests {
     use super::*;
 
     pub fn bench() -> Bench {
-        Bench::new(&CommonArgs::test(true)).unwrap()
+        Bench::new(&CommonArgs::test(true))
     }
 
     #[test]

@@ -42,7 +42,7 @@ const PINGS: usize = 4;
 pub fn test(bench: &mut Bench) -> Result<ClaimVerdict> {
     let rig = NapiRig::build()?;
     let switches = Switches::hold(None, &[WEIGHT, BIAS])?;
-    let (dir, source) = (bench.scratch.path().to_owned(), &rig.source);
+    let source = &rig.source;
     let block = Block {
         count: bench.block().count * PINGS,
         cpu: Some(CPU),
@@ -51,7 +51,7 @@ pub fn test(bench: &mut Bench) -> Result<ClaimVerdict> {
     let mut measure = || {
         let before = rig.flooded()?;
         let _flood = flood(source)?;
-        let run = Tool::MountainIcmp.measure(source, PINGED.into(), &block, &dir)?;
+        let run = Tool::MountainIcmp.measure(source, PINGED.into(), &block)?;
         let seen = rig.flooded()? - before;
         // A burst in one of four slots at least, or it was no flood.
         let least = block.seconds() / EVERY.as_secs_f64() * f64::from(BURST) / 4.0;

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Two hosts and the emulated paths between them, with no traffic but probes.
 
-use std::net::IpAddr;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
 
 use crate::emulate::emulator::{Emulator, REFERENCE_DELAY_US};
 use crate::emulate::hosts::Hosts;
-use crate::emulate::netns::{Netns, Running};
 use crate::experiments::probing::tool::{Block, Tool};
-use crate::policy_ctl;
 use crate::scenario::Scenario;
 
 /// From telling the emulator until the schedule begins.
@@ -24,11 +20,19 @@ pub struct Delay {
     pub noise_ms: f64,
 }
 
+/// Round trips take 20 ms ± 2 ms.
+pub const USUAL: Delay = Delay {
+    ms: 10.0,
+    noise_ms: 1.0,
+};
+
 /// Emulated paths between a client and a server. Dropping it removes everything.
 pub struct Lane {
     // In the order of their end.
     emulator: Emulator,
-    hosts: Hosts,
+    /// On path `i` alone the client reaches the server's [`Hosts::gateway`], on any path its
+    /// [`Hosts::server_addr`].
+    pub hosts: Hosts,
 }
 
 impl Lane {
@@ -46,38 +50,15 @@ impl Lane {
         self.emulator.play(number, AHEAD).map(drop)
     }
 
-    pub fn client(&self) -> &Netns {
-        &self.hosts.client
-    }
-
-    pub fn server(&self) -> &Netns {
-        &self.hosts.server
-    }
-
-    /// Address of the server that is reached by path `i` alone.
-    pub fn target(&self, i: usize) -> IpAddr {
-        self.hosts.gateway(i)
-    }
-
-    /// Address of the server that the client's multipath route reaches by any path.
-    pub fn server_addr(&self) -> IpAddr {
-        self.hosts.server_addr()
-    }
-
-    /// A `mountain reflect` on the server, for path `i`; logs go to `dir`.
-    pub fn reflector(&self, i: usize, dir: &Path) -> Result<Running> {
-        policy_ctl::reflect(&self.hosts.server, "server", &[self.target(i)], dir)
-    }
-
     /// How far the emulator's delay is from what was asked for on the idle reference path, for each
     /// answer, µs.
-    pub fn emulator_error_us(&self, probes: usize, dir: &Path) -> Result<Vec<f64>> {
+    pub fn emulator_error_us(&self, probes: usize) -> Result<Vec<f64>> {
         let (_, target) = self.hosts.reference_addrs();
         let block = Block {
             count: probes,
             ..Block::default()
         };
-        let run = Tool::MountainIcmp.measure(self.client(), target, &block, dir)?;
+        let run = Tool::MountainIcmp.measure(&self.hosts.client, target, &block)?;
         let asked = f64::from(2 * REFERENCE_DELAY_US);
         let answers = run.samples.rtt_us.iter().flatten();
         Ok(answers.map(|rtt| (rtt - asked).abs()).collect())

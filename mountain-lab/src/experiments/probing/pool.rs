@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use mountain::measure::runfile::{RunFile, Samples, SCHEMA};
 use mountain::measure::stats::{Delays, Table};
-use mountain_lab::result::{Metric, Metrics};
+use mountain_lab::result::{Metric, Metrics, RunResult};
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Exp};
 use rand_pcg::Pcg64;
@@ -86,9 +86,16 @@ pub fn table(run: &RunFile, user: bool) -> Table {
     Table::new(samples.len() as u64, &samples.replies(column), &[])
 }
 
+/// Puts the figures of blocks into a result, under this name.
+pub fn put(result: &mut RunResult, name: &str, blocks: &[RunFile]) {
+    let metrics = metrics(blocks, result.seed);
+    let policy = result.policies.entry(name.to_owned()).or_default();
+    policy.extend(metrics);
+}
+
 /// Figures of each block as a metric over blocks: `rtt_p50_us`, `rtt_p99_us`, `rtt_stdev_us`,
 /// `loss`, and where the tool tells `user_p50_us`, `user_p99_us`.
-pub fn metrics(blocks: &[RunFile], seed: u64) -> Metrics {
+fn metrics(blocks: &[RunFile], seed: u64) -> Metrics {
     let tables = |user: bool| -> Vec<Table> { blocks.iter().map(|b| table(b, user)).collect() };
     let mut metrics: Metrics = BTreeMap::new();
     let mut put = |name: &str, unit: &str, tables: &[Table], of: &Figure| {

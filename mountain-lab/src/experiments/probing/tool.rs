@@ -3,7 +3,7 @@
 //! through the same importers as `mountain import`.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -91,10 +91,10 @@ impl Tool {
         said.lines().next().map(|line| line.trim().to_owned())
     }
 
-    /// Measures one block from `ns`; `dir` takes files under way. UDP probes need their far end:
-    /// `mountain reflect` or [`irtt_server`].
-    pub fn measure(self, ns: &Netns, to: IpAddr, block: &Block, dir: &Path) -> Result<RunFile> {
-        let file = dir.join("block.json");
+    /// Measures one block from `ns`. UDP probes need their far end: `mountain reflect` or [`irtt_server`].
+    pub fn measure(self, ns: &Netns, to: IpAddr, block: &Block) -> Result<RunFile> {
+        let dir = tempfile::tempdir().context("no folder for files under way")?;
+        let file = dir.path().join("block.json");
         let (count, to) = (block.count.to_string(), to.to_string());
         let interval = humantime::format_duration(block.interval)
             .to_string()

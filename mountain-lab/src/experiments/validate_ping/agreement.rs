@@ -4,16 +4,16 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use mountain::measure::runfile::RunFile;
-use mountain_lab::result::{Check, Metric};
+use mountain_lab::result::{Check, Metric, RunResult};
 use serde_json::json;
 
-use super::{Validation, DELAY};
-use crate::driver::CommonArgs;
-use crate::experiments::probing::lane::Lane;
-use crate::experiments::probing::pool::{delays, metrics, pooled, table};
+use crate::driver::{CommonArgs, Session};
+use crate::experiments::probing::lane::{Lane, USUAL};
+use crate::experiments::probing::pool::{delays, pooled, put, table};
 use crate::experiments::probing::tool::{irtt_server, Block, Tool};
+use crate::policy_ctl::reflect;
 
 /// Medians may differ by this much …
 const MEDIAN_US: f64 = 20.0;
@@ -48,68 +48,65 @@ struct Measurement {
     errors: Vec<Vec<f64>>,
 }
 
-pub fn run(bench: &mut Validation) -> Result<()> {
+pub fn run(session: &mut Session) -> Result<()> {
     let mut tools = vec![Tool::MountainIcmp, Tool::Ping, Tool::MountainUdp];
     if Tool::Irtt.version().is_some() {
         tools.push(Tool::Irtt);
     } else {
         let missing =
             "irtt is not installed (apt install irtt): the comparison with it is not shown";
-        bench.session.say(missing);
+        session.say(missing);
     }
     let versions: Vec<String> = tools.iter().filter_map(|t| t.version()).collect();
     let tools_json = json!({ "versions": versions });
-    bench.session.result.note("tools", tools_json);
-    let measured = measure(bench, &tools)?;
-    emulator(bench, &measured.errors);
-    let result = &mut bench.session.result;
+    session.result.note("tools", tools_json);
+    let measured = measure(session, &tools)?;
+    let result = &mut session.result;
+    emulator(result, &measured.errors);
     for (place, series) in [("", &measured.path), ("loopback ", &measured.loopback)] {
         for (tool, blocks) in series.iter() {
-            let name = format!("{place}{}", tool.name());
-            let metrics = metrics(blocks, bench.session.args.seed);
-            result.policies.entry(name).or_default().extend(metrics);
+            put(result, &format!("{place}{}", tool.name()), blocks);
         }
     }
-    let checks = checks(&measured, bench.session.args.quick);
+    let checks = checks(&measured, session.args.quick);
     result.checks.extend(checks);
     Ok(())
 }
 
-fn measure(bench: &mut Validation, tools: &[Tool]) -> Result<Measurement> {
-    let (rounds, _) = extent(&bench.session.args);
+fn measure(session: &Session, tools: &[Tool]) -> Result<Measurement> {
+    let (rounds, _) = extent(&session.args);
     let block = Block {
-        count: probes(&bench.session.args),
+        count: probes(&session.args),
         ..Block::default()
     };
     let fast = Block {
         interval: LOOPBACK_INTERVAL,
         ..block
     };
-    let dir = bench.scratch.path().to_owned();
-    let mut lane = Lane::build(&[DELAY], block.seconds() + 3.0, bench.session.args.seed)?;
-    let target = lane.target(0);
-    let _reflector = lane.reflector(0, &dir)?;
+    let logs = tempfile::tempdir().context("no folder for files under way")?;
+    let mut lane = Lane::build(&[USUAL], block.seconds() + 3.0, session.args.seed)?;
+    let target = lane.hosts.gateway(0);
+    let _reflector = reflect(&lane.hosts.server, "server", &[target], logs.path())?;
     let irtt = tools.contains(&Tool::Irtt);
     let _irtt = irtt
-        .then(|| irtt_server(lane.server(), target))
+        .then(|| irtt_server(&lane.hosts.server, target))
         .transpose()?;
     let empty = |tool: &Tool| (*tool, vec![]);
     let mut path: Vec<Series> = tools.iter().map(empty).collect();
     let mut loopback = vec![empty(&Tool::MountainIcmp), empty(&Tool::Ping)];
     let mut errors = vec![];
     for round in 0..rounds {
-        one_round(bench, "path", &mut path, round, |tool| {
+        one_round(session, "path", &mut path, round, |tool| {
             // The same delays for each tool of a round.
             lane.play(round)?;
-            tool.measure(lane.client(), target, &block, &dir)
+            tool.measure(&lane.hosts.client, target, &block)
         })?;
-        one_round(bench, "loopback", &mut loopback, round, |tool| {
+        one_round(session, "loopback", &mut loopback, round, |tool| {
             let to = [127, 0, 0, 1].into();
-            tool.measure(lane.client(), to, &fast, &dir)
+            tool.measure(&lane.hosts.client, to, &fast)
         })?;
-        let session = &bench.session;
         session.step(&format!("round {round}: the emulator itself"))?;
-        errors.push(lane.emulator_error_us(REFERENCE_PROBES, &dir)?);
+        errors.push(lane.emulator_error_us(REFERENCE_PROBES)?);
     }
     Ok(Measurement {
         path,
@@ -120,7 +117,7 @@ fn measure(bench: &mut Validation, tools: &[Tool]) -> Result<Measurement> {
 
 /// A block of each tool, in the order of this round.
 fn one_round(
-    bench: &Validation,
+    session: &Session,
     what: &str,
     series: &mut [Series],
     round: u32,
@@ -129,7 +126,7 @@ fn one_round(
     let tools: Vec<Tool> = series.iter().map(|(tool, _)| *tool).collect();
     let names: Vec<&str> = tools.iter().map(|tool| tool.name()).collect();
     let of_tool = |i: usize| measure(tools[i]);
-    let blocks = bench.session.round(what, &names, round, of_tool)?;
+    let blocks = session.round(what, &names, round, of_tool)?;
     for ((_, all), block) in series.iter_mut().zip(blocks) {
         all.push(block);
     }
@@ -166,7 +163,7 @@ fn checks(measured: &Measurement, quick: bool) -> Vec<Check> {
 }
 
 /// The emulator's own error on the idle path, by round.
-fn emulator(bench: &mut Validation, errors: &[Vec<f64>]) {
+fn emulator(result: &mut RunResult, errors: &[Vec<f64>]) {
     let n = errors.iter().map(|e| e.len() as u64).sum();
     for (name, p) in [("error_p50_us", 0.5), ("error_p99_us", 0.99)] {
         let at = |errors: &Vec<f64>| {
@@ -175,8 +172,8 @@ fn emulator(bench: &mut Validation, errors: &[Vec<f64>]) {
             mountain::measure::stats::quantile(&sorted, p)
         };
         let values = errors.iter().map(at).collect();
-        let metric = Metric::of_repeats("us", values, n, bench.session.args.seed);
-        bench.session.result.emulator.insert(name.into(), metric);
+        let metric = Metric::of_repeats("us", values, n, result.seed);
+        result.emulator.insert(name.into(), metric);
     }
 }
 

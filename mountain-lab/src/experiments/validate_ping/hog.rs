@@ -11,11 +11,10 @@ use nix::sched::sched_getaffinity;
 use nix::unistd::Pid;
 use serde_json::json;
 
-use super::{Validation, DELAY};
-use crate::driver::CommonArgs;
+use crate::driver::{CommonArgs, Session};
 use crate::emulate::netns::{die_with_parent, Running};
-use crate::experiments::probing::lane::{Delay, Lane};
-use crate::experiments::probing::pool::{delays, metrics, pooled, table};
+use crate::experiments::probing::lane::{Delay, Lane, USUAL};
+use crate::experiments::probing::pool::{delays, pooled, put, table};
 use crate::experiments::probing::tool::{pin, Block, Tool};
 
 /// Of what user space's p99 rises by, so much at most may show in the kernel's.
@@ -31,8 +30,8 @@ pub fn extent(args: &CommonArgs) -> (u32, u64) {
 
 const NAMES: [&str; 2] = ["pinned alone", "pinned beside a hog"];
 
-pub fn run(bench: &mut Validation) -> Result<()> {
-    let args = &bench.session.args;
+pub fn run(session: &mut Session) -> Result<()> {
+    let args = &session.args;
     let ((rounds, _), seed) = (extent(args), args.seed);
     let cpu = last_cpu()?;
     let block = Block {
@@ -43,19 +42,16 @@ pub fn run(bench: &mut Validation) -> Result<()> {
     // Without noise: the path's own spread would hide what the hog adds.
     let delay = Delay {
         noise_ms: 0.0,
-        ..DELAY
+        ..USUAL
     };
     let lane = Lane::build(&[delay], block.seconds(), seed)?;
-    let dir = bench.scratch.path().to_owned();
-    let session = &bench.session;
     let blocks = session.rounds("a ping", &NAMES, rounds, |side, _| {
         let _hog = (side == 1).then(|| hog(cpu)).transpose()?;
-        Tool::MountainIcmp.measure(lane.client(), lane.target(0), &block, &dir)
+        Tool::MountainIcmp.measure(&lane.hosts.client, lane.hosts.gateway(0), &block)
     })?;
-    let result = &mut bench.session.result;
+    let result = &mut session.result;
     for (name, blocks) in NAMES.iter().zip(&blocks) {
-        let metrics = metrics(blocks, seed);
-        result.policies.insert(name.to_string(), metrics);
+        put(result, name, blocks);
     }
     // Of each round, as it is only in pairs that the machine was the same.
     let by_round = |user: bool| {

@@ -9,18 +9,11 @@ mod verdicts;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use tempfile::TempDir;
 
 use crate::driver::{CommonArgs, ForeignLoad, Session};
-use crate::experiments::probing::lane::Delay;
 
 /// Of the result, and of its folder.
 const NAME: &str = "validate-ping";
-/// One way; so round trips take 20 ms ± 2 ms.
-const DELAY: Delay = Delay {
-    ms: 10.0,
-    noise_ms: 1.0,
-};
 
 #[derive(clap::Args)]
 pub struct ValidatePingArgs {
@@ -58,14 +51,7 @@ impl ValidationPart {
     }
 }
 
-type Measure = fn(&mut Validation) -> Result<()>;
-
-/// What the parts share.
-struct Validation {
-    session: Session,
-    /// For files under way.
-    scratch: TempDir,
-}
+type Measure = fn(&mut Session) -> Result<()>;
 
 /// `mountain-lab validate-ping`.
 pub fn validate_ping(args: &ValidatePingArgs) -> Result<ExitCode> {
@@ -80,20 +66,16 @@ pub fn validate_ping(args: &ValidatePingArgs) -> Result<ExitCode> {
     // The most repeats of any, and all steps.
     let repeats = parts.iter().map(|((repeats, _), _)| *repeats).max();
     let steps = parts.iter().map(|((_, steps), _)| steps).sum();
-    let session = Session::begin(NAME, common, repeats.unwrap_or(0), steps);
-    let mut bench = Validation {
-        session,
-        scratch: tempfile::tempdir().context("no folder for files under way")?,
-    };
+    let mut session = Session::begin(NAME, common, repeats.unwrap_or(0), steps);
     for (part, (_, run)) in args.only.iter().zip(parts) {
         let others = ForeignLoad::watch();
         let name = crate::name_of(part);
-        run(&mut bench).with_context(|| name.clone())?;
+        run(&mut session).with_context(|| name.clone())?;
         if let Some(cores) = others.cores() {
             // For runs held against each other.
             let name = format!("{name}_busy_cores");
-            bench.session.result.note(&name, cores);
+            session.result.note(&name, cores);
         }
     }
-    bench.session.finish(args.check, &[])
+    session.finish(args.check, &[])
 }

@@ -15,8 +15,7 @@ use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 use serde_json::json;
 
-use super::Validation;
-use crate::driver::CommonArgs;
+use crate::driver::{CommonArgs, Session};
 use crate::experiments::probing::pool::gaver_lewis;
 use crate::experiments::probing::tool::Tool;
 use crate::policy_ctl::binary;
@@ -38,11 +37,11 @@ struct Usage {
     rss: f64,
 }
 
-pub fn run(bench: &mut Validation) -> Result<()> {
-    let session = &mut bench.session;
+pub fn run(session: &mut Session) -> Result<()> {
     let samples = session.args.quick_or(20_000, 1_000_000);
     let (repeats, _) = extent(&session.args);
-    let dir = bench.scratch.path().to_owned();
+    let dir = tempfile::tempdir().context("no folder for files under way")?;
+    let dir = dir.path();
     let files = ["a.json", "b.json"].map(|name| dir.join(name));
     for (i, file) in files.iter().enumerate() {
         session.step(&format!("writing {samples} samples"))?;
@@ -64,7 +63,7 @@ pub fn run(bench: &mut Validation) -> Result<()> {
             if name == "report" {
                 command.arg("-o").arg(&out);
             }
-            usages.push(measured(&mut command, &dir)?);
+            usages.push(measured(&mut command, dir)?);
         }
         let of = |value: fn(&Usage) -> f64| usages.iter().map(value).collect::<Vec<f64>>();
         let (seconds, rss) = (of(|u| u.seconds), of(|u| u.rss));

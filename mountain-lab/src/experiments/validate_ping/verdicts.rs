@@ -17,8 +17,7 @@ use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Exp, Normal};
 use rand_pcg::Pcg64;
 
-use super::Validation;
-use crate::driver::CommonArgs;
+use crate::driver::{CommonArgs, Session};
 use crate::emulate::netns::{Netns, Running};
 use crate::emulate::wire::lan;
 use crate::experiments::probing::pool::{gaver_lewis, made_up};
@@ -62,8 +61,7 @@ pub fn extent(args: &CommonArgs) -> (u32, u64) {
     (1, 6 + 2 * (VerdictsPlan::new(args).recorded + 1))
 }
 
-pub fn run(bench: &mut Validation) -> Result<()> {
-    let session = &mut bench.session;
+pub fn run(session: &mut Session) -> Result<()> {
     let plan = VerdictsPlan::new(&session.args);
     // Seeds that nothing was chosen by.
     let first = 1_000_000 + session.args.seed * 100_000;
@@ -93,13 +91,12 @@ pub fn run(bench: &mut Validation) -> Result<()> {
         let what = format!("`ab` finds 10% of the median more, {name}");
         session.result.at_least(&what, Some(found.headline), 0.8);
     }
-    recorded(bench, &plan)
+    recorded(session, &plan)
 }
 
 /// Pairs and long recordings of loopback and of a veth with a neighbour that floods now and then.
-fn recorded(bench: &mut Validation, plan: &VerdictsPlan) -> Result<()> {
+fn recorded(session: &mut Session, plan: &VerdictsPlan) -> Result<()> {
     let net = Net::build()?;
-    let session = &mut bench.session;
     let targets: [(&str, IpAddr); 2] = [
         ("loopback", [127, 0, 0, 1].into()),
         ("busy veth", THERE.into()),
@@ -109,11 +106,10 @@ fn recorded(bench: &mut Validation, plan: &VerdictsPlan) -> Result<()> {
         interval: Duration::from_millis(1),
         cpu: None,
     };
-    let dir = bench.scratch.path().to_owned();
     let (mut pairs, mut abs) = (vec![], vec![]);
     for (name, target) in targets {
         let flood = (name != "loopback").then(|| net.flood()).transpose()?;
-        let measure = |block: &Block| Tool::MountainIcmp.measure(&net.here, target, block, &dir);
+        let measure = |block: &Block| Tool::MountainIcmp.measure(&net.here, target, block);
         for i in 0..plan.recorded {
             session.step(&format!("{name}: pair {}", i + 1))?;
             let (a, b) = (measure(&plan.block)?, measure(&plan.block)?);
