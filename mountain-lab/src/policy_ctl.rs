@@ -26,7 +26,6 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// The product on one host. Not running while the policy is [`ComparedPolicy::None`].
 pub struct Product<'a> {
     ns: &'a Netns,
-    binary: PathBuf,
     config: PathBuf,
     log: PathBuf,
     child: Option<Child>,
@@ -42,7 +41,6 @@ impl<'a> Product<'a> {
         let _ = std::fs::remove_file(&log);
         Ok(Product {
             ns,
-            binary: PathBuf::new(),
             config: path,
             log,
             child: None,
@@ -83,9 +81,9 @@ impl<'a> Product<'a> {
 
     fn start(&mut self) -> Result<()> {
         // Not before it is needed: the policy `none` does without the product.
-        self.binary = binary()?;
+        let binary = binary()?;
         let log = File::options().create(true).append(true).open(&self.log)?;
-        let mut command = self.ns.command(&self.binary);
+        let mut command = self.ns.command(&binary);
         command
             .args(["up", "--foreground", "--config"])
             .arg(&self.config);
@@ -93,11 +91,8 @@ impl<'a> Product<'a> {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
-        self.child = Some(
-            command
-                .spawn()
-                .with_context(|| self.binary.display().to_string())?,
-        );
+        let child = command.spawn();
+        self.child = Some(child.with_context(|| binary.display().to_string())?);
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
             let error = match self.query(&["status", "--json"]) {
@@ -136,7 +131,7 @@ impl<'a> Product<'a> {
     }
 
     fn tell(&self, args: &[&str]) -> Result<String> {
-        let mut command: Command = self.ns.command(&self.binary);
+        let mut command: Command = self.ns.command(binary()?);
         let out = command.args(args).stdin(Stdio::null()).output()?;
         ensure!(
             out.status.success(),

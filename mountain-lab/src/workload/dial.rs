@@ -6,9 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use socket2::{Socket, Type};
-
-use super::sys;
+use socket2::{Domain, Socket, Type};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -77,7 +75,7 @@ impl Dial<'_> {
     }
 
     fn socket(&self, to: SocketAddr, kind: Type) -> Result<Socket> {
-        let socket = sys::socket_for(to.ip(), kind)?;
+        let socket = Socket::new(Domain::for_address(to), kind, None)?;
         if let Some(device) = self.device {
             socket
                 .bind_device(Some(device.as_bytes()))

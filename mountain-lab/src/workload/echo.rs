@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use mountain::host::socket_option;
 use mountain::measure::socket::send_from;
 use mountain::measure::timestamp;
-use socket2::{Socket, Type};
+use socket2::{Domain, Socket, Type};
 
 use super::dial::Ends;
 use super::sys;
@@ -186,7 +186,8 @@ fn open(addr: IpAddr, port: u16) -> Result<Socket> {
     } else {
         Ipv6Addr::UNSPECIFIED.into()
     };
-    let socket = sys::socket_for(any, Type::DGRAM)?;
+    let at = SocketAddr::new(any, port);
+    let socket = Socket::new(Domain::for_address(at), Type::DGRAM, None)?;
     if any.is_ipv6() {
         socket.set_only_v6(true)?;
     }
@@ -194,7 +195,7 @@ fn open(addr: IpAddr, port: u16) -> Result<Socket> {
     timestamp::set_stamping(&socket, timestamp::RECEIVED)?;
     // A full buffer here would look like loss on the path; FORCE ignores rmem_max (needs root).
     let _ = socket_option::set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, 8 << 20);
-    socket.bind(&SocketAddr::new(any, port).into())?;
+    socket.bind(&at.into())?;
     socket.set_read_timeout(Some(Duration::from_millis(50)))?;
     Ok(socket)
 }

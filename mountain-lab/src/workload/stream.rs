@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{anyhow, Context, Result};
 use mountain::host::socket_option;
-use socket2::{SockRef, Type};
+use socket2::{Domain, SockRef, Socket, Type};
 
 use super::sys;
 
@@ -28,7 +28,7 @@ const CHUNK: usize = 256 << 10;
 
 /// A listening socket; connections wait until they are accepted.
 pub fn listen(at: SocketAddr) -> Result<TcpListener> {
-    let socket = sys::socket_for(at.ip(), Type::STREAM)?;
+    let socket = Socket::new(Domain::for_address(at), Type::STREAM, None)?;
     socket.set_reuse_address(true)?;
     let bound = socket.bind(&at.into()).and_then(|()| socket.listen(1024));
     bound.with_context(|| format!("cannot listen on TCP port {}", at.port()))?;

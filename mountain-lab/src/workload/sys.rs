@@ -3,7 +3,6 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -12,7 +11,6 @@ use mountain::host::namespaces;
 use nix::sched::{sched_setaffinity, setns, CloneFlags, CpuSet};
 use nix::time::{clock_gettime, ClockId};
 use nix::unistd::Pid;
-use socket2::{Domain, Protocol, Socket, Type};
 
 /// `CLOCK_MONOTONIC` in nanoseconds.
 pub use mountain::bpf::now_ns as monotonic_ns;
@@ -125,21 +123,6 @@ pub fn pin(thread: i32, cpu: usize) -> Result<()> {
 /// Runs `body` inside `netns` on a thread of its own and returns what it returned.
 pub fn run_in<T: Send>(netns: &Path, body: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     namespaces::within(&open_netns(netns)?, body)
-}
-
-/// A UDP or TCP socket of the family of `addr`.
-pub fn socket_for(addr: IpAddr, kind: Type) -> io::Result<Socket> {
-    let domain = if addr.is_ipv4() {
-        Domain::IPV4
-    } else {
-        Domain::IPV6
-    };
-    let protocol = if kind == Type::DGRAM {
-        Protocol::UDP
-    } else {
-        Protocol::TCP
-    };
-    Socket::new(domain, kind, Some(protocol))
 }
 
 /// Waits until one of `fds` is ready or `timeout_ns` have passed.

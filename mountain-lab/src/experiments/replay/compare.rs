@@ -81,10 +81,7 @@ pub fn compare(folder: &Path, seed: u64) -> Result<String> {
 fn replayed(policy: &str) -> Option<ChooserKind> {
     match policy {
         "ecmp" | "none" => Some(ChooserKind::Hash),
-        "mountain" | "oracle" | "late-60" | "banded-60-30" | "banded-100-30" => {
-            ChooserKind::parse(policy).ok()
-        }
-        _ => None,
+        _ => ChooserKind::parse(policy).ok(),
     }
 }
 
