@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::SystemTime;
 
 use anyhow::{ensure, Context, Result};
 use mountain::report::table::{align, Words};
@@ -141,7 +142,7 @@ impl RunResult {
             git: machine::git(),
             kernel: machine::kernel(),
             cpu: machine::cpu(),
-            started: machine::utc_now(),
+            started: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
             seed,
             repeats,
             scenario: scenario.to_owned(),

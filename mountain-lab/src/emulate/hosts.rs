@@ -144,14 +144,9 @@ impl Hosts {
         self.link_addr(path, End::Foreign)
     }
 
-    /// Names of the server's devices, in path order.
-    pub fn server_devices(&self) -> Vec<String> {
-        (0..self.paths).map(|i| format!("s{i}")).collect()
-    }
-
-    /// Names of the emulator's devices on the client's side, in path order.
-    pub fn emulator_devices(&self) -> Vec<String> {
-        (0..self.paths).map(|i| format!("eu{i}")).collect()
+    /// Names of devices in path order: `s` of the server, `eu` of the emulator on the client's side.
+    pub fn devices(&self, prefix: &str) -> Vec<String> {
+        (0..self.paths).map(|i| format!("{prefix}{i}")).collect()
     }
 
     /// The one of two that is for this family.

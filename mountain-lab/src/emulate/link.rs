@@ -82,7 +82,7 @@ impl LinkReport {
 
 /// The running process. Dropping it stops it.
 pub struct Link {
-    child: Child,
+    pub child: Child,
     /// CLOCK_MONOTONIC at time 0 of the plan.
     pub start_ns: u64,
 }
@@ -100,11 +100,6 @@ impl Link {
             child,
             start_ns: start_ns.with_context(|| format!("the emulator says {answer:?}"))?,
         })
-    }
-
-    /// CPU time that the process has used so far, in seconds.
-    pub fn cpu_seconds(&self) -> f64 {
-        self.child.cpu_seconds()
     }
 
     /// Stops the link; what it saw.

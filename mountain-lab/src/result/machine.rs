@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! What a result says about the machine and the moment.
+//! What a result says about the machine and the source tree.
 
 use std::process::Command;
-use std::time::SystemTime;
 
 use nix::sys::utsname::uname;
 
@@ -21,16 +20,10 @@ pub fn kernel() -> String {
 /// "2 x model name" from /proc/cpuinfo.
 pub fn cpu() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let models: Vec<&str> = info
-        .lines()
-        .filter_map(|line| {
-            line.strip_prefix("model name")?
-                .split_once(": ")
-                .map(|(_, m)| m)
-        })
-        .collect();
+    let mut lines = info.lines();
+    let model = lines.find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     let count = std::thread::available_parallelism().map_or(0, usize::from);
-    format!("{count} x {}", models.first().unwrap_or(&"unknown"))
+    format!("{count} x {}", model.map_or("unknown", |(_, model)| model))
 }
 
 /// Commit (and `-dirty`) of the source tree around the working directory.
@@ -41,11 +34,6 @@ pub fn git() -> Option<String> {
         .ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
     Some(text.trim().to_owned()).filter(|t| output.status.success() && !t.is_empty())
-}
-
-/// Now, RFC 3339 in UTC with seconds.
-pub fn utc_now() -> String {
-    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }
 
 #[cfg(test)]

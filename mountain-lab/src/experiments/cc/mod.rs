@@ -222,7 +222,7 @@ impl CcRig {
             None => Vec::new(),
         };
         let flows = flows.finish()?;
-        let emulator_cores = link.cpu_seconds() / (length_us as f64 / 1e6);
+        let emulator_cores = link.child.cpu_seconds() / (length_us as f64 / 1e6);
         Ok(CcSegment {
             plan,
             length_us,

@@ -301,7 +301,7 @@ impl Scenes<'_> {
         wait_until(start_ns, None)?;
         let (cpu, emulator_cpu, product_cpu) = (
             machine_ticks()?,
-            self.emulator.cpu_seconds(),
+            self.emulator.0.cpu_seconds(),
             product.cpu_seconds(),
         );
         let traffic = RunningTraffic::start(scenario, self.hosts)?;
@@ -316,7 +316,7 @@ impl Scenes<'_> {
             product.query(&["explain", "--last", "1000", "--json"])?,
             product.query(&["explain", "--moves", "--last", "10000", "--json"])?,
         );
-        let emulator_cores = (self.emulator.cpu_seconds() - emulator_cpu) / seconds;
+        let emulator_cores = (self.emulator.0.cpu_seconds() - emulator_cpu) / seconds;
         let product_cores = product
             .cpu_seconds()
             .zip(product_cpu)

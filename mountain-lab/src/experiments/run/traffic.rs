@@ -162,7 +162,7 @@ fn ends(hosts: &Hosts, port: u16) -> Ends {
         server_addr: hosts.server_addr(),
         port,
         bind_dev: None,
-        paths: hosts.server_devices(),
+        paths: hosts.devices("s"),
     }
 }
 
@@ -193,7 +193,7 @@ fn bulk_config(scenario: &Scenario, hosts: &Hosts, w: &WorkloadSpec, port: u16) 
         },
         congestion: Some(w.congestion.clone()),
         dscp: w.dscp,
-        sent: Some((hosts.emulator.path(), hosts.emulator_devices())),
+        sent: Some((hosts.emulator.path(), hosts.devices("eu"))),
         min_rtt_us: (2e3 * scenario.least_delay_ms()) as u32,
     }
 }
