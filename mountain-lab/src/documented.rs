@@ -10,7 +10,7 @@ use clap::{Command, CommandFactory};
 
 mod files;
 
-fn root() -> PathBuf {
+pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
@@ -27,7 +27,7 @@ fn find(folder: &str, ends: &[&str], files: &mut Vec<String>) {
 }
 
 /// Texts that users read, by path below the root.
-fn texts() -> Vec<(String, String)> {
+pub fn texts() -> Vec<(String, String)> {
     let top = [
         "README.md",
         "CONTRIBUTING.md",
@@ -195,39 +195,30 @@ fn every_command_and_option_that_is_documented_exists() {
 
 #[test]
 fn what_does_not_exist_is_found() {
-    let [mountain, lab] = [mountain::cli::command(), crate::Cli::command()];
-    let none: [&str; 0] = [];
-    assert_eq!(
-        wrong_calls(
-            "sudo mountain up --adopt && mountain status --json",
-            &mountain
-        ),
-        none
-    );
-    assert_eq!(
-        wrong_calls("mountain up --adpot", &mountain),
-        ["up has no option --adpot"]
-    );
-    assert_eq!(
-        wrong_calls("mountain redirect add --all", &mountain),
-        ["add has no option --all"]
-    );
-    assert_eq!(
-        wrong_calls("sudo mountain redirect lsit", &mountain),
-        ["redirect has no command lsit"]
-    );
-    assert_eq!(
-        wrong_calls("ExecStart=/usr/bin/mountain upp", &mountain),
-        ["mountain has no command upp"]
-    );
-    assert_eq!(
-        wrong_calls("mountain-lab run spiky --quik", &lab),
-        ["run has no option --quik"]
-    );
-    assert_eq!(
-        missing_file("docs/nosuch.md").as_deref(),
-        Some("docs/nosuch.md")
-    );
+    let programs = [mountain::cli::command(), crate::Cli::command()];
+    let wrong = |piece: &str| -> String {
+        let calls = programs.iter().map(|p| wrong_calls(piece, p));
+        calls.flatten().collect()
+    };
+    let pieces = [
+        "sudo mountain up --adopt && mountain status --json",
+        "mountain up --adpot",
+        "mountain redirect add --all",
+        "sudo mountain redirect lsit",
+        "ExecStart=/usr/bin/mountain upp",
+        "mountain-lab run spiky --quik",
+    ];
+    let expected = [
+        "",
+        "up has no option --adpot",
+        "add has no option --all",
+        "redirect has no command lsit",
+        "mountain has no command upp",
+        "run has no option --quik",
+    ];
+    assert_eq!(pieces.map(wrong), expected);
+    let missing = missing_file("docs/nosuch.md");
+    assert_eq!(missing.as_deref(), Some("docs/nosuch.md"));
     assert_eq!(missing_file("measure/ping.rs"), None);
     assert_eq!(target(&["sudo", "make", "demo"]), Some("demo"));
     let page = root().join("docs/glossary.md");
@@ -453,6 +444,8 @@ fn hold(name: &str, page: &str) {
 }
 
 #[test]
-fn the_page_of_commands_is_current() {
+fn the_pages_of_commands_and_results_are_current() {
     hold("docs/cli.md", &command_line_page());
+    let results = crate::results::page(&root().join("docs/results"));
+    hold("docs/results.md", &results.unwrap());
 }

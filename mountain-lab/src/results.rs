@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain-lab results`: prints the committed results as one page, docs/results.md.
 //!
-//! The page is generated, and a test holds it against the files. Another one holds tables of README and
-//! docs against the file that each names in a comment above it:
+//! The page is generated, and a test holds it against the files (`documented.rs`). Another one holds tables of
+//! README and docs against the file that each names in a comment above it:
 //!
 //! ```text
 //! <!-- figures: docs/results/FILE METRIC COLUMN... -->
@@ -35,7 +35,7 @@ pub fn results(args: &ResultsArgs) -> Result<ExitCode> {
 }
 
 /// The page about all files below a folder.
-fn page(dir: &Path) -> Result<String> {
+pub fn page(dir: &Path) -> Result<String> {
     let mut out = String::from(
         "# Results\n\n\
          Generated from the files in [results](results) by `mountain-lab results > docs/results.md`.\n\
@@ -152,21 +152,7 @@ mod tests {
     use mountain_lab::result::{cell_parts, interval_text, Metric};
 
     use super::*;
-
-    fn root() -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-    }
-
-    #[test]
-    fn the_page_is_what_the_files_say() {
-        let page = page(&root().join("docs/results")).unwrap();
-        let committed = fs::read_to_string(root().join("docs/results.md")).unwrap();
-        let differs = page.lines().zip(committed.lines()).find(|(a, b)| a != b);
-        assert!(
-            page == committed,
-            "docs/results.md is not what `mountain-lab results` prints: {differs:?}"
-        );
-    }
+    use crate::documented::{root, texts};
 
     #[test]
     fn no_result_has_fewer_than_five_repeats() {
@@ -188,14 +174,6 @@ mod tests {
             format!("{figure} {interval}").trim_end().to_owned(),
             repeats.to_string(),
         )
-    }
-
-    /// Pages that cite figures.
-    fn pages() -> Vec<PathBuf> {
-        let docs = fs::read_dir(root().join("docs")).unwrap();
-        let docs = docs.map(|entry| entry.unwrap().path());
-        let docs = docs.filter(|path| path.extension().is_some_and(|e| e == "md"));
-        docs.chain([root().join("README.md")]).collect()
     }
 
     /// What is wrong with the tables of a text that name a file of results.
@@ -237,11 +215,10 @@ mod tests {
     #[test]
     fn figures_of_readme_and_docs_are_those_of_their_files() {
         let mut marked = 0;
-        for page in pages() {
-            let text = fs::read_to_string(&page).unwrap();
+        for (file, text) in texts() {
             marked += text.matches("<!-- figures: ").count();
             let wrong = wrong(&text);
-            assert!(wrong.is_empty(), "{}: {wrong:#?}", page.display());
+            assert!(wrong.is_empty(), "{file}: {wrong:#?}");
         }
         assert!(marked >= 2, "README has its two tables");
     }

@@ -394,4 +394,16 @@ impl Scenario {
             .chain(recorded)
             .fold(1e9, f64::min)
     }
+
+    /// For tests: paths `a` and `b`, each with these keys, and what follows them.
+    #[cfg(test)]
+    pub fn two_paths(seconds: u32, keys: &str, rest: &str) -> Self {
+        let paths = ["a", "b"].map(|name| format!("[[path]]\nname='{name}'\n{keys}"));
+        let text = format!(
+            "name='x'\ndescription='y'\nseconds={seconds}\npolicies=['none']\n{}{rest}\n\
+             [[workload]]\nkind='game'\n",
+            paths.concat()
+        );
+        Self::parse(&text, "test").unwrap()
+    }
 }

@@ -319,11 +319,7 @@ mod tests {
     use super::*;
 
     fn scenario(events: &str) -> Scenario {
-        let text = format!(
-            "name='x'\ndescription='y'\nseconds=60\npolicies=['none']\n[[path]]\nname='a'\n\
-             [[path]]\nname='b'\n{events}\n[[workload]]\nkind='game'\n"
-        );
-        Scenario::parse(&text, "test").unwrap()
+        Scenario::two_paths(60, "", events)
     }
 
     const SPIKES: &str =

@@ -288,62 +288,44 @@ mod tests {
         assert!(!game_figures(&packets[1..], 0.0, 1).contains_key("rtt_p999_us"));
     }
 
-    fn onset(blackhole: bool) -> Onset {
-        Onset {
+    /// What they did about path 1, which is bad from 10 s to 14 s.
+    fn leave(packets: &[Packet], blackhole: bool) -> Leave {
+        let onset = Onset {
             at_ns: 10_000 * MS,
             until_ns: 14_000 * MS,
             path: 1,
             blackhole,
-        }
+        };
+        time_to_leave(packets, onset)
     }
 
     /// A packet every 10 ms from 9 s to 15 s, on path 1 until `move_ms`, later on path 0.
     fn moving(move_ms: u64) -> Vec<Packet> {
-        (900..1500)
-            .map(|i| {
-                packet(
-                    i,
-                    u64::from(i) * 10,
-                    Some(1),
-                    Some(u8::from(u64::from(i) * 10 < move_ms)),
-                )
-            })
-            .collect()
+        let one = |i: u32| {
+            let ms = u64::from(i) * 10;
+            packet(i, ms, Some(1), Some(u8::from(ms < move_ms)))
+        };
+        (900..1500).map(one).collect()
     }
 
     #[test]
     fn time_until_the_last_packet_on_the_bad_path() {
         // The last packet there is sent at 10.19 s.
-        assert_eq!(
-            time_to_leave(&moving(10_200), onset(false)),
-            Leave::Left(190 * MS + 1)
-        );
-        assert_eq!(time_to_leave(&moving(9_000), onset(false)), Leave::NotThere);
-        assert_eq!(
-            time_to_leave(&moving(20_000), onset(false)),
-            Leave::Stayed(4_000 * MS)
-        );
+        assert_eq!(leave(&moving(10_200), false), Leave::Left(190 * MS + 1));
+        assert_eq!(leave(&moving(9_000), false), Leave::NotThere);
+        assert_eq!(leave(&moving(20_000), false), Leave::Stayed(4_000 * MS));
         // Left 0.5 s before the end of the bad time: a whole clear second cannot be shown.
-        assert_eq!(
-            time_to_leave(&moving(13_500), onset(false)),
-            Leave::Stayed(4_000 * MS)
-        );
+        assert_eq!(leave(&moving(13_500), false), Leave::Stayed(4_000 * MS));
     }
 
     #[test]
     fn one_straggler_within_a_second_defers_leaving_a_later_return_does_not() {
         let mut packets = moving(10_200);
         packets.push(packet(0, 10_900, Some(1), Some(1)));
-        assert_eq!(
-            time_to_leave(&packets, onset(false)),
-            Leave::Left(900 * MS + 1)
-        );
+        assert_eq!(leave(&packets, false), Leave::Left(900 * MS + 1));
         let mut packets = moving(10_200);
         packets.push(packet(0, 11_300, Some(1), Some(1)));
-        assert_eq!(
-            time_to_leave(&packets, onset(false)),
-            Leave::Left(190 * MS + 1)
-        );
+        assert_eq!(leave(&packets, false), Leave::Left(190 * MS + 1));
     }
 
     #[test]
@@ -355,15 +337,9 @@ mod tests {
         {
             (p.rtt_us, p.path) = (None, None);
         }
-        assert_eq!(
-            time_to_leave(&packets, onset(true)),
-            Leave::Left(290 * MS + 1)
-        );
-        assert_eq!(
-            time_to_leave(&packets, onset(false)),
-            Leave::Left(0),
-            "loss of another cause"
-        );
+        assert_eq!(leave(&packets, true), Leave::Left(290 * MS + 1));
+        let other_cause = leave(&packets, false);
+        assert_eq!(other_cause, Leave::Left(0));
     }
 
     #[test]

@@ -86,14 +86,8 @@ fn judge(delay_us: Vec<[f64; 2]>, goodput: Vec<[f64; 2]>) -> ClaimVerdict {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::pairs;
     use super::*;
-
-    /// Eight rounds whose noise both sides share in part.
-    fn pairs(middle: [f64; 2], noise: f64) -> Vec<[f64; 2]> {
-        let drawn = |i: u32, side: usize| f64::from((i * 7 + side as u32 * 3) % 5) - 2.0;
-        let pair = |i: u32| [0, 1].map(|s| middle[s] + drawn(i, s) * noise);
-        (0..8).map(pair).collect()
-    }
 
     fn judged(delay_us: [f64; 2], goodput: [f64; 2]) -> ClaimVerdict {
         judge(pairs(delay_us, 1e3), pairs(goodput, 1e-3))

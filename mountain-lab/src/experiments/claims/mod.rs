@@ -199,6 +199,13 @@ pub mod tests {
         Bench::new(&CommonArgs::test(true))
     }
 
+    /// Both sides of eight rounds, whose noise they share in part.
+    pub fn pairs(middle: [f64; 2], noise: f64) -> Vec<[f64; 2]> {
+        let drawn = |i: u32, side: usize| f64::from((i * 7 + side as u32 * 3) % 5) - 2.0;
+        let pair = |i: u32| [0, 1].map(|s| middle[s] + drawn(i, s) * noise);
+        (0..8).map(pair).collect()
+    }
+
     #[test]
     fn failing_controls_leave_nothing_shown() {
         let mut bench = bench();

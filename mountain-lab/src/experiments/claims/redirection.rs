@@ -93,37 +93,33 @@ fn judge([netfilter, _]: [Contender; 2], pps: Option<u32>, pairs: Vec<[f64; 2]>)
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::pairs;
     use super::*;
-
-    fn pairs(nft: f64, xdp: f64) -> Vec<[f64; 2]> {
-        let noise = |i: u32| f64::from(i * 7 % 5) - 2.0;
-        (0..8)
-            .map(|i| [nft + noise(i) * 10.0, xdp + noise(i + 1) * 10.0])
-            .collect()
-    }
 
     #[test]
     fn less_time_is_what_was_claimed() {
         let judge = |pairs| judge([Contender::Dnat, XDP], Some(200_000), pairs);
-        let less = judge(pairs(1_000.0, 400.0)).to_string();
+        let less = judge(pairs([1_000.0, 400.0], 10.0)).to_string();
         assert!(less.starts_with("shown: 200000 64-byte packets"), "{less}");
         assert!(less.contains("8 rounds"), "{less}");
-        let more = judge(pairs(400.0, 1_000.0));
+        let more = judge(pairs([400.0, 1_000.0], 10.0));
         assert!(matches!(more, ClaimVerdict::Refuted(_)), "{more}");
-        let same = judge(pairs(400.0, 400.0));
+        let same = judge(pairs([400.0, 400.0], 10.0));
         assert!(matches!(same, ClaimVerdict::NoDifference(_)), "{same}");
-        let few = judge(pairs(1_000.0, 400.0)[..2].to_vec());
+        let few = judge(pairs([1_000.0, 400.0], 10.0)[..2].to_vec());
         assert!(matches!(few, ClaimVerdict::NoDifference(_)), "{few}");
     }
 
     #[test]
     fn what_stood_for_netfilter_is_said() {
-        let said =
-            |module| judge([netfilter(module), XDP], Some(20_000), pairs(2.0, 1.0)).to_string();
+        let said = |module| {
+            let pairs = pairs([2.0, 1.0], 10.0);
+            judge([netfilter(module), XDP], Some(20_000), pairs).to_string()
+        };
+        let rule = said(false);
         assert!(
-            said(false).contains("one DNAT rule of nft → xdp-redirect"),
-            "{}",
-            said(false)
+            rule.contains("one DNAT rule of nft → xdp-redirect"),
+            "{rule}"
         );
         let module = said(true);
         assert!(

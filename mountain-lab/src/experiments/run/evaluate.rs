@@ -460,10 +460,9 @@ mod tests {
 
     #[test]
     fn bounds_lose_what_a_lossy_path_loses_until_they_know() {
-        let text = "name='x'\ndescription='y'\nseconds=20\npolicies=['none']\n[[path]]\nname='a'\n\
-                    noise_ms=0\n[[path]]\nname='b'\nnoise_ms=0\n[[event]]\nkind='loss'\npath='a'\n\
-                    every_s=5\nlength_ms=[2000,2000]\nloss_percent=30\n[[workload]]\nkind='game'\n";
-        let schedule = Schedule::generate(&Scenario::parse(text, "test").unwrap(), 1, 0);
+        let loss =
+            "[[event]]\nkind='loss'\npath='a'\nevery_s=5\nlength_ms=[2000,2000]\nloss_percent=30";
+        let schedule = Schedule::generate(&Scenario::two_paths(20, "noise_ms=0\n", loss), 1, 0);
         let lost = |policy: Option<ComparedPolicy>| {
             let bound = policy.and_then(ComparedPolicy::bound).unwrap_or_default();
             let sent = (0..2500u64).map(|i| Packet {
@@ -482,13 +481,11 @@ mod tests {
     #[test]
     fn bounds_learn_late_and_move_for_an_advantage_alone() {
         let scenario = |ms: u32| {
-            let text = format!(
-                "name='x'\ndescription='y'\nseconds=20\npolicies=['none']\n[[path]]\nname='a'\n\
-                 noise_ms=0\n[[path]]\nname='b'\nnoise_ms=0\n[[event]]\nkind='degrade'\npath='a'\n\
-                 every_s=5\nlength_ms=[2000,2000]\nheight_ms=[{ms},{ms}]\n\
-                 [[workload]]\nkind='game'\n"
+            let degrade = format!(
+                "[[event]]\nkind='degrade'\npath='a'\nevery_s=5\nlength_ms=[2000,2000]\n\
+                 height_ms=[{ms},{ms}]"
             );
-            Scenario::parse(&text, "test").unwrap()
+            Scenario::two_paths(20, "noise_ms=0\n", &degrade)
         };
         let sent = || {
             (0..2500u64).map(|i| Packet {

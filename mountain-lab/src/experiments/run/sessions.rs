@@ -129,28 +129,10 @@ mod tests {
     use super::*;
     use crate::scenario::Scenario;
 
-    const TWO: &str = r#"name = "x"
-description = "y"
-seconds = 20
-policies = ["none"]
-[[path]]
-name = "a"
-noise_ms = 0
-[[path]]
-name = "b"
-noise_ms = 0
-[[event]]
-kind = "blackhole"
-path = "a"
-every_s = 5
-length_ms = [2000, 2000]
-[[workload]]
-kind = "sessions"
-"#;
-
     #[test]
     fn flows_of_a_bad_phase_are_told_from_others() {
-        let scenario = Scenario::parse(TWO, "x.toml").unwrap();
+        let dark = "[[event]]\nkind='blackhole'\npath='a'\nevery_s=5\nlength_ms=[2000,2000]";
+        let scenario = Scenario::two_paths(20, "noise_ms=0\n", dark);
         let schedule = Schedule::generate(&scenario, 1, 0);
         let event = schedule.events[0];
         let start_ns = 1_000_000_000;
