@@ -24,10 +24,10 @@ pub struct Scenario {
     /// Measured seconds of each segment (one policy, one repeat).
     pub seconds: f64,
     /// Seconds thrown away after each change of policy.
-    #[serde(default = "defaults::discard_seconds")]
+    #[serde(default = "number::<_, 5>")]
     pub discard_seconds: f64,
     /// How often every policy runs; each repeat has a schedule of its own, the same for all.
-    #[serde(default = "defaults::repeats")]
+    #[serde(default = "number::<_, 5>")]
     pub repeats: u32,
     /// Policies to compare, in the order of the table.
     pub policies: Vec<ComparedPolicy>,
@@ -202,15 +202,15 @@ impl Default for Limits {
 #[serde(deny_unknown_fields)]
 pub struct PathSpec {
     pub name: String,
-    #[serde(default = "defaults::delay_ms")]
+    #[serde(default = "number::<_, 10>")]
     pub delay_ms: f64,
     /// Uniform, plus or minus, drawn anew every few milliseconds, per direction.
-    #[serde(default = "defaults::noise_ms")]
+    #[serde(default = "number::<_, 1>")]
     pub noise_ms: f64,
-    #[serde(default = "defaults::rate_mbit")]
+    #[serde(default = "number::<_, 30>")]
     pub rate_mbit: f64,
     /// Drop-tail queue before the rate limit, in 1000 bytes.
-    #[serde(default = "defaults::queue_kb")]
+    #[serde(default = "number::<_, 150>")]
     pub queue_kb: f64,
     /// Lost on the way from client to server, each packet by itself.
     #[serde(default)]
@@ -312,51 +312,28 @@ impl WorkloadKind {
 #[serde(deny_unknown_fields)]
 pub struct WorkloadSpec {
     pub kind: WorkloadKind,
-    #[serde(default = "defaults::flows")]
+    #[serde(default = "number::<_, 20>")]
     pub flows: u32,
-    #[serde(default = "defaults::rate_hz")]
+    #[serde(default = "number::<_, 60>")]
     pub rate_hz: f64,
-    #[serde(default = "defaults::payload_bytes")]
+    #[serde(default = "number::<_, 100>")]
     pub payload_bytes: usize,
     pub dscp: Option<u8>,
     /// TCP congestion control, named so that the machine's default does not decide the result.
-    #[serde(default = "defaults::congestion")]
+    #[serde(default = "cubic")]
     pub congestion: String,
     pub rate_mbit: Option<f64>,
     pub path: Option<String>,
 }
 
-mod defaults {
-    pub fn discard_seconds() -> f64 {
-        5.0
-    }
-    pub fn repeats() -> u32 {
-        5
-    }
-    pub fn delay_ms() -> f64 {
-        10.0
-    }
-    pub fn noise_ms() -> f64 {
-        1.0
-    }
-    pub fn rate_mbit() -> f64 {
-        30.0
-    }
-    pub fn queue_kb() -> f64 {
-        150.0
-    }
-    pub fn flows() -> u32 {
-        20
-    }
-    pub fn rate_hz() -> f64 {
-        60.0
-    }
-    pub fn congestion() -> String {
-        "cubic".into()
-    }
-    pub fn payload_bytes() -> usize {
-        100
-    }
+/// What a key is that is not set.
+fn number<T: From<u16>, const N: u16>() -> T {
+    N.into()
+}
+
+/// Likewise, of `congestion`.
+fn cubic() -> String {
+    "cubic".into()
 }
 
 impl Scenario {

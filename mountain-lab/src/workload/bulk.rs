@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{anyhow, ensure, Context, Result};
 
-use super::dial::{Dial, Ends};
+use super::dial::{within, Dial, Ends};
 use super::metrics::{Leave, Onset};
 use super::sniff::{FlowTrace, Sniffer};
 use super::stream::{self, Buckets};
@@ -174,11 +174,7 @@ pub struct Bulk {
 
 /// Starts observer and server, connects all flows and lets them run. Any error stops everything.
 pub fn start(cfg: BulkConfig) -> Result<Bulk> {
-    ensure!(
-        cfg.flows > 0 && cfg.flows <= 2_000,
-        "flows = {}: must be 1..=2000",
-        cfg.flows
-    );
+    within("flows", cfg.flows, 1..=2_000)?;
     if let Pattern::Paced { rate_bps } = cfg.pattern {
         ensure!(
             rate_bps >= 8_000,

@@ -1,14 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Where flows go, and how they leave: what all workloads have in common.
 
+use std::fmt::{Debug, Display};
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{ensure, Context, Result};
 use socket2::{Domain, Socket, Type};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Refuses a figure of a workload that is not in this range.
+pub fn within<T>(name: &str, value: T, range: RangeInclusive<T>) -> Result<()>
+where
+    T: PartialOrd + Debug + Display,
+{
+    ensure!(
+        range.contains(&value),
+        "{name} = {value}: must be {range:?}"
+    );
+    Ok(())
+}
 
 /// From where to where a workload sends.
 #[derive(Debug, Clone)]

@@ -17,7 +17,7 @@ use mountain::measure::timestamp::{self, ErrorEvent, Stamping};
 use serde::Serialize;
 use socket2::Socket;
 
-use super::dial::{Dial, Ends};
+use super::dial::{within, Dial, Ends};
 use super::echo::{EchoServer, Header, HEADER_BYTES, UNKNOWN_PATH};
 use super::plan::SendSchedule;
 use super::sys;
@@ -99,21 +99,13 @@ pub struct RunningGame {
 
 /// Starts the server, then the flows. Any error of either is returned and nothing runs.
 pub fn start(cfg: GameConfig) -> Result<RunningGame> {
-    ensure!(
-        cfg.flows > 0 && cfg.flows <= 20_000,
-        "flows = {}: must be 1..=20000",
-        cfg.flows
-    );
+    within("flows", cfg.flows, 1..=20_000)?;
     ensure!(
         cfg.rate_hz > 0.0,
         "rate_hz = {}: must be above 0",
         cfg.rate_hz
     );
-    ensure!(
-        (HEADER_BYTES..=1472).contains(&cfg.payload_bytes),
-        "payload_bytes = {}: must be {HEADER_BYTES}..=1472",
-        cfg.payload_bytes
-    );
+    within("payload_bytes", cfg.payload_bytes, HEADER_BYTES..=1472)?;
     let server = EchoServer::start(&cfg.ends)?;
     let run = rand::random();
     let abort = Arc::new(AtomicBool::new(false));

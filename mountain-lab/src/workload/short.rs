@@ -13,7 +13,7 @@ use anyhow::{ensure, Context, Result};
 use mountain::measure::timestamp;
 use socket2::Socket;
 
-use super::dial::Ends;
+use super::dial::{within, Ends};
 use super::echo::{EchoServer, Header, HEADER_BYTES, UNKNOWN_PATH};
 use super::sys;
 use super::worker::Worker;
@@ -71,11 +71,7 @@ pub fn start(cfg: ShortConfig) -> Result<Short> {
         cfg.flows_per_s
     );
     ensure!(cfg.packets > 0, "packets = 0");
-    ensure!(
-        (HEADER_BYTES..=1472).contains(&cfg.payload_bytes),
-        "payload_bytes = {}: must be {HEADER_BYTES}..=1472",
-        cfg.payload_bytes
-    );
+    within("payload_bytes", cfg.payload_bytes, HEADER_BYTES..=1472)?;
     let server = EchoServer::start(&cfg.ends)?;
     let run: u32 = rand::random();
     let netns = cfg.ends.client_ns.clone();

@@ -12,14 +12,9 @@ use mountain::report::plots::{hex, PARTS};
 use mountain::report::raster;
 use mountain_lab::result::write_atomically;
 
-/// What is stacked, from below, with its place in [`Cpu::shares`]; the rest is idle.
-const STACK: [(&str, usize); 5] = [
-    ("usr", 0),
-    ("sys", 1),
-    ("soft", 2),
-    ("irq", 3),
-    ("steal", 4),
-];
+/// What [`Cpu::shares`] are of. All but the last are stacked, from below.
+pub const KINDS: [&str; 6] = ["usr", "sys", "soft", "irq", "steal", "idle"];
+const IDLE: usize = KINDS.len() - 1;
 const WIDTH: f64 = 720.0;
 const LEFT: f64 = 150.0;
 const HEAD: f64 = 40.0;
@@ -52,9 +47,9 @@ fn draw(rows: &BTreeMap<String, RunFile>) -> String {
          font-family=\"sans-serif\" font-size=\"13\" role=\"img\" \
          aria-label=\"CPU time by second of each row, stacked\">\n"
     );
-    for (i, (name, kind)) in STACK.iter().enumerate() {
-        let at = LEFT + i as f64 * 80.0;
-        let colour = hex(PARTS[*kind]);
+    for (kind, name) in KINDS[..IDLE].iter().enumerate() {
+        let at = LEFT + kind as f64 * 80.0;
+        let colour = hex(PARTS[kind]);
         let _ = writeln!(
             out,
             "<rect x=\"{at}\" y=\"10\" width=\"12\" height=\"12\" fill=\"{colour}\"/>\
@@ -80,7 +75,7 @@ fn draw(rows: &BTreeMap<String, RunFile>) -> String {
             let (left, width) = (x(from), x(*end) - x(from));
             from = *end;
             let mut base = bottom;
-            for (name, kind) in STACK {
+            for (kind, name) in KINDS[..IDLE].iter().enumerate() {
                 let share = mean(&record.cpu, interval, kind);
                 let height = share * PANEL;
                 base -= height;

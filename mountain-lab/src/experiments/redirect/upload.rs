@@ -14,7 +14,7 @@ use mountain::report::table::{align, Words};
 use mountain_lab::result::RunResult;
 use mountain_lab::workload::metrics::{put, Figures};
 
-use super::chart;
+use super::chart::{self, KINDS};
 use super::client::Trial;
 use super::contender::{self, Contender};
 use super::rig::{RouterRig, FIRST_PORT, TO};
@@ -28,7 +28,6 @@ const PPS: u32 = 50_000;
 const PAYLOAD: u16 = 1_400;
 /// At least this much has to arrive, or the trial does not count.
 const DELIVERED: f64 = 0.99;
-const KINDS: [&str; 6] = ["usr", "sys", "soft", "irq", "steal", "idle"];
 
 /// One trial.
 struct Run {

@@ -163,21 +163,15 @@ impl Experiment for Scenes<'_> {
         self.segment(session, repeat, policy)
     }
 
-    fn void(&self, _side: usize, segment: &PolicySegment) -> Option<String> {
+    fn void(&self, _: usize, segment: &PolicySegment) -> Option<String> {
         segment.void(&self.scenario.limits)
     }
 
-    fn keep(
-        &mut self,
-        _result: &mut RunResult,
-        _side: usize,
-        _repeat: u32,
-        segment: PolicySegment,
-    ) {
+    fn keep(&mut self, _: &mut RunResult, _: usize, _: u32, segment: PolicySegment) {
         self.segments.push(segment);
     }
 
-    fn repeated(&mut self, _result: &mut RunResult, repeat: u32, whole: bool) {
+    fn repeated(&mut self, _: &mut RunResult, repeat: u32, whole: bool) {
         // Without one of the policies the repeat is no comparison.
         self.segments.retain(|s| whole || s.repeat != repeat);
     }

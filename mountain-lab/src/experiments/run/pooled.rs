@@ -10,7 +10,8 @@ use mountain_lab::workload::metrics::{
 };
 
 use super::evaluate::{changes_new_flows, decisions, has_sessions, onsets};
-use super::{sessions, PolicySegment};
+use super::sessions::{count, count_opened};
+use super::PolicySegment;
 use crate::scenario::schedule::Schedule;
 use crate::scenario::{ComparedPolicy, Scenario, WorkloadKind};
 
@@ -26,7 +27,7 @@ struct OfPolicy {
     leaves: Vec<Leave>,
     /// With the kind of the flow's workload.
     bulk_leaves: Vec<(&'static str, Leave)>,
-    sessions: sessions::Totals,
+    sessions: Figures,
 }
 
 impl Pooled {
@@ -50,7 +51,7 @@ impl Pooled {
 
     pub fn put(&self, result: &mut RunResult) {
         for (policy, of) in &self.0 {
-            let mut figures = of.sessions.figures();
+            let mut figures = of.sessions.clone();
             figures.extend(bulk_left_figures(&of.bulk_leaves));
             if !of.leaves.is_empty() {
                 figures.extend(leave_figures(&of.leaves));
@@ -82,12 +83,14 @@ fn bulk_left_figures(leaves: &[(&'static str, Leave)]) -> Figures {
     figures
 }
 
-fn count_sessions(totals: &mut sessions::Totals, segment: &PolicySegment, packets: &[Packet]) {
+fn count_sessions(totals: &mut Figures, segment: &PolicySegment, packets: &[Packet]) {
     let span_ns = segment.measured.end - segment.measured.start;
     let choices = decisions(&segment.explain, span_ns, changes_new_flows).unwrap_or(0);
-    totals.add(&segment.seen.shorts, &segment.measured, choices);
+    count_opened(totals, &segment.seen.shorts, &segment.measured);
+    count(totals, "choices", choices, choices);
     let long: BTreeSet<u16> = packets.iter().map(|p| p.flow).collect();
-    totals.add_long(long.len() as u64, flow_moves(packets) as u64);
+    let moves = flow_moves(packets);
+    count(totals, "long_flows_moved", moves, long.len() as u64);
 }
 
 /// What each TCP flow did at each onset, with the kind of its workload.

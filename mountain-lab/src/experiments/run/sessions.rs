@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Figures of short game-like flows that cannot change their path: where they started, and what they met.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use mountain_lab::workload::metrics::{put, Figures};
@@ -70,42 +69,26 @@ fn opened_in<'a>(flows: &'a [ShortFlow], measured: &Range<u64>) -> Vec<&'a Short
     opened.collect()
 }
 
-/// What is counted over all repeats of a policy together: one flow that changed its address is one too
-/// many, in whichever repeat it was.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Totals(BTreeMap<&'static str, (u64, u64)>);
+/// Counts so many more, of so many that there were. It is over all repeats of a policy together: one flow
+/// that changed its address is one too many, in whichever repeat it was.
+pub fn count(totals: &mut Figures, name: &str, count: u64, of: u64) {
+    let (value, n) = totals.get(name).map_or((0.0, 0), |sum| (sum.value, sum.n));
+    put(totals, name, "count", value + count as f64, n + of);
+}
 
-impl Totals {
-    /// Adds so many, of so many that there were.
-    fn count(&mut self, name: &'static str, count: u64, of: u64) {
-        let sum = self.0.entry(name).or_default();
-        *sum = (sum.0 + count, sum.1 + of);
-    }
-
-    /// Adds the short flows of a segment that were opened in its measured part, during which what new
-    /// flows may use changed `choices` times.
-    pub fn add(&mut self, flows: &[ShortFlow], measured: &Range<u64>, choices: u64) {
-        let flows = opened_in(flows, measured);
-        let count = |test: fn(&ShortFlow) -> bool| flows.iter().filter(|f| test(f)).count() as u64;
-        let all = flows.len() as u64;
-        self.count("sessions", all, all);
-        self.count("sessions_moved", count(|f| f.moved), all);
-        self.count("sessions_readdressed", count(|f| f.readdressed), all);
-        self.count("choices", choices, choices);
-    }
-
-    /// Adds the long flows of a segment, and how often one of them changed its path.
-    pub fn add_long(&mut self, flows: u64, moves: u64) {
-        self.count("long_flows_moved", moves, flows);
-    }
-
-    pub fn figures(&self) -> Figures {
-        let mut figures = Figures::new();
-        for (name, (count, of)) in &self.0 {
-            put(&mut figures, name, "count", *count as f64, *of);
-        }
-        figures
-    }
+/// Counts the short flows of a segment that were opened in its measured part.
+pub fn count_opened(totals: &mut Figures, flows: &[ShortFlow], measured: &Range<u64>) {
+    let flows = opened_in(flows, measured);
+    let those = |test: fn(&ShortFlow) -> bool| flows.iter().filter(|f| test(f)).count() as u64;
+    let all = flows.len() as u64;
+    count(totals, "sessions", all, all);
+    count(totals, "sessions_moved", those(|f| f.moved), all);
+    count(
+        totals,
+        "sessions_readdressed",
+        those(|f| f.readdressed),
+        all,
+    );
 }
 
 /// The round trips of a flow's packets on the path where the slowest is fastest.
@@ -163,15 +146,15 @@ mod tests {
         assert!(oracle["sessions_rtt_p99_us"].value < 40_000.0);
 
         // Two repeats, in the first of which nothing happened.
-        let mut totals = Totals::default();
-        totals.add(&flows[..2], &(0..u64::MAX), 0);
-        totals.add(&flows, &(flows[1].opened_ns..u64::MAX), 3);
-        totals.add_long(4, 0);
-        let sums = totals.figures();
+        let mut sums = Figures::new();
+        count_opened(&mut sums, &flows[..2], &(0..u64::MAX));
+        count_opened(&mut sums, &flows, &(flows[1].opened_ns..u64::MAX));
+        for choices in [0, 3] {
+            count(&mut sums, "choices", choices, choices);
+        }
         let sum = |name: &str| (sums[name].value, sums[name].n);
         assert_eq!(sum("sessions"), (6.0, 6));
         assert_eq!(sum("sessions_readdressed"), (1.0, 6));
-        assert_eq!(sum("choices").0, 3.0);
-        assert_eq!(sum("long_flows_moved"), (0.0, 4));
+        assert_eq!(sum("choices"), (3.0, 3));
     }
 }

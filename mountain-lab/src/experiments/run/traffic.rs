@@ -124,13 +124,9 @@ impl RunningTraffic {
 impl Observed {
     /// Payload that bulk flows delivered, bit/s; `None` without such flows.
     pub fn goodput_bps(&self, measured: &Range<u64>) -> Option<f64> {
-        let sum = || {
-            self.bulks
-                .iter()
-                .map(|b| b.goodput_bps(measured.start, measured.end))
-                .sum()
-        };
-        (!self.bulks.is_empty()).then(sum)
+        let each = self.bulks.iter();
+        let each = each.map(|b| b.goodput_bps(measured.start, measured.end));
+        (!self.bulks.is_empty()).then(|| each.sum())
     }
 }
 

@@ -96,7 +96,8 @@ pub fn run(session: &mut Session) -> Result<()> {
 
 /// Pairs and long recordings of loopback and of a veth with a neighbour that floods now and then.
 fn recorded(session: &mut Session, plan: &VerdictsPlan) -> Result<()> {
-    let net = Net::build()?;
+    let (here, there) = (Netns::create("here")?, Netns::create("there")?);
+    lan((&here, "v0", HERE), (&there, "v1", THERE))?;
     let targets: [(&str, IpAddr); 2] = [
         ("loopback", [127, 0, 0, 1].into()),
         ("busy veth", THERE.into()),
@@ -108,8 +109,8 @@ fn recorded(session: &mut Session, plan: &VerdictsPlan) -> Result<()> {
     };
     let (mut pairs, mut abs) = (vec![], vec![]);
     for (name, target) in targets {
-        let flood = (name != "loopback").then(|| net.flood()).transpose()?;
-        let measure = |block: &Block| Tool::MountainIcmp.measure(&net.here, target, block);
+        let flood = (name != "loopback").then(|| flood(&there)).transpose()?;
+        let measure = |block: &Block| Tool::MountainIcmp.measure(&here, target, block);
         for i in 0..plan.recorded {
             session.step(&format!("{name}: pair {}", i + 1))?;
             let (a, b) = (measure(&plan.block)?, measure(&plan.block)?);
@@ -274,29 +275,12 @@ fn bursts(n: usize, every: f64, length: f64, seed: u64) -> Vec<Option<f64>> {
 const HERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const THERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 
-/// A veth pair.
-struct Net {
-    here: Netns,
-    there: Netns,
-}
-
-impl Net {
-    fn build() -> Result<Self> {
-        let net = Net {
-            here: Netns::create("here")?,
-            there: Netns::create("there")?,
-        };
-        lan((&net.here, "v0", HERE), (&net.there, "v1", THERE))?;
-        Ok(net)
-    }
-
-    /// A neighbour that floods for a while, again and again.
-    fn flood(&self) -> Result<Running> {
-        let script = "while :; do n=$(($(od -An -N1 -tu1 /dev/urandom) % 9 + 1)); \
-                      timeout 0.$n ping -f -q -s 1400 192.0.2.1 > /dev/null; sleep 0.$((10 - n)); done";
-        let mut command = self.there.command("sh");
-        command.args(["-c", script]).stdin(Stdio::null());
-        command.stdout(Stdio::null()).stderr(Stdio::null());
-        Ok(Running(command.spawn().context("the busy neighbour")?))
-    }
+/// A neighbour that floods for a while, again and again.
+fn flood(there: &Netns) -> Result<Running> {
+    let script = "while :; do n=$(($(od -An -N1 -tu1 /dev/urandom) % 9 + 1)); \
+                  timeout 0.$n ping -f -q -s 1400 192.0.2.1 > /dev/null; sleep 0.$((10 - n)); done";
+    let mut command = there.command("sh");
+    command.args(["-c", script]).stdin(Stdio::null());
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    Ok(Running(command.spawn().context("the busy neighbour")?))
 }
