@@ -481,15 +481,9 @@ fn number(value: f64) -> String {
     if !value.is_finite() {
         return "?".to_owned();
     }
-    let digits = if value == 0.0 {
-        0
-    } else {
-        value.abs().log10().floor() as i32
-    };
-    let decimals = if value.fract() == 0.0 {
-        0
-    } else {
-        (2 - digits).clamp(0, 6) as usize
+    let decimals = match value.fract() == 0.0 {
+        true => 0,
+        false => (2 - value.abs().log10().floor() as i32).clamp(0, 6) as usize,
     };
     format!("{value:.decimals$}")
 }

@@ -88,20 +88,14 @@ impl Emulator {
     }
 }
 
-/// What the delay cells look up: changed by the control thread, read by the emulator's.
-struct Playing {
-    schedule: Option<Arc<Schedule>>,
-    start: Instant,
-}
+/// What the delay cells look up, and when it starts: changed by the control thread, read by the emulator's.
+type Playing = RwLock<Option<(Schedule, Instant)>>;
 
 /// The process's part: forwards until its orders end.
 pub(super) fn run(core: &mut Core, mut config: Config, orders: Orders) -> Result<()> {
     config.scenario.folder = config.folder.clone();
     config.scenario.read_traces()?;
-    let playing = Arc::new(RwLock::new(Playing {
-        schedule: None,
-        start: Instant::now(),
-    }));
+    let playing = Arc::new(Playing::default());
     let mut rates = Rates::default();
     for (i, link) in config.links.iter().enumerate() {
         let joined = join(core, &config, i, link, &playing);
@@ -113,12 +107,7 @@ pub(super) fn run(core: &mut Core, mut config: Config, orders: Orders) -> Result
     })
 }
 
-fn obey(
-    orders: Orders,
-    config: &Config,
-    playing: &RwLock<Playing>,
-    rates: &Arc<Rates>,
-) -> Result<()> {
+fn obey(orders: Orders, config: &Config, playing: &Playing, rates: &Arc<Rates>) -> Result<()> {
     let mut changes: Option<RateChanges> = None;
     let mut schedule: Option<Schedule> = None;
     for line in orders {
@@ -137,10 +126,8 @@ fn obey(
                     &schedule,
                     start.into_std(),
                 )?);
-                *playing.write().map_err(|_| anyhow!("a cell panicked"))? = Playing {
-                    schedule: Some(Arc::new(schedule)),
-                    start,
-                };
+                let mut playing = playing.write().map_err(|_| anyhow!("a cell panicked"))?;
+                *playing = Some((schedule, start));
             }
         }
         println!("ready");
@@ -227,7 +214,7 @@ fn join(
     config: &Config,
     i: usize,
     link: &LinkConfig,
-    playing: &Arc<RwLock<Playing>>,
+    playing: &Arc<Playing>,
 ) -> Result<Vec<(usize, bool, Arc<RateControl>)>> {
     let mut rates = Vec::new();
     let (client, server) = (format!("client{i}"), format!("server{i}"));
@@ -276,7 +263,7 @@ fn join(
 /// Holds each packet for as long as the schedule says for the moment at which it arrived.
 struct DelayEgress {
     packets: mpsc::UnboundedReceiver<StdPacket>,
-    playing: Arc<RwLock<Playing>>,
+    playing: Arc<Playing>,
     path: usize,
     forward: bool,
     timer: Timer,
@@ -289,13 +276,10 @@ impl DelayEgress {
     /// How long a packet that arrived at `t` is held; `None`: it is dropped.
     fn hold(&mut self, t: Instant) -> Option<Duration> {
         let playing = self.playing.read().ok()?;
-        let (scheduled, start) = (playing.schedule.as_ref(), playing.start);
-        let t_us = match t.checked_duration_since(start) {
-            Some(since) => since.as_micros() as i64,
-            None => -1,
-        };
-        let us = match scheduled {
-            Some(s) if self.path < s.paths() => {
+        let us = match &*playing {
+            Some((s, start)) if self.path < s.paths() => {
+                let since = t.checked_duration_since(*start);
+                let t_us = since.map_or(-1, |since| since.as_micros() as i64);
                 let lost = s.loss(self.path, self.forward, t_us);
                 if lost > 0.0 && self.rng.random::<f64>() < lost {
                     return None;

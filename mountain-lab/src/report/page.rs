@@ -196,28 +196,21 @@ fn distributions(
     drawn: &[String],
     columns: &[String],
 ) -> Result<(String, String, String)> {
-    let sorted: Vec<(RGBColor, Vec<f64>)> = drawn
-        .iter()
-        .map(|p| {
-            (
-                plots::policy_colour(p, columns),
-                sorted_rtts(&samples.segments, p),
-            )
-        })
-        .filter(|(_, rtts)| !rtts.is_empty())
-        .collect();
+    let rtts = |p: &String| {
+        let rtts = sorted_rtts(&samples.segments, p);
+        (!rtts.is_empty()).then(|| (plots::policy_colour(p, columns), rtts))
+    };
+    let sorted: Vec<(RGBColor, Vec<f64>)> = drawn.iter().filter_map(rtts).collect();
     if sorted.is_empty() {
         let none = "<p>No packet was answered.</p>".to_owned();
         return Ok((none.clone(), none.clone(), none));
     }
     let lines = |points: &dyn Fn(&[f64]) -> Points| -> Vec<Line> {
-        sorted
-            .iter()
-            .map(|(colour, r)| Line {
-                colour: *colour,
-                points: points(r),
-            })
-            .collect()
+        let line = |(colour, r): &(RGBColor, Vec<f64>)| Line {
+            colour: *colour,
+            points: points(r),
+        };
+        sorted.iter().map(line).collect()
     };
     let ms = |us: f64| us.max(1.0) / 1e3;
     let max_ms = ms(sorted

@@ -9,6 +9,7 @@ mod validate;
 
 use std::path::PathBuf;
 
+use clap::ValueEnum;
 use mountain_lab::result::CheckSpec;
 use serde::{Deserialize, Serialize};
 
@@ -62,19 +63,7 @@ pub struct Scenario {
 }
 
 /// Who chooses the path.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Deserialize,
-    Serialize,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    clap::ValueEnum,
-)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum ComparedPolicy {
     /// The product is not running at all: the kernel's own multipath.
@@ -230,7 +219,7 @@ pub struct PathSpec {
     pub playback: Option<Playback>,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum EventKind {
     /// Extra delay; starts are a Poisson process.

@@ -81,6 +81,8 @@ impl Schedule {
     /// Draws the schedule of a repeat. Same scenario, seed and repeat: same schedule.
     pub fn generate(scenario: &Scenario, seed: u64, repeat: u32) -> Self {
         let length_us = (scenario.segment_seconds() * 1e6) as i64;
+        let from_us = u64::from(repeat) * length_us as u64;
+        let span_us = from_us..from_us + length_us as u64;
         // One generator per purpose, so that adding an event does not change the noise.
         let rng = |purpose: u64| {
             Pcg64::new(
@@ -103,17 +105,12 @@ impl Schedule {
                     let own = events
                         .iter()
                         .filter(|e| e.path == path && e.touches(forward));
-                    let spec = &scenario.paths[path];
-                    let from_us = u64::from(repeat) * length_us as u64;
-                    felt_delays(spec, own, from_us..from_us + length_us as u64, &mut rng)
+                    felt_delays(&scenario.paths[path], own, span_us.clone(), &mut rng)
                 })
             })
             .collect();
-        let losses = scenario.paths.iter().map(|spec| {
-            let from_us = u64::from(repeat) * length_us as u64;
-            losses(spec, from_us..from_us + length_us as u64)
-        });
-        let losses = losses.collect();
+        let specs = scenario.paths.iter();
+        let losses = specs.map(|spec| losses(spec, span_us.clone())).collect();
         let base_us = scenario
             .paths
             .iter()

@@ -110,16 +110,6 @@ impl Constant {
             descriptor(fd).context("loading a program of two instructions")?,
         ))
     }
-
-    /// Attached to the tcx egress of a device of this thread's namespace until dropped.
-    pub fn at_egress(&self, ifindex: u32) -> Result<OwnedFd> {
-        attach(self.as_fd(), ifindex, libbpf_sys::BPF_TCX_EGRESS, 0)
-    }
-
-    /// The same at ingress.
-    pub fn at_ingress(&self, ifindex: u32) -> Result<OwnedFd> {
-        attach(self.as_fd(), ifindex, libbpf_sys::BPF_TCX_INGRESS, 0)
-    }
 }
 
 /// Attaches a program to a device of this thread's namespace until the link is dropped.

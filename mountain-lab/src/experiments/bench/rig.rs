@@ -14,7 +14,7 @@ use mountain::bpf::{
 use mountain::steer::rendezvous::{inv_weight, path_salt};
 use mountain_lab::workload::sys::device_index;
 
-use super::kernel::{Constant, Runs, DROP, PASS};
+use super::kernel::{attach, Constant, Runs, DROP, PASS};
 use crate::emulate::netns::Netns;
 use crate::emulate::wire::{lan, mac_of, udp_frame};
 
@@ -98,8 +98,8 @@ pub fn arrived(ns: &Netns) -> Result<[u64; 2]> {
 
 /// Drops everything that comes in by `s0` and `s1` of a namespace, before its network layer, until dropped.
 pub fn sink(ns: &Netns) -> Result<Vec<OwnedFd>> {
-    let drop = Constant::load(DROP)?;
-    let attach = |dev: &&str| drop.at_ingress(device_index(dev));
+    let (drop, point) = (Constant::load(DROP)?, libbpf_sys::BPF_TCX_INGRESS);
+    let attach = |dev: &&str| attach(drop.as_fd(), device_index(dev), point, 0);
     ns.enter(|| ["s0", "s1"].iter().map(attach).collect())
 }
 
@@ -143,7 +143,8 @@ impl Uplinks {
         self.steer.attach_to(attached)?;
         if setup == Setup::Empty {
             for device in self.devices {
-                self.links.push(self.empty.at_egress(device)?);
+                let (empty, point) = (self.empty.as_fd(), libbpf_sys::BPF_TCX_EGRESS);
+                self.links.push(attach(empty, device, point, 0)?);
             }
         }
         set(&mut self.steer, setup);

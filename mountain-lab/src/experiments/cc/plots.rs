@@ -93,14 +93,17 @@ fn void(what: &str, cc: Cc) -> (String, RGBColor) {
     (format!("void: {what}"), colour(cc))
 }
 
+/// The least and the most of some values, if there are any.
+fn ends(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
+    let ends = values.map(|v| (v, v));
+    ends.reduce(|(l, m), (v, _)| (l.min(v), m.max(v)))
+}
+
 /// Ends of an axis that shows all values, with room.
 fn around(values: impl Iterator<Item = f64>) -> Range<f64> {
-    let (least, most) = values
-        .filter(|v| v.is_finite())
-        .fold((f64::MAX, f64::MIN), |(l, m), v| (l.min(v), m.max(v)));
-    if least > most {
+    let Some((least, most)) = ends(values.filter(|v| v.is_finite())) else {
         return 0.0..1.0;
-    }
+    };
     let room = ((most - least) * 0.05).max(1e-3);
     (least - room).max(0.0)..most + room
 }
@@ -185,12 +188,8 @@ pub fn throughput_over_delay(result: &RunResult, cells: &[Cell], all: &[Cc]) -> 
     let on_lines = plot.lines.iter().flat_map(|l| l.points.iter().copied());
     let all_points: Vec<(f64, f64)> = on_lines.chain(plot.points.iter().map(|p| p.at)).collect();
     plot.y = around(all_points.iter().map(|p| p.1));
-    let x = all_points.iter().map(|p| p.0);
-    let (least, most) = x.fold((f64::MAX, f64::MIN), |(l, m), v| (l.min(v), m.max(v)));
-    plot.x = match least <= most {
-        true => least * 0.8..most * 1.25,
-        false => 1.0..10.0,
-    };
+    let x = ends(all_points.iter().map(|p| p.0));
+    plot.x = x.map_or(1.0..10.0, |(least, most)| least * 0.8..most * 1.25);
     let format = Format {
         header: Some((
             "Goodput and delay, medians of each cell; 1-sigma ellipses",

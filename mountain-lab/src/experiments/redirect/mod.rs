@@ -117,14 +117,9 @@ fn relative(what: &str, found: Option<&Metric>, limit: f64, reference: &str) -> 
 
 /// The rows of what a server answers: directly, and by each backend.
 fn plain_ways() -> Vec<Contender> {
-    let mut ways = vec![Contender::Route];
-    ways.extend(
-        Backend::FASTEST_FIRST
-            .into_iter()
-            .rev()
-            .map(Contender::Backend),
-    );
-    ways
+    let backends = Backend::FASTEST_FIRST.into_iter().rev();
+    let backends = backends.map(Contender::Backend);
+    [Contender::Route].into_iter().chain(backends).collect()
 }
 
 /// The rows that are wanted, out of `all`; without names all of them.
@@ -132,15 +127,11 @@ fn chosen(names: &[String], all: &[Contender]) -> Result<Vec<Contender>> {
     if names.is_empty() {
         return Ok(all.into());
     }
-    let known = || {
-        all.iter()
-            .map(|w| w.to_string())
-            .collect::<Vec<_>>()
-            .join(", ")
-    };
+    let known: Vec<String> = all.iter().map(Contender::to_string).collect();
     let find = |name: &String| {
-        let found = all.iter().copied().find(|w| w.to_string() == *name);
-        found.with_context(|| format!("no row {name}; there are {}", known()))
+        let found = known.iter().position(|known| known == name);
+        let known = || format!("no row {name}; there are {}", known.join(", "));
+        found.map(|at| all[at]).with_context(known)
     };
     names.iter().map(find).collect()
 }
