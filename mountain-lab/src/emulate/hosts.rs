@@ -123,10 +123,7 @@ impl Hosts {
 
     /// Addresses of the reference path's two ends.
     pub fn reference_addrs(&self) -> (IpAddr, IpAddr) {
-        (
-            self.link_addr(self.paths, End::Client),
-            self.link_addr(self.paths, End::Server),
-        )
+        (self.client_gateway(self.paths), self.gateway(self.paths))
     }
 
     /// Address of the server on path `i`: the path's gateway as the client sees it.
@@ -184,10 +181,7 @@ impl Hosts {
             server: to_emulator(&self.emulator, (&self.server, &s, mac(4)), mac(3))?,
             foreign: None,
         };
-        let (near, far) = (
-            self.link_addr(i, End::Client),
-            self.link_addr(i, End::Server),
-        );
+        let (near, far) = (self.client_gateway(i), self.gateway(i));
         self.address(self.steering(), &u, near)?;
         self.address(&self.server, &s, far)?;
         // The emulator carries no broadcast or multicast, so nobody can ask for an address.

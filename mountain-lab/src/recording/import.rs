@@ -83,7 +83,7 @@ impl PingLog {
         };
         let sequence: u64 = sequence.parse().context("icmp_seq")?;
         ensure!(sequence < SEQUENCES, "icmp_seq={sequence} is out of range");
-        let sequence = self.unwrapped(sequence);
+        let sequence = self.unwrapped(sequence as u16);
         ensure!(sequence <= MOST_PROBES, "more than {MOST_PROBES} probes");
         self.newest = self.newest.max(sequence);
         let Some(rtt_ms) = after(line, "time=") else {
@@ -101,17 +101,10 @@ impl PingLog {
     }
 
     /// The number that a 16-bit one stands for: the nearest to the newest.
-    fn unwrapped(&self, sequence: u64) -> u64 {
-        let round = self.newest / SEQUENCES * SEQUENCES;
-        let near = [
-            round.checked_sub(SEQUENCES),
-            Some(round),
-            Some(round + SEQUENCES),
-        ];
-        let candidates = near.into_iter().flatten().map(|base| base + sequence);
-        candidates
-            .min_by_key(|n| n.abs_diff(self.newest))
-            .unwrap_or(sequence)
+    fn unwrapped(&self, sequence: u16) -> u64 {
+        let ahead = sequence.wrapping_sub(self.newest as u16) as i16;
+        let nearest = self.newest.checked_add_signed(ahead.into());
+        nearest.unwrap_or(sequence.into())
     }
 
     fn probes(self) -> Result<Vec<RecordedProbe>> {

@@ -32,10 +32,8 @@ pub enum Pattern {
     },
     /// Request, response, pause, again.
     RequestResponse {
-        /// Client to server.
-        request_bytes: u32,
-        /// Server to client.
-        response_bytes: u32,
+        /// Of a request and of its response.
+        bytes: (usize, usize),
         /// Pause after a response.
         think_ms: u64,
     },
@@ -45,11 +43,7 @@ impl Pattern {
     /// Bytes of a request and of its response, where there are such.
     fn requests(self) -> Option<(usize, usize)> {
         match self {
-            Pattern::RequestResponse {
-                request_bytes,
-                response_bytes,
-                ..
-            } => Some((request_bytes as usize, response_bytes as usize)),
+            Pattern::RequestResponse { bytes, .. } => Some(bytes),
             _ => None,
         }
     }
@@ -350,13 +344,8 @@ fn run_client(mut stream: TcpStream, pattern: Pattern, stop: &AtomicBool) -> Cli
     let ended = match pattern {
         Pattern::Saturating => stream::send(&mut stream, usize::MAX, stop),
         Pattern::Paced { rate_bps } => stream::send_paced(&mut stream, rate_bps, 100, stop),
-        Pattern::RequestResponse {
-            request_bytes,
-            response_bytes,
-            think_ms,
-        } => {
-            let sizes = (request_bytes as usize, response_bytes as usize);
-            ask(&mut stream, sizes, think_ms, stop, &mut responses)
+        Pattern::RequestResponse { bytes, think_ms } => {
+            ask(&mut stream, bytes, think_ms, stop, &mut responses)
         }
     };
     let _ = stream::end_by_reset(&stream);

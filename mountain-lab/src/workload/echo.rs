@@ -78,25 +78,17 @@ impl Header {
 
     /// Reads a header; `None` if the datagram is too short or not ours.
     pub fn read(buf: &[u8]) -> Option<Self> {
-        let word = |at: usize| {
-            buf.get(at..at + 4)
-                .map(|b| u32::from_be_bytes(b.try_into().unwrap()))
-        };
-        let long = |at: usize| {
-            buf.get(at..at + 8)
-                .map(|b| u64::from_be_bytes(b.try_into().unwrap()))
-        };
-        if buf.len() < HEADER_BYTES || word(0)? != MAGIC {
-            return None;
-        }
-        Some(Header {
-            run: word(4)?,
-            seq: word(8)?,
+        let buf: &[u8; HEADER_BYTES] = buf.first_chunk()?;
+        let word = |at: usize| u32::from_be_bytes(buf[at..at + 4].try_into().unwrap());
+        let long = |at: usize| u64::from_be_bytes(buf[at..at + 8].try_into().unwrap());
+        (word(0) == MAGIC).then(|| Header {
+            run: word(4),
+            seq: word(8),
             flow: u16::from_be_bytes([buf[12], buf[13]]),
             path: buf[14],
             reordered: buf[15] & 1 != 0,
-            residence_ns: long(16)?,
-            arrival_ns: long(24)?,
+            residence_ns: long(16),
+            arrival_ns: long(24),
         })
     }
 }
@@ -152,12 +144,8 @@ pub struct PathIndex {
 impl PathIndex {
     /// For the devices `names` of the calling thread's namespace.
     pub fn new(names: Vec<String>) -> Self {
-        let mut paths = PathIndex {
-            names,
-            by_index: HashMap::new(),
-        };
-        paths.refresh();
-        paths
+        let by_index = HashMap::new();
+        PathIndex { names, by_index }
     }
 
     fn refresh(&mut self) {

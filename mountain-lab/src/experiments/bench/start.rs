@@ -132,7 +132,7 @@ pub fn connects(run: &mut CostRun) -> Result<()> {
 fn connects_of(run: &mut CostRun, (name, kind): (&str, Type)) -> Result<()> {
     let plan = run.plan;
     let cgroup = Cgroup::join()?;
-    let mut seen = Pairs::default();
+    let mut seen = Vec::new();
     let what = format!("connect() of {name}");
     for i in 0..plan.pairs {
         let homes = homes()?;
@@ -148,8 +148,8 @@ fn connects_of(run: &mut CostRun, (name, kind): (&str, Type)) -> Result<()> {
         })?);
     }
     let what = format!("ns that {what} takes longer");
-    let column = format!("connect_{name}");
-    seen.put(&mut run.session.result, &column, &what, MAX_CONNECT_NS);
+    let (result, column) = (&mut run.session.result, format!("connect_{name}"));
+    put(result, &seen, &column, &what, MAX_CONNECT_NS);
     Ok(())
 }
 
@@ -202,7 +202,7 @@ fn time_connects(kind: Type, count: u32, listener: &TcpListener) -> Result<f64> 
 pub fn forwarded(run: &mut CostRun) -> Result<()> {
     let plan = run.plan;
     let cgroup = Cgroup::join()?;
-    let mut seen = Pairs::default();
+    let mut seen = Vec::new();
     for i in 0..plan.pairs {
         let homes = homes()?;
         let mut sinks = Vec::new();
@@ -223,7 +223,8 @@ pub fn forwarded(run: &mut CostRun) -> Result<()> {
         }
     }
     let what = "ns that a forwarded packet takes longer";
-    seen.put(&mut run.session.result, "forward", what, MAX_FORWARD_NS);
+    let result = &mut run.session.result;
+    put(result, &seen, "forward", what, MAX_FORWARD_NS);
     Ok(())
 }
 
@@ -256,28 +257,16 @@ pub const FORWARD_ROUNDS: u32 = 4;
 
 const HALVES: [&str; 2] = ["without", "with"];
 
-/// ns without and with, once for each pair.
-#[derive(Default)]
-struct Pairs([Vec<f64>; 2]);
-
-impl Pairs {
-    fn push(&mut self, pair: Vec<f64>) {
-        for (all, ns) in self.0.iter_mut().zip(pair) {
-            all.push(ns);
-        }
-    }
-
-    /// The figures, and the check of the added cost.
-    fn put(&self, result: &mut RunResult, column: &str, what: &str, limit: f64) {
-        let [without, with] = &self.0;
-        let n = with.len() as u64;
-        let name = format!("{column}_ns");
-        result.put_values("none", &name, "ns", without, n);
-        result.put_values("placing", &name, "ns", with, n);
-        let (name, added) = (format!("{column}_added_ns"), less(with, without));
-        let added = result.put_values("placing", &name, "ns", &added, n);
-        let name = format!("{what} [{:.0}-{:.0}] n={n}", added.lo, added.hi);
-        let median = added.median;
-        result.at_most(&name, Some(median), limit);
-    }
+/// The figures, and the check of the added cost; of pairs of ns without and with.
+fn put(result: &mut RunResult, pairs: &[Vec<f64>], column: &str, what: &str, limit: f64) {
+    let half = |half: usize| -> Vec<f64> { pairs.iter().map(|pair| pair[half]).collect() };
+    let (without, with, n) = (half(0), half(1), pairs.len() as u64);
+    let name = format!("{column}_ns");
+    result.put_values("none", &name, "ns", &without, n);
+    result.put_values("placing", &name, "ns", &with, n);
+    let (name, added) = (format!("{column}_added_ns"), less(&with, &without));
+    let added = result.put_values("placing", &name, "ns", &added, n);
+    let name = format!("{what} [{:.0}-{:.0}] n={n}", added.lo, added.hi);
+    let median = added.median;
+    result.at_most(&name, Some(median), limit);
 }

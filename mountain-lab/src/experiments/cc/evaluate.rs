@@ -81,7 +81,11 @@ pub fn figures(cell: &Cell, s: &CcSegment) -> Figures {
         }
     };
     let (p50, p95, p99) = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99));
-    let (from, end) = judged(cell, s);
+    let from = match cell.kind {
+        CellKind::Step(..) => STEP_US,
+        _ => WARM_UP_US,
+    };
+    let end = s.length_us;
     if let CellKind::Step(..) = cell.kind {
         let (onset, after) = (STEP_US, STEP_US + 2_500_000);
         queue("onset", onset, onset + 2_000_000, &[p50, p95, p99]);
@@ -99,7 +103,7 @@ pub fn figures(cell: &Cell, s: &CcSegment) -> Figures {
     let late = f64::from(s.link.late_p99_us);
     put("emulator_late_p99_us", "us", late, packets);
     put("retransmits", "count", retransmits as f64, retransmits);
-    kind_figures(cell, s, &each, &mut put);
+    kind_figures(cell, s, (from, end), &each, &mut put);
     if !s.live.is_empty() {
         let sum = |f: fn(&CcFlow) -> f64| s.live.iter().map(f).sum::<f64>();
         let n = s.live.len() as u64;
@@ -111,23 +115,15 @@ pub fn figures(cell: &Cell, s: &CcSegment) -> Figures {
     out
 }
 
-/// The part of a segment that is judged, µs since its begin.
-fn judged(cell: &Cell, s: &CcSegment) -> (u64, u64) {
-    let from = match cell.kind {
-        CellKind::Step(..) => STEP_US,
-        _ => WARM_UP_US,
-    };
-    (from, s.length_us)
-}
-
-/// The figures that only cells of this kind have. `each`: the flows' goodputs, bit/s.
+/// The figures that only cells of this kind have. `from` and `end` of what is judged, µs since its begin; `each`: the
+/// flows' goodputs, bit/s.
 fn kind_figures(
     cell: &Cell,
     s: &CcSegment,
+    (from, end): (u64, u64),
     each: &[f64],
     put: &mut impl FnMut(&str, &'static str, f64, u64),
 ) {
-    let (from, end) = judged(cell, s);
     let all: f64 = each.iter().sum();
     match cell.kind {
         CellKind::Step(a, b) if b < a => {

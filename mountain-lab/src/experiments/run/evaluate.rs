@@ -458,18 +458,23 @@ mod tests {
         assert_eq!(flows_lost(&packets, &(0..5_000_000_000)), (1, 3));
     }
 
+    /// What a policy's bound, without one the oracle, makes of a packet every 10 ms.
+    fn bounded(schedule: &Schedule, policy: Option<ComparedPolicy>) -> Vec<Packet> {
+        let bound = policy.and_then(ComparedPolicy::bound).unwrap_or_default();
+        let sent = (0..2500u64).map(|i| Packet {
+            sent_ns: i * 10_000_000,
+            ..Packet::default()
+        });
+        bound_packets(sent.collect(), 0, schedule, Replies::SamePath, bound)
+    }
+
     #[test]
     fn bounds_lose_what_a_lossy_path_loses_until_they_know() {
         let loss =
             "[[event]]\nkind='loss'\npath='a'\nevery_s=5\nlength_ms=[2000,2000]\nloss_percent=30";
         let schedule = Schedule::generate(&Scenario::two_paths(20, "noise_ms=0\n", loss), 1, 0);
         let lost = |policy: Option<ComparedPolicy>| {
-            let bound = policy.and_then(ComparedPolicy::bound).unwrap_or_default();
-            let sent = (0..2500u64).map(|i| Packet {
-                sent_ns: i * 10_000_000,
-                ..Packet::default()
-            });
-            let packets = bound_packets(sent.collect(), 0, &schedule, Replies::SamePath, bound);
+            let packets = bounded(&schedule, policy);
             packets.iter().filter(|p| p.rtt_us.is_none()).count()
         };
         assert_eq!(lost(None), 0);
@@ -487,17 +492,10 @@ mod tests {
             );
             Scenario::two_paths(20, "noise_ms=0\n", &degrade)
         };
-        let sent = || {
-            (0..2500u64).map(|i| Packet {
-                sent_ns: i * 10_000_000,
-                ..Packet::default()
-            })
-        };
         // Packets that were late although the other path was not, by onset, and moves.
         let play = |ms: u32, policy: Option<ComparedPolicy>| {
             let schedule = Schedule::generate(&scenario(ms), 1, 0);
-            let bound = policy.and_then(ComparedPolicy::bound).unwrap_or_default();
-            let packets = bound_packets(sent().collect(), 0, &schedule, Replies::SamePath, bound);
+            let packets = bounded(&schedule, policy);
             let late = packets.iter().filter(|p| p.rtt_us != Some(20_000)).count();
             let onsets = schedule.onsets().count();
             assert!(onsets >= 2);

@@ -18,8 +18,7 @@ const PORT: u16 = 7000;
 /// Packets a second on the reference path.
 const REFERENCE_HZ: f64 = 100.0;
 /// Request/response: a page now and then.
-const REQUEST_BYTES: u32 = 300;
-const RESPONSE_BYTES: u32 = 10_000;
+const PAGE_BYTES: (usize, usize) = (300, 10_000);
 const THINK_MS: u64 = 50;
 /// A short flow has this many packets, so far apart.
 const SHORT_PACKETS: u32 = 3;
@@ -178,8 +177,7 @@ fn bulk_config(scenario: &Scenario, hosts: &Hosts, w: &WorkloadSpec, port: u16) 
         flows: w.flows,
         pattern: match (w.kind, w.rate_mbit) {
             (WorkloadKind::RequestResponse, _) => Pattern::RequestResponse {
-                request_bytes: REQUEST_BYTES,
-                response_bytes: RESPONSE_BYTES,
+                bytes: PAGE_BYTES,
                 think_ms: THINK_MS,
             },
             (_, Some(rate)) => Pattern::Paced {

@@ -125,8 +125,7 @@ fn saturating_flows_share_and_requests_are_answered() {
         assert_eq!(flow.error, None);
     }
     let pattern = Pattern::RequestResponse {
-        request_bytes: 20_000,
-        response_bytes: 1_000,
+        bytes: (20_000, 1_000),
         think_ms: 10,
     };
     let running = bulk::start(bulk_config(&net, false, 7012, pattern)).unwrap();
