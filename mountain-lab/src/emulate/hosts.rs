@@ -365,14 +365,10 @@ impl Hosts {
 
     /// Waits until every path answers; fails with the name of the one that does not.
     pub fn wait_until_joined(&self) -> Result<()> {
-        for i in 0..=self.paths {
-            let device = if i == self.paths {
-                format!("u{REFERENCE}")
-            } else {
-                format!("u{i}")
-            };
+        let reference = format!("u{REFERENCE}");
+        for (i, device) in self.devices("u").iter().chain([&reference]).enumerate() {
             let mut tries = 0..5;
-            while !self.ping(self.steering(), &device, self.gateway(i))? {
+            while !self.ping(self.steering(), device, self.gateway(i))? {
                 anyhow::ensure!(
                     tries.next().is_some(),
                     "emulated path {device} does not answer a ping"

@@ -45,18 +45,13 @@ impl Scenario {
         if direct.extension().is_some() || direct.is_file() {
             return Self::load(direct);
         }
-        let folders = folders();
-        match folders
-            .iter()
-            .map(|f| f.join(format!("{name}.toml")))
-            .find(|p| p.exists())
-        {
-            Some(path) => Self::load(&path),
-            None => {
-                let known: Vec<String> = Self::list()?.into_iter().map(|s| s.name).collect();
-                bail!("no scenario named {name}; there are: {}", known.join(", "))
-            }
+        let file = format!("{name}.toml");
+        let mut places = folders().into_iter().map(|folder| folder.join(&file));
+        if let Some(path) = places.find(|path| path.exists()) {
+            return Self::load(&path);
         }
+        let known: Vec<String> = Self::list()?.into_iter().map(|s| s.name).collect();
+        bail!("no scenario named {name}; there are: {}", known.join(", "))
     }
 
     /// All scenarios in the scenario folders, by name.
@@ -95,15 +90,10 @@ impl Scenario {
 /// The scenario folders, first match first: `$MOUNTAIN_SCENARIOS`, and those that belong to this
 /// executable.
 fn folders() -> Vec<PathBuf> {
-    let mut folders: Vec<PathBuf> = std::env::var_os("MOUNTAIN_SCENARIOS")
-        .map(PathBuf::from)
-        .into_iter()
-        .collect();
-    if let Ok(exe) = std::env::current_exe() {
-        folders.extend(folders_of(&exe));
-    }
-    folders.retain(|f| f.is_dir());
-    folders
+    let named = std::env::var_os("MOUNTAIN_SCENARIOS").map(PathBuf::from);
+    let own = std::env::current_exe().map(|exe| folders_of(&exe));
+    let all = named.into_iter().chain(own.into_iter().flatten());
+    all.filter(|folder| folder.is_dir()).collect()
 }
 
 /// PREFIX/share/mountain/scenarios of a program in PREFIX/bin, and the source tree's of one in its

@@ -178,10 +178,7 @@ impl Saturated {
     pub fn start(mut out: TcpStream, mut inward: TcpStream) -> Result<Self> {
         inward.set_read_timeout(Some(STALL))?;
         out.set_write_timeout(Some(STALL))?;
-        let (received, stop) = (
-            Arc::new(AtomicU64::new(0)),
-            Arc::new(AtomicBool::new(false)),
-        );
+        let (received, stop) = <(Arc<AtomicU64>, Arc<AtomicBool>)>::default();
         let counter = received.clone();
         let reader = Builder::new().spawn(move || {
             let _ = sys::pin(0, 1);

@@ -67,10 +67,7 @@ impl fmt::Display for Contender {
 }
 
 /// What is in the router for a row; dropping it takes it out again.
-pub struct RowSetup<'a> {
-    _links: Vec<OwnedFd>,
-    _rules: Option<rules::Guard<'a>>,
-}
+pub type RowSetup<'a> = (Vec<OwnedFd>, Option<rules::Guard<'a>>);
 
 /// The rule of the experiment.
 pub fn rule(rig: &RouterRig, log: Option<u32>) -> Rule {
@@ -111,8 +108,5 @@ pub fn install<'a>(
     }
     // After the rule, so that its preflight sees a server without programs.
     links.extend(programs.sinks(rig)?);
-    Ok(RowSetup {
-        _links: links,
-        _rules: guard,
-    })
+    Ok((links, guard))
 }

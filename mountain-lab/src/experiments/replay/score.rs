@@ -19,9 +19,10 @@ const BIN_US: u32 = 250;
 pub const LATE_MS: [u32; 3] = [100, 200, 400];
 
 /// Delays of packets and moves of flows; those of several windows add up.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Score {
-    bins: Vec<u32>,
+    /// By delay, the last for all from [`MOST_US`] on.
+    bins: Vec<u64>,
     /// Packets by path.
     by_path: Vec<u64>,
     packets: u64,
@@ -29,20 +30,6 @@ pub struct Score {
     flow_us: u64,
     probes: u64,
     path_us: u64,
-}
-
-impl Default for Score {
-    fn default() -> Self {
-        Score {
-            bins: vec![0; (MOST_US / BIN_US + 1) as usize],
-            by_path: Vec::new(),
-            packets: 0,
-            moves: 0,
-            flow_us: 0,
-            probes: 0,
-            path_us: 0,
-        }
-    }
 }
 
 /// The figures of a score.
@@ -63,13 +50,10 @@ pub struct ScoreFigures {
 
 impl Score {
     pub fn add(&mut self, other: &Score) {
-        for (bin, more) in self.bins.iter_mut().zip(&other.bins) {
-            *bin += more;
-        }
-        let paths = self.by_path.len().max(other.by_path.len());
-        self.by_path.resize(paths, 0);
-        for (count, more) in self.by_path.iter_mut().zip(&other.by_path) {
-            *count += more;
+        let bins = (&mut self.bins, &other.bins);
+        for (all, more) in [bins, (&mut self.by_path, &other.by_path)] {
+            all.resize(all.len().max(more.len()), 0);
+            all.iter_mut().zip(more).for_each(|(sum, n)| *sum += n);
         }
         self.packets += other.packets;
         self.moves += other.moves;
@@ -88,7 +72,7 @@ impl Score {
     /// The `p` quantile of the packets' delays, in ms; low by [`BIN_US`] at most.
     fn quantile_ms(&self, p: f64) -> f64 {
         let counted = (0u32..).zip(&self.bins);
-        let counted = counted.map(|(bin, n)| (f64::from(bin * BIN_US), u64::from(*n)));
+        let counted = counted.map(|(bin, n)| (f64::from(bin * BIN_US), *n));
         quantile_counted(self.packets, counted, p).unwrap_or(0.0) / 1e3
     }
 
@@ -97,7 +81,7 @@ impl Score {
         let below = (below_ms * 1000 / BIN_US) as usize;
         let mut answered = self.clone();
         answered.bins[below..].fill(0);
-        answered.packets = answered.bins.iter().map(|n| u64::from(*n)).sum();
+        answered.packets = answered.bins.iter().sum();
         answered.quantile_ms(p)
     }
 
@@ -105,7 +89,7 @@ impl Score {
         let packets = self.packets.max(1) as f64;
         let above = |ms: u32| {
             let from = (ms * 1000 / BIN_US) as usize;
-            let late: u64 = self.bins[from..].iter().map(|n| u64::from(*n)).sum();
+            let late: u64 = self.bins[from..].iter().sum();
             100.0 * late as f64 / packets
         };
         ScoreFigures {
@@ -139,6 +123,7 @@ fn preferences(paths: usize) -> Vec<Vec<usize>> {
 pub fn play(window: &Window, chooser: &mut dyn Chooser, warm_up_us: u64) -> Score {
     let paths = window.paths.len();
     let mut score = Score {
+        bins: vec![0; (MOST_US / BIN_US + 1) as usize],
         by_path: vec![0; paths],
         ..Score::default()
     };

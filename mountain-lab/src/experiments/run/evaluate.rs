@@ -198,16 +198,15 @@ fn figures(
     let mut put = |name: &str, unit, value, n| put(&mut figures, name, unit, value, n);
     let (lost, flows) = flows_lost(packets, &segment.measured);
     put("flows_lost", "count", lost as f64, flows);
-    let span_s = (segment.measured.end - segment.measured.start) as f64 / 1e9;
+    let span_ns = segment.measured.end - segment.measured.start;
     if let Some(bits) = game_payload_bits(scenario) {
         let answered = packets.iter().filter(|p| p.rtt_us.is_some()).count();
-        let goodput = answered as f64 * bits / span_s;
+        let goodput = answered as f64 * bits / (span_ns as f64 / 1e9);
         put("game_goodput_bps", "bps", goodput, packets.len() as u64);
     }
     if let Some(cores) = segment.product_cores {
         put("product_cpu", "ratio", cores, 1);
     }
-    let span_ns = segment.measured.end - segment.measured.start;
     if let Some(n) = decisions(&segment.explain, span_ns, |_| true) {
         put("switches", "count", n as f64, n);
     }
