@@ -343,14 +343,11 @@ fn packet_of(flow: u16, seq: u32, slot: &Slot) -> Packet {
         late_us: slot.late_us,
         ..Packet::default()
     };
-    if let Some(Reply {
-        user_ns,
-        kernel_ns,
-        header,
-    }) = &slot.reply
-    {
-        let user = user_ns.saturating_sub(slot.sent_ns);
+    if let Some(reply) = &slot.reply {
+        let (kernel_ns, header) = (reply.kernel_ns, &reply.header);
+        let user = reply.user_ns.saturating_sub(slot.sent_ns);
         let residence = header.residence_ns;
+        let us = |later: u64, earlier| Some((later.checked_sub(earlier)? / 1_000) as u32);
         // A step of the wall clock between the stamps makes nonsense of them; the monotonic pair
         // remains.
         let kernel = kernel_ns
@@ -360,13 +357,8 @@ fn packet_of(flow: u16, seq: u32, slot: &Slot) -> Packet {
             .unwrap_or(user.saturating_sub(residence));
         packet.rtt_us = Some((kernel / 1_000) as u32);
         packet.user_rtt_us = Some((user / 1_000) as u32);
-        packet.forward_us = header
-            .arrival_ns
-            .checked_sub(slot.transmit_ns)
-            .map(|t| (t / 1_000) as u32);
-        packet.backward_us = kernel_ns
-            .checked_sub(header.arrival_ns + residence)
-            .map(|t| (t / 1_000) as u32);
+        packet.forward_us = us(header.arrival_ns, slot.transmit_ns);
+        packet.backward_us = us(kernel_ns, header.arrival_ns + residence);
         packet.path = Some(header.path).filter(|p| *p != UNKNOWN_PATH);
         packet.reordered = header.reordered;
     }

@@ -204,11 +204,8 @@ fn add_paths(flows: &mut [ShortFlow], server: &EchoServer, run: u32) {
     let mut by_port: HashMap<u16, Vec<(u64, u8, IpAddr)>> = HashMap::new();
     for arrival in server.arrivals().filter(|a| a.header.run == run) {
         let at_ns = arrival.header.arrival_ns.saturating_sub(offset_ns);
-        by_port.entry(arrival.client_port).or_default().push((
-            at_ns,
-            arrival.header.path,
-            arrival.client_addr,
-        ));
+        let seen = (at_ns, arrival.header.path, arrival.client_addr);
+        by_port.entry(arrival.client_port).or_default().push(seen);
     }
     let mut ends: HashMap<u16, u64> = HashMap::new();
     flows.sort_by_key(|f| std::cmp::Reverse(f.opened_ns));
@@ -217,14 +214,10 @@ fn add_paths(flows: &mut [ShortFlow], server: &EchoServer, run: u32) {
         let until = ends
             .insert(flow.client_port, flow.opened_ns)
             .unwrap_or(u64::MAX);
-        let mut seen =
-            by_port
-                .get(&flow.client_port)
-                .into_iter()
-                .flatten()
-                .filter(|(at_ns, path, _)| {
-                    (flow.opened_ns..until).contains(at_ns) && *path != UNKNOWN_PATH
-                });
+        let of_port = by_port.get(&flow.client_port).into_iter().flatten();
+        let mut seen = of_port.filter(|(at_ns, path, _)| {
+            (flow.opened_ns..until).contains(at_ns) && *path != UNKNOWN_PATH
+        });
         let Some((_, first, address)) = seen.next() else {
             continue;
         };

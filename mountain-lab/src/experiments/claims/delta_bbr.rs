@@ -10,7 +10,7 @@ use mountain_lab::workload::metrics::{put, Figures};
 use mountain_lab::workload::stats::percentile;
 
 use super::registry::ClaimVerdict;
-use super::Bench;
+use super::{values, Bench};
 use crate::experiments::cc::{
     figures, void_reason, Available, Cc, CcRig, CcSegment, Cell, WARM_UP_US,
 };
@@ -39,13 +39,8 @@ pub fn test(bench: &mut Bench) -> Result<ClaimVerdict> {
             None => Ok(of_segment(&cell, &segment)?),
         })
     })?;
-    let values = |name: &str| -> Vec<[f64; 2]> {
-        let pairs = pairs.iter();
-        pairs
-            .map(|p| [0, 1].map(|side: usize| p[side][&key(name)].value))
-            .collect()
-    };
-    Ok(judge(values(DELAY), values(GOODPUT)))
+    let delay = values(&pairs, &key(DELAY));
+    Ok(judge(delay, values(&pairs, &key(GOODPUT))))
 }
 
 fn key(name: &str) -> String {

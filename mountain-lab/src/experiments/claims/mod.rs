@@ -125,6 +125,12 @@ impl Bench {
     }
 }
 
+/// A figure of both sides in each of the rounds.
+fn values(pairs: &[[Figures; 2]], name: &str) -> Vec<[f64; 2]> {
+    let of = |pair: &[Figures; 2]| pair.each_ref().map(|side| side[name].value);
+    pairs.iter().map(of).collect()
+}
+
 /// A claim as it is reported.
 #[derive(Serialize)]
 struct Answer {

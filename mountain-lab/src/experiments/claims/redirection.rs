@@ -12,7 +12,7 @@ use mountain::redirect::Backend;
 use mountain_lab::workload::metrics::{Figure, Figures};
 
 use super::registry::ClaimVerdict;
-use super::Bench;
+use super::{values, Bench};
 use crate::driver::Refused;
 use crate::experiments::probing::ab::paired;
 use crate::experiments::redirect::contender::{install, Contender};
@@ -63,8 +63,7 @@ fn measure(rig: &RouterRig, bench: &mut Bench, sides: [Contender; 2]) -> Result<
         };
         Ok(Ok(Figures::from([(ROUTER_NS.to_owned(), figure)])))
     })?;
-    let ns = |pair: &[Figures; 2]| [0, 1].map(|side: usize| pair[side][ROUTER_NS].value);
-    Ok(judge(sides, load.pps, pairs.iter().map(ns).collect()))
+    Ok(judge(sides, load.pps, values(&pairs, ROUTER_NS)))
 }
 
 fn netfilter(module: bool) -> Contender {

@@ -317,11 +317,8 @@ impl Scenes<'_> {
             .map(|(now, then)| (now - then) / seconds);
         let seen = traffic.stop()?;
         let measured = from_ns..end_ns;
-        let mut error = emulator_error(
-            seen.reference
-                .iter()
-                .filter(|p| measured.contains(&p.sent_ns)),
-        );
+        let reference = seen.reference.iter();
+        let mut error = emulator_error(reference.filter(|p| measured.contains(&p.sent_ns)));
         error.cores = emulator_cores;
         Ok(PolicySegment {
             repeat,
