@@ -37,10 +37,9 @@ pub struct CommonArgs {
 impl CommonArgs {
     /// The first of two with `--quick`, else the second.
     pub fn quick_or<T>(&self, quick: T, full: T) -> T {
-        if self.quick {
-            quick
-        } else {
-            full
+        match self.quick {
+            true => quick,
+            false => full,
         }
     }
 

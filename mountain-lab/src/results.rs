@@ -52,10 +52,8 @@ pub fn page(dir: &Path) -> Result<String> {
             true => run(&name, &RunResult::read(&file)?),
             false => {
                 let replayed = serde_json::from_str(&text);
-                replay(
-                    &name,
-                    &replayed.with_context(|| file.display().to_string())?,
-                )
+                let replayed = replayed.with_context(|| file.display().to_string())?;
+                replay(&name, &replayed)
             }
         };
     }

@@ -63,10 +63,8 @@ impl Child {
     /// The process is gone.
     pub fn say(&mut self, message: &impl Serialize) -> Result<String> {
         let line = serde_json::to_string(message)? + "\n";
-        let stdin = self
-            .stdin
-            .as_mut()
-            .context("the emulator was told to end")?;
+        let stdin = self.stdin.as_mut();
+        let stdin = stdin.context("the emulator was told to end")?;
         // An error of the process is reported when its answer is read.
         let _ = stdin
             .write_all(line.as_bytes())

@@ -117,16 +117,12 @@ pub fn load(sources: &[PlaybackSource], half: Half) -> Result<Vec<Playback>> {
     );
     let playback = |source: &PlaybackSource| {
         let (paths, window) = &files[&source.file];
-        let index = match &paths[..] {
-            [_] => 0,
-            _ => paths
-                .iter()
-                .position(|p| *p == source.path)
-                .with_context(|| {
-                    let (shown, there) = (source.file.display(), paths.join(", "));
-                    format!("{shown}: no path {:?}; there are {there}", source.path)
-                })?,
-        };
+        let only = (paths.len() == 1).then_some(0);
+        let named = paths.iter().position(|p| *p == source.path);
+        let index = only.or(named).with_context(|| {
+            let (shown, there) = (source.file.display(), paths.join(", "));
+            format!("{shown}: no path {:?}; there are {there}", source.path)
+        })?;
         Ok(Playback {
             series: window.paths[index].clone(),
             stalls: source.stalls,

@@ -74,12 +74,9 @@ fn path_legend(samples: &PlotData) -> String {
         .collect();
     kinds.sort_unstable();
     kinds.dedup();
-    let path_name = |i: u8| {
-        samples
-            .paths
-            .get(usize::from(i))
-            .cloned()
-            .unwrap_or(format!("path {i}"))
+    let path_name = |i: u8| match samples.paths.get(usize::from(i)) {
+        Some(name) => name.clone(),
+        None => format!("path {i}"),
     };
     let paths = samples
         .paths

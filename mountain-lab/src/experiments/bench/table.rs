@@ -216,9 +216,6 @@ fn eviction(plan: &CostPlan, live: u32, held: bool) -> Result<Eviction> {
 }
 
 fn counter(steer: &Steer, name: &str) -> Result<u64> {
-    steer
-        .stats()?
-        .get(name)
-        .copied()
-        .with_context(|| format!("no counter {name}"))
+    let count = steer.stats()?.get(name).copied();
+    count.with_context(|| format!("no counter {name}"))
 }

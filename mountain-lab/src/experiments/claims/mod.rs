@@ -63,16 +63,11 @@ impl Bench {
 
     /// Pings of one side in a round. Of P99 nothing is said below 1,000 answers a side.
     pub fn block(&self) -> Block {
-        match self.session.args.quick {
-            true => Block {
-                count: 140,
-                interval: Duration::from_millis(2),
-                ..Block::default()
-            },
-            false => Block {
-                count: 250,
-                ..Block::default()
-            },
+        let (args, usual) = (&self.session.args, Block::default());
+        Block {
+            count: args.quick_or(140, 250),
+            interval: args.quick_or(Duration::from_millis(2), usual.interval),
+            ..usual
         }
     }
 

@@ -29,10 +29,8 @@ pub fn named(prefix: &str) -> Result<Vec<Thread>> {
         let comm = fs::read_to_string(entry.path().join("comm")).ok()?;
         comm.starts_with(prefix).then_some(Thread(pid))
     };
-    Ok(fs::read_dir("/proc")?
-        .flatten()
-        .filter_map(thread)
-        .collect())
+    let entries = fs::read_dir("/proc")?.flatten();
+    Ok(entries.filter_map(thread).collect())
 }
 
 /// Whether there is one processor only, as in an emulated machine's virtual time: all take turns there.

@@ -56,37 +56,35 @@ pub struct Observed {
 impl RunningTraffic {
     /// Starts every workload of the scenario and the reference flow.
     pub fn start(scenario: &Scenario, hosts: &Hosts) -> Result<Self> {
-        let mut traffic = RunningTraffic {
-            reference: game::start(reference_config(hosts))?,
-            games: vec![],
-            bulks: vec![],
-            shorts: vec![],
-            loads: vec![],
-        };
+        let reference = game::start(reference_config(hosts))?;
+        let (mut games, mut bulks, mut shorts, mut loads) = (vec![], vec![], vec![], vec![]);
         let mut flow = 0;
         for (i, w) in scenario.workloads.iter().enumerate() {
             let port = PORT + 1 + i as u16;
             match w.kind {
                 WorkloadKind::Game => {
-                    traffic
-                        .games
-                        .push((flow, game::start(game_config(hosts, w, port))?));
+                    games.push((flow, game::start(game_config(hosts, w, port))?));
                     flow += w.flows as u16;
                 }
-                WorkloadKind::Bulk | WorkloadKind::RequestResponse => traffic
-                    .bulks
-                    .push(bulk::start(bulk_config(scenario, hosts, w, port))?),
-                WorkloadKind::Short | WorkloadKind::Sessions => traffic
-                    .shorts
-                    .push(short::start(short_config(hosts, w, port))?),
+                WorkloadKind::Bulk | WorkloadKind::RequestResponse => {
+                    bulks.push(bulk::start(bulk_config(scenario, hosts, w, port))?);
+                }
+                WorkloadKind::Short | WorkloadKind::Sessions => {
+                    shorts.push(short::start(short_config(hosts, w, port))?);
+                }
                 WorkloadKind::Foreign => {
-                    if let Some(config) = load_config(scenario, hosts, w, port) {
-                        traffic.loads.push(load::start(config)?);
-                    }
+                    let config = load_config(scenario, hosts, w, port);
+                    loads.extend(config.map(load::start).transpose()?);
                 }
             }
         }
-        Ok(traffic)
+        Ok(RunningTraffic {
+            reference,
+            games,
+            bulks,
+            shorts,
+            loads,
+        })
     }
 
     /// Stops everything; waits up to a second for stragglers.
