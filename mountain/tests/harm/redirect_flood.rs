@@ -5,19 +5,17 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use etherparse::PacketBuilder;
-use mountain::redirect::bpf::hooks::{self, programs, DeviceHook, LoadedProgram};
-use mountain::redirect::bpf::PROGRAM_PREFIX;
+use mountain::redirect::bpf::hooks::{self, DeviceHook};
 use rand::RngExt;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::forged::Flood;
 use crate::frames::mac;
 use crate::redirect::net::{add, Net};
-use crate::support::tcx::attach_passing_xdp;
+use crate::support::tcx::{attach_passing_xdp, redirect_program};
 use crate::support::{allow_descriptors, Ns};
 
 const BACKENDS: [&str; 4] = ["tcx", "tcx-peer", "xdp", "xdp-redirect"];
@@ -229,25 +227,14 @@ fn flood(net: &Net, tcp: bool) {
     let to = mac(&net.router, "rc");
     net.router.with(|| {
         let device = testkit::ifindex("rc");
-        let (hook, program) = first_program(device);
+        let at = |hook| Some((hook, redirect_program(hook, "rc")?));
+        let first = at(DeviceHook::Xdp).or_else(|| at(DeviceHook::TcxIngress));
+        let (hook, program) = first.expect("a program of the redirect");
         for _ in 0..FLOOD {
             let packet = [&to[..], &[0; 6], &[8, 0], &forged(tcp)].concat();
             hooks::run(hook, device, &program, &packet, 1).unwrap();
         }
     });
-}
-
-fn first_program(device: u32) -> (DeviceHook, OwnedFd) {
-    let ours = |hook| {
-        let ids = programs(hook, device).unwrap();
-        let mut all = ids.into_iter().map(|id| LoadedProgram::by_id(id).unwrap());
-        let program = all.find(|p| p.name.starts_with(PROGRAM_PREFIX))?;
-        Some((hook, program.fd))
-    };
-    [DeviceHook::Xdp, DeviceHook::TcxIngress]
-        .into_iter()
-        .find_map(ours)
-        .unwrap()
 }
 
 #[test]

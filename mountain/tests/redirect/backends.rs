@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use crate::net::{add, ask, assert_answers, echo, ethtool, features, Net};
 use crate::support::stream::{send, sink};
+use crate::support::tcx::loaded;
 use crate::support::{snmp, wait_until, Ns};
-use mountain::redirect::bpf::hooks::{self, DeviceHook, LoadedProgram};
+use mountain::redirect::bpf::hooks::DeviceHook;
 use mountain::redirect::{Backend, Installed};
 
 const BACKENDS: [&str; 5] = ["nft", "tcx", "tcx-peer", "xdp", "xdp-redirect"];
@@ -259,10 +260,8 @@ fn a_target_that_is_down_says_so_to_the_client() {
 /// Names of the programs at a tcx hook of a device, in the order in which they run.
 fn at_egress(ns: &Ns, dev: &'static str) -> Vec<String> {
     ns.with(move || {
-        let ids = hooks::programs(DeviceHook::TcxEgress, testkit::ifindex(dev)).unwrap();
-        ids.into_iter()
-            .map(|id| LoadedProgram::by_id(id).unwrap().name)
-            .collect()
+        let programs = loaded(DeviceHook::TcxEgress, dev).into_iter();
+        programs.map(|program| program.name).collect()
     })
 }
 

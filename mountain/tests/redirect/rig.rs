@@ -13,11 +13,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use libbpf_rs::{MapCore, MapHandle};
-use mountain::redirect::bpf::hooks::{self, programs, DeviceHook, LoadedProgram, ProgramRun};
+use mountain::redirect::bpf::hooks::{self, DeviceHook, ProgramRun};
 use mountain::redirect::{bpf, Backend, Installed, Plan, Proto, Rule, RuleDevice, Snat};
-use testkit::bring_up;
+use testkit::{bring_up, sysctl};
 
 use super::bpf::{ifindex, ip, PASS, REDIRECT};
+use super::support::tcx::loaded;
+pub use super::support::tcx::redirect_program as program;
 
 pub const XDP_PASS: i32 = 2;
 pub const XDP_REDIRECT: i32 = 4;
@@ -40,23 +42,19 @@ pub struct Router {
 
 impl Router {
     pub fn new() -> Self {
-        for (near, far, m) in [("c0", "c1", C0), ("s0", "s1", S0)] {
+        for (near, far, m, addresses) in [
+            ("c0", "c1", C0, ["10.0.8.17/24", "fd08::17/64"]),
+            ("s0", "s1", S0, ["10.0.1.1/24", "fd01::1/64"]),
+        ] {
             let address = mac(m);
             ip(&format!(
                 "link add {near} address {address} type veth peer name {far}"
             ));
-            ip(&format!("link set {near} up"));
-            ip(&format!("link set {far} up"));
             for conf in ["ipv4", "ipv6"] {
-                let forwarding = format!("/proc/sys/net/{conf}/conf/{near}/forwarding");
-                std::fs::write(forwarding, "1").unwrap();
+                sysctl(&format!("net/{conf}/conf/{near}/forwarding"), "1");
             }
-        }
-        for (dev, v4, v6) in [
-            ("c0", "10.0.8.17/24", "fd08::17/64"),
-            ("s0", "10.0.1.1/24", "fd01::1/64"),
-        ] {
-            bring_up(dev, &[v4, v6]);
+            bring_up(far, &[]);
+            bring_up(near, &addresses);
         }
         for (dev, address, m) in [
             ("c0", "10.0.8.18", CLIENT),
@@ -198,15 +196,6 @@ pub fn passing(hook: DeviceHook) -> i32 {
     }
 }
 
-/// The program of ours at a hook of a device.
-pub fn program(hook: DeviceHook, dev: &str) -> Option<OwnedFd> {
-    let ids = programs(hook, ifindex(dev)).unwrap();
-    ids.into_iter()
-        .map(|id| LoadedProgram::by_id(id).unwrap())
-        .find(|p| p.name.starts_with(bpf::PROGRAM_PREFIX))
-        .map(|p| p.fd)
-}
-
 /// One BPF_PROG_RUN of the program at a hook.
 pub fn run(hook: DeviceHook, dev: &str, packet: &[u8]) -> ProgramRun {
     let program = program(hook, dev).unwrap_or_else(|| panic!("no program at {hook:?} of {dev}"));
@@ -230,11 +219,8 @@ pub fn try_run(
 
 /// A map of the programs on the client's device.
 pub fn map_named(name: &str) -> MapHandle {
-    let ids = DeviceHook::ALL.map(|hook| programs(hook, ifindex("c0")).unwrap());
-    let maps = ids
-        .iter()
-        .flatten()
-        .flat_map(|id| LoadedProgram::by_id(*id).unwrap().maps);
-    let mut maps = maps.map(|id| MapHandle::from_map_id(id).unwrap());
+    let programs = DeviceHook::ALL.map(|hook| loaded(hook, "c0"));
+    let maps = programs.iter().flatten().flat_map(|p| &p.maps);
+    let mut maps = maps.map(|id| MapHandle::from_map_id(*id).unwrap());
     maps.find(|m| m.name().to_str() == Some(name)).unwrap()
 }

@@ -5,10 +5,10 @@ use std::net::IpAddr;
 
 use etherparse::checksum::Sum16BitWords;
 
-const ICMP: u8 = 1;
-const TCP: u8 = 6;
-const UDP: u8 = 17;
-const ICMPV6: u8 = 58;
+pub const ICMP: u8 = 1;
+pub const TCP: u8 = 6;
+pub const UDP: u8 = 17;
+pub const ICMPV6: u8 = 58;
 
 /// One's complement of the sum of big-endian words (RFC 1071).
 pub fn checksum(bytes: &[u8]) -> u16 {

@@ -2,9 +2,10 @@
 //! What is attached to devices, which the bpftool of Debian 12 does not show; and something to attach.
 
 use std::ffi::CString;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
-use mountain::redirect::bpf::hooks::{attach, programs, DeviceHook};
+use mountain::redirect::bpf::hooks::{attach, programs, DeviceHook, LoadedProgram};
+use mountain::redirect::bpf::PROGRAM_PREFIX;
 use testkit::ifindex;
 
 use super::program::load;
@@ -17,6 +18,20 @@ pub fn programs_on(dev: &str) -> u32 {
 /// The ids of these programs, in the order in which they run.
 pub fn program_ids_on(dev: &str) -> Vec<u32> {
     programs(DeviceHook::TcxEgress, ifindex(dev)).unwrap_or_else(|e| panic!("{dev}: {e}"))
+}
+
+/// The programs at a hook of a device of this thread's namespace, in the order in which they run.
+pub fn loaded(hook: DeviceHook, dev: &str) -> Vec<LoadedProgram> {
+    let ids = programs(hook, ifindex(dev)).unwrap_or_else(|e| panic!("{hook:?} of {dev}: {e}"));
+    let one = |id| LoadedProgram::by_id(id).unwrap();
+    ids.into_iter().map(one).collect()
+}
+
+/// The program there that redirects.
+pub fn redirect_program(hook: DeviceHook, dev: &str) -> Option<OwnedFd> {
+    let mut loaded = loaded(hook, dev).into_iter();
+    let ours = loaded.find(|p| p.name.starts_with(PROGRAM_PREFIX));
+    ours.map(|p| p.fd)
 }
 
 /// Attaches an XDP program that passes everything to a device of this thread's namespace; it stays.

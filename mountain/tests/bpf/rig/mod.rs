@@ -7,7 +7,6 @@ pub mod net;
 pub mod packets;
 
 use std::os::fd::{AsFd, AsRawFd};
-use std::thread;
 use std::time::Duration;
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
@@ -19,6 +18,7 @@ use mountain::redirect::bpf::hooks::LoadedProgram;
 use mountain::steer::rendezvous::inv_weight;
 use mountain::topology::FibRule;
 use packets::{Ip, MACS};
+use testkit::TestNamespace;
 pub use testkit::{ifindex, ip};
 
 /// TC_ACT_UNSPEC: the packet goes on as if the program were not there.
@@ -26,23 +26,13 @@ pub const PASS: i32 = -1;
 /// TC_ACT_REDIRECT
 pub const REDIRECT: i32 = 7;
 
-/// Runs `test` on a thread of its own in a new network namespace, which goes away with the
-/// thread. The thread stays on one CPU, as a packet's two runs of the program do.
-pub fn in_netns<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
-    assert!(
-        nix::unistd::geteuid().is_root(),
-        "this test loads BPF programs: run it as root"
-    );
-    let run = || {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("a network namespace");
+/// Runs `test` on a thread of its own in a new network namespace, which goes away after it. The thread stays on one
+/// CPU, as a packet's two runs of the program do.
+pub fn in_netns(test: impl FnOnce() + Send) {
+    TestNamespace::new("bpf").with(|| {
         pin();
-        ip("link set lo up");
-        test()
-    };
-    match thread::spawn(run).join() {
-        Ok(value) => value,
-        Err(panic) => std::panic::resume_unwind(panic),
-    }
+        test();
+    });
 }
 
 /// Keeps this thread on one CPU. Tests that run beside each other, each in its own process, do not share one.
@@ -59,8 +49,8 @@ pub fn pin() {
 }
 
 /// [`in_netns`] with a [`Rig`].
-pub fn with_rig(settings: Settings, test: impl FnOnce(Rig) + Send + 'static) {
-    in_netns(move || test(Rig::new(&settings)));
+pub fn with_rig(settings: Settings, test: impl FnOnce(Rig) + Send) {
+    in_netns(|| test(Rig::new(&settings)));
 }
 
 /// Settings with a window so short that tests need not wait long.

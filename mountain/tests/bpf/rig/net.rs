@@ -102,7 +102,6 @@ pub struct Seen {
     pub seq: u32,
     /// It came in by s0 or s1.
     pub dev: usize,
-    pub len: usize,
 }
 
 /// A server that notes what comes to one UDP port.
@@ -149,7 +148,6 @@ fn receive(socket: &UdpSocket, devs: &[u32; 2]) -> Option<Seen> {
         flow: packet.from.port(),
         seq: u32::from_le_bytes(buf[..4].try_into().unwrap()),
         dev: dev.expect("from neither uplink"),
-        len: packet.len,
     })
 }
 

@@ -6,17 +6,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use etherparse::{TcpHeader, UdpHeader};
 use mountain::bpf::flows::FlowKey;
 
+pub use crate::support::sums::{ICMP, ICMPV6, TCP, UDP};
+
 /// Link-layer addresses of the gateways behind u0 and u1.
 pub const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 0x10], [2, 0, 0, 0, 0, 0x11]];
 
-pub const ICMP: u8 = 1;
 pub const IPIP: u8 = 4;
-pub const TCP: u8 = 6;
-pub const UDP: u8 = 17;
 pub const DCCP: u8 = 33;
 pub const GRE: u8 = 47;
 pub const ESP: u8 = 50;
-pub const ICMPV6: u8 = 58;
 pub const SCTP: u8 = 132;
 pub const UDPLITE: u8 = 136;
 

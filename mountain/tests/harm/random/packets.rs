@@ -8,12 +8,9 @@ use etherparse::{TcpHeader, TcpOptionElement, TcpSlice, UdpHeader};
 use super::devices::{Made, Tunnel};
 use super::dice::Dice;
 use super::host::{self, Host, Kind, CLASSES, INNER, MARKS, TOSES, TUN, USER};
-use crate::support::sums::{checksum, put_check};
+use crate::support::sums::{checksum, put_check, ICMP, ICMPV6};
+pub use crate::support::sums::{TCP, UDP};
 
-pub const UDP: u8 = 17;
-pub const TCP: u8 = 6;
-const ICMP: u8 = 1;
-const ICMP6: u8 = 58;
 const FRAGMENT: u8 = 44;
 /// Of the tunnel whose cipher is none.
 const ESP: u8 = 50;
@@ -290,7 +287,11 @@ fn transport(flow: &Flow, source: IpAddr, first: bool, sequence: u32) -> (u8, Ve
             (TCP, [&header.to_bytes()[..], payload].concat())
         }
         _ => {
-            let (proto, kind) = if flow.ipv6() { (ICMP6, 128) } else { (ICMP, 8) };
+            let (proto, kind) = if flow.ipv6() {
+                (ICMPV6, 128)
+            } else {
+                (ICMP, 8)
+            };
             let id = (ECHO_ID + flow.id).to_be_bytes();
             let header = [kind, 0, 0, 0, id[0], id[1], 0, 1];
             (proto, [&header, &payload[..]].concat())
@@ -481,7 +482,7 @@ pub fn parse(packet: &[u8]) -> Option<Parsed<'_>> {
         }
         // Not encrypted: behind the index and the sequence number is the packet itself.
         ESP => parse(l4.get(8..)?)?.flow,
-        ICMP | ICMP6 => {
+        ICMP | ICMPV6 => {
             let kind = *l4.first()?;
             look.kind = Some((kind, *l4.get(1)?));
             // The kernel limits its errors by more than a namespace can set: they are not compared.
