@@ -35,109 +35,38 @@ fn a_full_path_table() {
     assert_eq!((c.path[1].gateway, c.path[1].capacity_bps()), (None, None));
 }
 
-fn refused(cases: &[(&str, &str, &str)]) {
-    for (text, start, part) in cases {
-        let (e, start) = (error(text), format!("/etc/mountain.toml:{start}"));
-        assert!(
-            e.starts_with(&start) && e.contains(part),
-            "{text:?}:\n{e}\nwanted {start}"
-        );
-    }
-}
+/// Files, with `|` for each line's end: where their errors begin, and what is said besides.
+const REFUSED: &str = r#"
+    |[steer]|window = 3                           => 3: steer.window: => unknown field
+    [steer]|window_s = 3||tolerance_ms = "x"      => 4: steer.tolerance_ms: => invalid type
+    [steer]|flow_table_entries = 1000             => 2: steer.flow_table_entries: => 1000 is not within 1024..=16777216
+    [steer]|flow_table_entries = -1               => 2: steer.flow_table_entries: => -1
+    [[path]]|dev = "a"|cost = 1e5                 => 3: path 1: cost: => not within
+    [steer]|cost_weight = nan                     => 2: steer.cost_weight: => NaN
+    [steer]|routes = ["10.0.0.0/40"]              => 2: steer.routes 1: "10.0.0.0/40" is no prefix such as =>
+    [steer]|routes = ["10.0.0"]                   => 2: steer.routes 1: "10.0.0" is no prefix such as =>
+    [steer]|window_s 3                            => 2: =>
+    [stear]                                       => 1: stear: => unknown field
+    [[path]]|dev = "a"|[[path]]|dev = "b"|speed = 1 => 5: path 2: speed: => unknown field
+    [[path]]|dev = "a"|capacity_mbit = 0          => 3: path 1: capacity_mbit: => not within
+    [[path]]|dev = "a"|probe_target = "here"      => 3: path 1: probe_target: => neither
+    [[path]]|name = "a"                           => 1: path 1 => missing field `dev`
+    [[path]]|dev = "a"|[[path]]|dev = "a"         => 4: path 2: dev: => second table
+    [[path]]|dev = "a name too long for one"      => 2: path 1: dev: => no device name
+    [[redirect]]|proto = "udp"|from = "192.0.2.1:0"|to = "192.0.2.2:1" => 3: redirect 1: from: => 0 is no port
+    [[redirect]]|proto = "udp"|from = "192.0.2.1"|to = "192.0.2.2:1" => 3: redirect 1: from: => socket address
+    [[redirect]]|proto = "udp"|from = "192.0.2.1:1"|to = "192.0.2.2:1"|backend = "fast" => 5: redirect 1: backend: => is no backend"#;
 
 #[test]
 fn errors_name_file_line_and_key() {
-    refused(&[
-        (
-            "\n[steer]\nwindow = 3\n",
-            "3: steer.window: ",
-            "unknown field",
-        ),
-        (
-            "[steer]\nwindow_s = 3\n\ntolerance_ms = \"x\"\n",
-            "4: steer.tolerance_ms: ",
-            "invalid type",
-        ),
-        (
-            "[steer]\nflow_table_entries = 1000\n",
-            "2: steer.flow_table_entries: ",
-            "1000 is not within 1024..=16777216",
-        ),
-        (
-            "[steer]\nflow_table_entries = -1\n",
-            "2: steer.flow_table_entries: ",
-            "-1",
-        ),
-        (
-            "[[path]]\ndev = \"a\"\ncost = 1e5\n",
-            "3: path 1: cost: ",
-            "not within",
-        ),
-        (
-            "[steer]\ncost_weight = nan\n",
-            "2: steer.cost_weight: ",
-            "NaN",
-        ),
-        (
-            "[steer]\nroutes = [\"10.0.0.0/40\"]\n",
-            "2: steer.routes 1: ",
-            "",
-        ),
-        ("[steer]\nwindow_s 3\n", "2: ", ""),
-        ("[stear]\n", "1: stear: ", "unknown field"),
-    ]);
-}
-
-#[test]
-fn errors_in_tables_name_their_number() {
-    refused(&[
-        (
-            "[[path]]\ndev = \"a\"\n[[path]]\ndev = \"b\"\nspeed = 1\n",
-            "5: path 2: speed: ",
-            "unknown field",
-        ),
-        (
-            "[[path]]\ndev = \"a\"\ncapacity_mbit = 0\n",
-            "3: path 1: capacity_mbit: ",
-            "not within",
-        ),
-        (
-            "[[path]]\ndev = \"a\"\nprobe_target = \"here\"\n",
-            "3: path 1: probe_target: ",
-            "neither",
-        ),
-        (
-            "[[path]]\nname = \"a\"\n",
-            "1: path 1",
-            "missing field `dev`",
-        ),
-        (
-            "[[path]]\ndev = \"a\"\n[[path]]\ndev = \"a\"\n",
-            "4: path 2: dev: ",
-            "second table",
-        ),
-        (
-            "[[redirect]]\nproto = \"udp\"\nfrom = \"192.0.2.1:0\"\nto = \"192.0.2.2:1\"\n",
-            "3: redirect 1: from: ",
-            "0 is no port",
-        ),
-        (
-            "[[redirect]]\nproto = \"udp\"\nfrom = \"192.0.2.1\"\nto = \"192.0.2.2:1\"\n",
-            "3: redirect 1: from: ",
-            "socket address",
-        ),
-        (
-            "[[redirect]]\nproto = \"udp\"\nfrom = \"192.0.2.1:1\"\nto = \"192.0.2.2:1\"\n\
-             backend = \"fast\"\n",
-            "5: redirect 1: backend: ",
-            "is no backend",
-        ),
-        (
-            "[[path]]\ndev = \"a name too long for one\"\n",
-            "2: path 1: dev: ",
-            "no device name",
-        ),
-    ]);
+    for case in REFUSED.trim_start_matches('\n').lines() {
+        let [text, start, part] = case.split("=>").map(str::trim).collect::<Vec<_>>()[..] else {
+            panic!("{case}");
+        };
+        let e = error(&(text.replace('|', "\n") + "\n"));
+        let start = format!("/etc/mountain.toml:{start}");
+        assert!(e.starts_with(&start) && e.contains(part), "{case}:\n{e}");
+    }
 }
 
 #[test]

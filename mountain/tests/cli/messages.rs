@@ -41,10 +41,6 @@ fn without_a_multipath_route_it_says_what_is_missing() {
     let ns = Ns::new("c");
     let text = ns.mountain_fails("up", "no multipath route");
     assert!(text.contains("--wait"), "{text}");
-    let output = ns.mountain("check");
-    assert_eq!(output.status.code(), Some(1));
-    let text = stdout(&output);
-    assert!(text.contains("no multipath route"), "{text}");
     // And nothing is left of the attempt.
     assert!(ns.mountain_ok("down").contains("not running"));
 }
@@ -56,6 +52,8 @@ fn with_wait_it_adopts_the_route_that_comes_later() {
     net.client.ip("-6 route del fd98:1::/64");
     let log = net.start("up --foreground --wait");
     wait_said(&log, "waiting for one");
+    net.client
+        .mountain_says("status", "waiting for a multipath route");
     net.multipath();
     wait_until("both routes are adopted", LEAVE, || {
         net.client.status().groups.len() == 2
@@ -75,33 +73,13 @@ fn a_second_instance_is_refused_and_the_first_goes_on() {
 
 #[test]
 fn a_bad_configuration_is_named_by_file_line_and_key() {
-    let net = Net::new();
-    for (text, line, key) in [
-        ("[steer]\ntolerance_ms = \"long\"\n", 2, "tolerance_ms"),
-        ("[steer]\n\ncost_weight = 4096\n", 3, "cost_weight"),
-        ("[steer]\nno_such_key = 1\n", 2, "no_such_key"),
-        (
-            "[[path]]\ndev = \"u0\"\nprobe_target = \"x\"\n",
-            3,
-            "probe_target",
-        ),
-    ] {
-        let file = config(text);
-        let name = file.path().to_str().unwrap();
-        let said = net
-            .client
-            .mountain_fails(&format!("up --config {name}"), &format!("{name}:{line}:"));
-        assert!(said.contains(key), "{text}: {said}");
-    }
-    let said = net
-        .client
-        .mountain_fails("up --config /nonexistent.toml", "/nonexistent.toml");
+    let ns = Ns::new("c");
+    let file = config("[steer]\n\ncost_weight = 4096\n");
+    let name = file.path().display();
+    let said = ns.mountain_fails(&format!("up --config {name}"), &format!("{name}:3:"));
+    assert!(said.contains("cost_weight"), "{said}");
+    let said = ns.mountain_fails("up --config /nonexistent.toml", "/nonexistent.toml");
     assert_eq!(said.matches("No such file").count(), 1, "{said}");
-    let file = config("[steer]\nroutes = [\"10.0.0\"]\n");
-    let name = file.path().to_str().unwrap();
-    let named = "steer.routes 1: \"10.0.0\" is no prefix such as";
-    net.client
-        .mountain_fails(&format!("up --config {name}"), named);
 }
 
 #[test]

@@ -266,10 +266,3 @@ fn completions_list_the_names_of_paths_and_what_else_can_be_chosen() {
     // A configuration that cannot be read names no path, and says nothing between the words.
     assert!(!completed(&["mountain", "ping", "--path", ""], "[[").contains(&"dsl".into()));
 }
-
-#[test]
-fn a_daemon_that_waits_for_a_route_says_so() {
-    let ns = Ns::new("c");
-    ns.mountain_ok("up --wait");
-    ns.mountain_says("status", "waiting for a multipath route");
-}

@@ -29,54 +29,29 @@ fn a_rule_in_full_and_a_short_one() {
     assert_eq!(config.rule[1].wants, "lte");
 }
 
+/// Files, with `|` for each line's end, and what is said of them.
+const REFUSED: &str = r#"
+    [[rule]]|match = { ports = "9-8" }|use = "bulk" => neither a number nor a range
+    [[rule]]|match = { ports = 70000 }|use = "bulk" => m.toml:2: rule 1: match.ports: ports end
+    [[rule]]|match = { proto = "tpc" }|use = "bulk" => is no protocol
+    [[rule]]|match = { prefix = "10.0.0.1/8" }|use = "bulk" => rule 1: match.prefix: 10.0.0.1/8 has bits set beyond its length
+    [[rule]]|match = { dscp = 64 }|use = "bulk"     => 0..=63
+    [[rule]]|match = { mark = "1/2" }|use = "bulk"  => neither a mark
+    [[rule]]|match = { port = 1 }|use = "bulk"      => unknown field
+    [[rule]]|match = {}                             => missing field `use`
+    [[rule]]|use = "bulk"                           => missing field `match`
+    [placement]|mark_mask = 0x101                   => m.toml:2: placement.mark_mask: 0x00000101 is not a mask
+    [placement]|reset_stuck_s = 3601                => m.toml:2: placement.reset_stuck_s: 3601
+    [placement]|reset_stuck_s = 2                   => m.toml:2: placement.reset_stuck_s: 2 is neither
+    [placement]|forward = "perhaps"                 => placement.forward"#;
+
 #[test]
 fn bad_values_are_named() {
-    for (text, part) in [
-        (
-            "match = { ports = \"9-8\" }\nuse = \"bulk\"",
-            "neither a number nor a range",
-        ),
-        (
-            "match = { ports = 70000 }\nuse = \"bulk\"",
-            "m.toml:2: rule 1: match.ports: ports end",
-        ),
-        (
-            "match = { proto = \"tpc\" }\nuse = \"bulk\"",
-            "is no protocol",
-        ),
-        (
-            "match = { prefix = \"10.0.0.1/8\" }\nuse = \"bulk\"",
-            "rule 1: match.prefix: 10.0.0.1/8 has bits set beyond its length",
-        ),
-        ("match = { dscp = 64 }\nuse = \"bulk\"", "0..=63"),
-        (
-            "match = { mark = \"1/2\" }\nuse = \"bulk\"",
-            "neither a mark",
-        ),
-        ("match = { port = 1 }\nuse = \"bulk\"", "unknown field"),
-        ("match = {}", "missing field `use`"),
-        ("use = \"bulk\"", "missing field `match`"),
-    ] {
-        let error = parse(&format!("[[rule]]\n{text}\n")).unwrap_err();
-        assert!(error.contains(part), "{error:?} does not say {part:?}");
-    }
-    for (text, part) in [
-        (
-            "mark_mask = 0x101",
-            "m.toml:2: placement.mark_mask: 0x00000101 is not a mask",
-        ),
-        (
-            "reset_stuck_s = 3601",
-            "m.toml:2: placement.reset_stuck_s: 3601",
-        ),
-        (
-            "reset_stuck_s = 2",
-            "m.toml:2: placement.reset_stuck_s: 2 is neither",
-        ),
-        ("forward = \"perhaps\"", "placement.forward"),
-    ] {
-        let error = parse(&format!("[placement]\n{text}\n")).unwrap_err();
-        assert!(error.contains(part), "{error:?} does not say {part:?}");
+    for case in REFUSED.trim_start().lines() {
+        let (text, part) = case.split_once("=>").expect(case);
+        let text = text.trim().replace('|', "\n") + "\n";
+        let error = parse(&text).unwrap_err();
+        assert!(error.contains(part.trim()), "{case}: {error:?}");
     }
     let many = "[[rule]]\nmatch = {}\nuse = \"bulk\"\n".repeat(65);
     let error = parse(&many).unwrap_err();
