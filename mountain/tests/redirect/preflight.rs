@@ -268,7 +268,10 @@ fn other_programs_stay() {
     let found = net.look_and_fix(&ordinary());
     found.only(&[TcxPeer, Tcx, Nft]);
     let todo = "ip link set dev rc xdp off";
-    found.refuses(Xdp, "another XDP program is attached to rc: firewall", todo);
+    let why = "another XDP program is attached to rc: firewall";
+    for backend in [Xdp, XdpRedirect] {
+        found.refuses(backend, why, todo);
+    }
     net.router.ip("link set dev rc xdp off");
     attach_xdp(&net.router, "rc", "mtn_redirect");
     net.look(&ordinary()).plan(Xdp);
@@ -296,6 +299,12 @@ fn several_next_hops() {
     found.only(&[Xdp, Tcx, Nft]);
     found.refuses(XdpRedirect, "next hops on 2 devices", "route of its own");
     found.notes(Tcx, "several next hops");
+    // And not at all where the source has to be rewritten.
+    let always = Rule {
+        snat: Snat::Always,
+        ..rule.clone()
+    };
+    net.look(&always).only(&[Nft]);
     net.router.ip("route replace 10.9.9.9 via 10.0.1.2 dev rs");
     net.look(&rule).only(&Backend::FASTEST_FIRST);
     // One route with a next hop on the clients' device is a hairpin for some.
@@ -379,7 +388,9 @@ fn far_ends_out_of_sight() {
     let found = net.look_and_fix(&rule("10.0.5.1:80", "10.0.1.2:80"));
     found.only(&[TcxPeer, Tcx, Nft]);
     let why = "r5 is a veth whose far end cannot be looked at (the network namespace";
-    found.refuses(Xdp, why, "use tcx or nft");
+    for backend in [Xdp, XdpRedirect] {
+        found.refuses(backend, why, "use tcx or nft");
+    }
     let found = net.look_and_fix(&rule("10.0.8.17:80", "10.0.5.2:80"));
     found.only(&[Xdp, Tcx, Nft]);
     let why = "the far end of r5 cannot be looked at";

@@ -8,8 +8,8 @@ use crate::redirect::{Backend, Finding, Fix, Proto, Rule, Snat};
 
 use super::decide::decide;
 use super::facts::{
-    Client, DeviceFacts, Far, Host, HostFacts, Sysctls, Xdp, XDP_BASIC, XDP_FRAGMENTS,
-    XDP_REDIRECT, XDP_TRANSMIT,
+    Client, DeviceFacts, Host, HostFacts, Sysctls, Xdp, XDP_BASIC, XDP_FRAGMENTS, XDP_REDIRECT,
+    XDP_TRANSMIT,
 };
 use super::firewall::FirewallEffects;
 
@@ -253,18 +253,6 @@ fn jumbo_frames_need_fragments() {
 }
 
 #[test]
-fn another_program_is_not_replaced() {
-    let mut facts = facts();
-    facts.devices[0].xdp.program = Some("xdp_firewall".to_owned());
-    for backend in [XdpRedirect, XdpPass] {
-        refuses(&facts, backend, "attached to e2: xdp_firewall");
-    }
-    assert!(possible(&facts).contains(&Tcx));
-    facts.devices[0].xdp.program = Some("mtn_redirect_xdp".to_owned());
-    assert!(possible(&facts).contains(&XdpPass));
-}
-
-#[test]
 fn kinds_that_have_no_xdp_of_their_own() {
     let kind = |kind: &str| {
         let mut facts = facts();
@@ -296,17 +284,6 @@ fn kinds_that_have_no_xdp_of_their_own() {
 }
 
 #[test]
-fn veths_that_cannot_be_looked_into_refuse_xdp() {
-    let mut facts = facts();
-    facts.devices[0].link.kind = Some("veth".to_owned());
-    facts.devices[0].far = Far::Unknown("no name".to_owned());
-    for backend in [XdpRedirect, XdpPass] {
-        refuses(&facts, backend, "far end cannot be looked at (no name)");
-    }
-    assert_eq!(possible(&facts), [Tcx, Nft]);
-}
-
-#[test]
 fn old_kernels_and_missing_types_leave_nft() {
     let mut facts = facts();
     facts.kernel = Some((6, 1));
@@ -328,22 +305,6 @@ fn ports_of_bridges_and_vrfs_are_refused() {
     let found = of(&facts, Tcx);
     assert!(found.refused[0].contains("e2 is a port of the bridge br0"));
     assert_eq!(found.todo, ["name the bridge: --dev br0, or use nft"]);
-}
-
-#[test]
-fn one_of_several_next_hops_is_not_enough_for_the_fast_ones() {
-    let mut facts = facts();
-    facts.devices.push(card(4, "10.0.2.1"));
-    let RouteTo::Out { devices, .. } = &mut facts.route else {
-        unreachable!()
-    };
-    devices.push(4);
-    assert_eq!(possible(&facts), [XdpPass, Tcx, Nft]);
-    refuses(&facts, XdpRedirect, "next hops on 2 devices");
-    assert!(notes(&facts, Tcx, "several next hops"));
-    // And not at all where the source has to be rewritten.
-    let always = always();
-    assert_eq!(possible_for(&facts, &always), [Nft]);
 }
 
 #[test]
