@@ -6,6 +6,7 @@
 mod guard;
 pub mod layers;
 mod namespace;
+pub mod page;
 
 pub use guard::Guard;
 pub use namespace::TestNamespace;

@@ -2,6 +2,7 @@
 use super::*;
 use crate::result::{CheckSpec, Metric, VoidRun};
 use crate::workload::metrics::game_figures;
+use testkit::page::{section, stands_alone};
 
 const SECONDS: u64 = 20;
 const FLOWS: u64 = 20;
@@ -87,22 +88,12 @@ fn page_has_every_section_and_stands_alone() {
         "environment",
         "reproduce",
     ] {
-        let from = html
-            .find(&format!("<section id=\"{id}\">"))
-            .unwrap_or_else(|| panic!("no {id}"));
-        let body = &html[from..];
-        let body = &body[..body.find("</section>").unwrap()];
+        let body = section(&html, id);
         assert!(body.len() > 60, "section {id} is empty: {body}");
         let plot = ["timeline", "tail", "cdf", "histogram"].contains(&id);
         assert_eq!(body.contains("<polyline"), plot, "section {id}");
     }
-    assert!(!html.contains("://"), "an address outside of the page");
-    assert!(!html.contains("<script") && !html.contains("@import") && !html.contains("url("));
-    assert!(
-        !html.contains("{{"),
-        "a place of the template was not filled"
-    );
-    assert!(html.len() < 2_000_000, "{} bytes", html.len());
+    stands_alone(&html);
     assert!(html.contains("spiky &lt;demo&gt;") && !html.contains("spiky <demo>"));
     assert!(html.contains("MISSED"), "the missed check is shown");
     assert!(

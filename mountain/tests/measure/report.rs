@@ -10,6 +10,7 @@ use std::process::Command;
 use crate::support::{assert_has, stderr, stdout, MOUNTAIN};
 use mountain::measure::runfile::{Cpu, RunFile, Samples, SCHEMA};
 use serde_json::Value;
+use testkit::page::{section, stands_alone};
 
 const PLOTS: [&str; 5] = [
     "tail",
@@ -88,20 +89,6 @@ fn page(runs: &[RunFile]) -> (String, tempfile::TempDir) {
     let path = out.join("index.html");
     assert_eq!(told.trim_end(), path.to_str().unwrap());
     (fs::read_to_string(path).unwrap(), dir)
-}
-
-fn section<'a>(html: &'a str, id: &str) -> &'a str {
-    let from = html
-        .find(&format!("<section id=\"{id}\">"))
-        .unwrap_or_else(|| panic!("no section {id}"));
-    &html[from..from + html[from..].find("</section>").unwrap()]
-}
-
-fn stands_alone(html: &str) {
-    assert!(!html.contains("://") && !html.contains("<script"));
-    assert!(!html.contains("@import") && !html.contains("url("));
-    assert!(!html.contains("{{"), "a place was not filled");
-    assert!(html.len() < 2_000_000, "{} bytes", html.len());
 }
 
 #[test]
