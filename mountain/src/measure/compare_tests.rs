@@ -301,6 +301,10 @@ fn equal_runs_that_drift_are_rarely_called_different() {
         pair(a, b)
     }));
     assert!(most.0 <= 0.07, "{most:?}");
+    // 12 ms more are found all the same.
+    let later = changed(drifting(1000, 2), |us| us + 12e3);
+    let found = verdict(&pair(drifting(1000, 1), later), "Median");
+    assert_eq!(found, RowVerdict::Worse);
 }
 
 #[test]

@@ -127,14 +127,6 @@ fn a_number_that_stands_there_twice_is_refused_with_its_place() {
 }
 
 #[test]
-fn a_small_file_of_very_many_values_is_refused() {
-    let mut text = String::from("{\"results\": [");
-    text += &"0,".repeat(9_000_000);
-    text += "0]}";
-    refused(packed(text.as_bytes()), "more than 512 MiB of values");
-}
-
-#[test]
 fn nothing_answered_is_a_measurement_too() {
     let log = "PING 192.0.2.1 (192.0.2.1) 56(84) bytes of data.\n\n\
         --- 192.0.2.1 ping statistics ---\n\

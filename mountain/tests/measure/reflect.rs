@@ -210,12 +210,6 @@ fn replies_come_from_the_address_and_device_that_were_asked() {
 }
 
 #[test]
-fn the_default_reflector_listens_on_loopback_only() {
-    let listen = mountain::measure::reflect::DEFAULT_LISTEN;
-    assert!(listen.iter().all(|a| a.ip().is_loopback()), "{listen:?}");
-}
-
-#[test]
 fn the_dscp_is_reported_and_returned_without_ecn() {
     let net = Net::probed();
     for (listen, ipv6) in [("10.30.0.2:0", false), ("[fd30::2]:0", true)] {

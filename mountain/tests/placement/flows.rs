@@ -325,52 +325,39 @@ fn a_forwarded_flow_is_placed_once() {
     assert!(others <= EACH as u64 / 4, "{others} of {}", 2 * EACH);
 }
 
-/// Those by which a router shapes or counts.
-#[test]
-fn forwarded_packets_keep_all_bits_of_the_owners_mark() {
+/// Forwarded packets get a mark of the owner's, and leave with the same in these bits.
+fn forwarded_with_a_mark(mark: &str, bits: &str, check: fn(&[Seen])) {
     let net = Home::new().with_lan();
-    net.home.nft(
-        "table inet owner {\n chain put {\n  type filter hook prerouting priority raw;\n  \
-         iifname lan0 meta mark set meta mark or 0x7\n }\n \
-         chain kept {\n  type filter hook forward priority filter;\n  \
-         iifname lan0 meta mark and 0x00ffffff == 0x7 counter\n }\n \
-         chain lost {\n  type filter hook forward priority filter;\n  \
-         iifname lan0 meta mark and 0x00ffffff != 0x7 counter\n }\n}\n",
-    );
+    let hook = "filter hook prerouting priority raw";
+    let set = format!("iifname lan0 meta mark set meta mark or {mark}");
+    net.home.chain("inet owner put", hook, &set);
+    let is = |what| format!("iifname lan0 meta mark and {bits} {what} {mark} counter\n");
+    let hook = "filter hook forward priority filter";
+    let kept_and_lost = is("==") + &is("!=");
+    net.home.chain("inet owner left", hook, &kept_and_lost);
     net.up();
     let mut flows = net.flows_in(net.lan.as_ref().unwrap());
     for kind in ["tcp", "udp"] {
-        let opened = flows.open(kind, EACH, SERVER[0]);
-        assert_by_both(&opened);
+        check(&flows.open(kind, EACH, SERVER[0]));
     }
     flows.ask();
-    assert!(net.home.counted("chain inet owner kept")[0] > 0);
-    assert_eq!(net.home.counted("chain inet owner lost"), [0]);
+    let counted = net.home.counted("chain inet owner left");
+    assert!(counted[0] > 0 && counted[1] == 0, "{mark}: {counted:?}");
     assert_eq!(net.refused(), 0);
+}
+
+/// Those by which a router shapes or counts.
+#[test]
+fn forwarded_packets_keep_all_bits_of_the_owners_mark() {
+    forwarded_with_a_mark("0x7", "0x00ffffff", assert_by_both);
 }
 
 /// One that has bits of ours says by which way, whatever it names.
 #[test]
 fn forwarded_packets_with_a_mark_in_our_bits_are_the_owners() {
-    let net = Home::new().with_lan();
-    net.home.nft(
-        "table inet owner {\n chain put {\n  type filter hook prerouting priority raw;\n  \
-         iifname lan0 meta mark set 0x05000001\n }\n \
-         chain kept {\n  type filter hook forward priority filter;\n  \
-         iifname lan0 meta mark 0x05000001 counter\n }\n \
-         chain lost {\n  type filter hook forward priority filter;\n  \
-         iifname lan0 meta mark != 0x05000001 counter\n }\n}\n",
-    );
-    net.up();
-    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
-    for kind in ["tcp", "udp"] {
-        let opened = flows.open(kind, EACH, SERVER[0]);
-        assert_eq!(by_uplink(&opened), [EACH, 0], "{kind}: the kernel's way");
-    }
-    flows.ask();
-    assert!(net.home.counted("chain inet owner kept")[0] > 0);
-    assert_eq!(net.home.counted("chain inet owner lost"), [0]);
-    assert_eq!(net.refused(), 0);
+    forwarded_with_a_mark("0x05000001", "0xffffffff", |opened| {
+        assert_eq!(by_uplink(opened), [EACH, 0], "the kernel's way");
+    });
 }
 
 /// Datagrams that nobody has answered yet, as of a meter or a camera that only sends.

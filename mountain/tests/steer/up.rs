@@ -75,9 +75,7 @@ fn flows_leave_a_black_hole_by_ipv6() {
 fn a_healthy_host_sees_no_loss_and_no_reordering() {
     let net = Net::new();
     let traffic = Traffic::start(&net, SERVER4, FLOWS);
-    net.up();
-    net.wait_good();
-    net.client.wait_settled();
+    net.steer();
     traffic.during(Duration::from_secs(1));
     net.client.mountain_ok("down");
     let all = traffic.finish();
@@ -175,34 +173,22 @@ fn sockets_that_chose_their_uplink_stay() {
 }
 
 #[test]
-fn an_fwmark_rule_keeps_its_route() {
-    let net = Net::new();
-    net.client
-        .ip("rule add fwmark 0xca6c lookup 88 priority 90");
-    net.client
-        .ip("route add default via 10.30.1.2 dev u1 table 88");
-    net.up();
-    net.wait_good();
-    net.lose(1);
-    let ping = |more| {
-        net.client
-            .pings(&format!("-c 3 -i 0.1 -W 1 {more} {SERVER4}"))
-    };
-    let marked = ping("-m 51820");
-    assert!(!marked, "marked packets stay on u1, into the black hole");
-    assert!(ping(""), "others do not");
-}
-
-#[test]
-fn a_more_specific_route_is_not_ours() {
+fn an_fwmark_rule_and_a_more_specific_route_keep_their_packets() {
     let net = Net::new();
     net.server.ip("addr add 10.98.1.77/32 dev lo");
-    net.client
-        .ip("route add 10.98.1.64/26 via 10.30.1.2 dev u1 src 10.98.0.1");
+    for line in [
+        "rule add fwmark 0xca6c lookup 88 priority 90",
+        "route add default via 10.30.1.2 dev u1 table 88",
+        "route add 10.98.1.64/26 via 10.30.1.2 dev u1 src 10.98.0.1",
+    ] {
+        net.client.ip(line);
+    }
     net.up();
     net.wait_good();
     net.lose(1);
-    let ping = |to| net.client.pings(&format!("-c 3 -i 0.1 -W 1 {to}"));
+    let ping = |args| net.client.pings(&format!("-c 3 -i 0.1 -W 1 {args}"));
+    let marked = ping("-m 51820 10.98.1.1");
+    assert!(!marked, "marked packets stay on u1, into the black hole");
     assert!(!ping("10.98.1.77"), "the more specific route stays on u1");
     assert!(ping(SERVER4), "others do not");
 }
