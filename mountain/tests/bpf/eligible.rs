@@ -206,6 +206,27 @@ fn ip_rules_keep_their_packets() {
     });
 }
 
+/// Where the ports would be, the kernel compares an ICMP type for some senders and nothing for others.
+#[test]
+fn rules_by_port_keep_packets_that_have_none() {
+    with_rig(settings(), |mut rig| {
+        let ping = || Ip::v4(ICMP, icmp(8, 7, &[]));
+        // To the kernel the echo request of a ping socket has the destination port 0x0800, which is 2048.
+        let ports = Some((2000, 2999));
+        Rule::new(&mut rig, |r| r.dport = ports)
+            .takes(ping(), PLAIN)
+            .takes(Ip::v4(GRE, vec![0; 8]), PLAIN)
+            .leaves(udp4(7, 3000), PLAIN)
+            .leaves(Ip::v6(ICMPV6, icmp(128, 7, &[])), PLAIN);
+        let not_by_7 = |r: &mut FibRule| (r.sport, r.invert) = (Some((7, 7)), true);
+        Rule::new(&mut rig, not_by_7)
+            .takes(ping(), PLAIN)
+            .leaves(udp4(7, 3000), PLAIN);
+        let of_udp = |r: &mut FibRule| (r.dport, r.ipproto) = (ports, Some(UDP));
+        Rule::new(&mut rig, of_udp).leaves(ping(), PLAIN);
+    });
+}
+
 #[test]
 fn packets_that_do_not_fit_the_other_path_pass() {
     with_rig(settings(), |mut rig| {

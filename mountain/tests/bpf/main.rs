@@ -9,7 +9,6 @@ mod classes;
 mod eligible;
 mod fixtures;
 mod moves;
-mod portless;
 mod random;
 mod rig;
 mod table;

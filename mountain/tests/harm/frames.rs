@@ -185,16 +185,7 @@ fn guests_and_raw_senders_keep_the_uplink_that_they_chose() {
     assert!(told >= 4 * PACKETS, "{told} packets told as foreign");
 }
 
-/// A network behind the client, which forwards for it: e0 10.50.0.2 at lan 10.50.0.1.
-fn inner_network(net: &Net) -> Ns {
-    let (inner, client) = (Ns::new("i"), &net.client);
-    client.forward_for("lan", &inner, "e0", "10.50.0");
-    client.sysctl("net.ipv4.conf.all.rp_filter", "0");
-    client.sysctl("net.ipv4.conf.lan.rp_filter", "0");
-    inner
-}
-
-/// Its address.
+/// The address of [`Net::inner`].
 const INSIDE: Ipv4Addr = Ipv4Addr::new(10, 50, 0, 2);
 
 /// Waits until what the inner network sends moves to u1.
@@ -210,7 +201,7 @@ fn wait_inner_moves(net: &Net, inner: &Ns) {
 #[test]
 fn forged_sources_do_not_take_translated_flows_off_their_uplink() {
     let mut net = Net::new();
-    let inner = inner_network(&net);
+    let inner = net.inner();
     // What port 9500 and up get from NAT is the address of one uplink, on no device of this host.
     let hook = "nat hook postrouting priority 100";
     let rule = "iifname lan udp dport 9500-9600 snat to 192.0.2.77";
@@ -243,7 +234,7 @@ fn forged_sources_do_not_take_translated_flows_off_their_uplink() {
 #[test]
 fn packets_that_an_ip_rule_selects_keep_its_uplink() {
     let mut net = Net::new();
-    let inner = inner_network(&net);
+    let inner = net.inner();
     let _log = only_u1_is_good(&mut net);
     let (client, server) = (&net.client, &net.server);
     client.ip("route add default via 10.30.0.2 dev u0 table 100");

@@ -105,9 +105,7 @@ pub fn masquerade(ns: &Ns, family: &str, rule: &str) {
 #[test]
 fn a_connection_mark_that_names_no_uplink_stays_its_owners() {
     let net = two_providers();
-    let lan = Ns::new("lan");
-    let client = &net.client;
-    client.forward_for("n0", &lan, "n1", "10.40.0");
+    let (client, lan) = (&net.client, net.inner());
     masquerade(client, "ip", "oifname { u0, u1 }");
     client.nft(
         "table ip own {\n\

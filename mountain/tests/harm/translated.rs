@@ -65,16 +65,6 @@ fn a_running_connection_over_ipv6_that_is_translated_goes_on() {
     goes_on(&net, SERVER6, "[fd30:1::1]:0", "fd30::1");
 }
 
-/// A host behind the client, and its sockets.
-fn lan(net: &Net) -> Ns {
-    let (client, lan) = (&net.client, Ns::new("lan"));
-    client.forward_for("l0", &lan, "e0", "10.40.0");
-    lan.bring_up("lo", &["10.30.0.60/32"]);
-    client.sysctl("net.ipv4.conf.all.rp_filter", "0");
-    client.sysctl("net.ipv4.conf.l0.rp_filter", "0");
-    lan
-}
-
 /// Addresses that the server sees of flows that begin behind the client now.
 fn begun(server: &UdpSocket, lan: &Ns, address: &str) -> BTreeSet<String> {
     let begin = |n| {
@@ -87,18 +77,19 @@ fn begun(server: &UdpSocket, lan: &Ns, address: &str) -> BTreeSet<String> {
 #[test]
 fn forwarded_flows_leave_no_uplink_untranslated() {
     let net = two_providers();
-    let (server, lan) = (listener(&net, SERVER4), lan(&net));
+    let (server, lan) = (listener(&net, SERVER4), net.inner());
+    lan.bring_up("lo", &["10.30.0.60/32"]);
     masquerade(&net.client, "ip", "oifname u0");
     up(&net);
     let only = BTreeSet::from(["10.30.0.1".to_owned()]);
-    assert_eq!(begun(&server, &lan, "10.40.0.2"), only);
+    assert_eq!(begun(&server, &lan, "10.50.0.2"), only);
     // Where both translate, new flows choose, and from then on nothing leaves untranslated either.
     net.client.run("nft delete table ip n");
-    let inner = "ip saddr 10.40.0.0/15 oifname { u0, u1 }";
+    let inner = "ip saddr 10.50.0.0/15 oifname { u0, u1 }";
     masquerade(&net.client, "ip", inner);
     let both = BTreeSet::from(["10.30.0.1".to_owned(), "10.30.1.1".to_owned()]);
     wait_until("forwarded flows choose", 3 * LEAVE, || {
-        begun(&server, &lan, "10.40.0.2") == both
+        begun(&server, &lan, "10.50.0.2") == both
     });
     // What has an uplink's own address, and is not translated, is right there only.
     let hook = "filter hook prerouting priority 0";

@@ -96,18 +96,6 @@ fn a_path_without_link_layer_headers_is_measured_and_its_packets_are_left_alone(
     );
 }
 
-/// A host behind the client, which is its router; its packets leave from `source`.
-fn inner(net: &Net, source: Option<&str>) -> Ns {
-    let inner = Ns::new("i");
-    let client = &net.client;
-    client.forward_for("lan", &inner, "e", "10.50.0");
-    if let Some(source) = source {
-        let rule = format!("iifname lan snat to {source}");
-        client.chain("ip t out", "nat hook postrouting priority 100", &rule);
-    }
-    inner
-}
-
 /// What becomes of forwarded flows while u1 is a black hole, and the sources that `mountain`
 /// found to be translated.
 fn forwarded(source: Option<&str>, config: &str) -> (Counts, Vec<String>) {
@@ -116,7 +104,11 @@ fn forwarded(source: Option<&str>, config: &str) -> (Counts, Vec<String>) {
         // An address of the client, but of no uplink.
         net.client.ip("addr add 192.0.2.88/32 dev lo");
     }
-    let inner = inner(&net, source);
+    let inner = net.inner();
+    if let Some(source) = source {
+        let (hook, rule) = ("nat hook postrouting priority 100", "iifname lan snat to");
+        net.client.chain("ip t out", hook, &format!("{rule} {source}"));
+    }
     net.start_configured(config);
     net.wait_used("u0");
     net.wait_used("u1");

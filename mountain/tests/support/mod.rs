@@ -277,6 +277,15 @@ impl Net {
              nexthop via fd30:0::2 dev u0 nexthop via fd30:1::2 dev u1");
     }
 
+    /// A network behind the client, which forwards for it: e0 10.50.0.2 at lan 10.50.0.1.
+    pub fn inner(&self) -> Ns {
+        let (inner, client) = (Ns::new("i"), &self.client);
+        client.forward_for("lan", &inner, "e0", "10.50.0");
+        client.sysctl("net.ipv4.conf.all.rp_filter", "0");
+        client.sysctl("net.ipv4.conf.lan.rp_filter", "0");
+        inner
+    }
+
     pub fn up(&self) {
         self.client.mountain_ok("up");
     }
