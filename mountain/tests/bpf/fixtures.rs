@@ -203,17 +203,8 @@ fn truncated_packets_pass() {
 
 /// The fragments of one datagram, on u0: the first with ports and more to come, then a later one.
 fn fragments(v6: bool, id: u16, sport: u16) -> [Ip; 2] {
-    let (body, rest) = (udp(sport, 2, 16), vec![9; 24]);
-    if v6 {
-        let ext = |off: u16| [off.to_be_bytes(), [0xab, 0xcd], id.to_be_bytes()].concat();
-        [
-            Ip::v6(UDP, body).ext(FRAGMENT, &ext(1)),
-            Ip::v6(UDP, rest).ext(FRAGMENT, &ext(24)),
-        ]
-    } else {
-        [(body, 0x2000), (rest, 3)]
-            .map(|(l4, frag)| Ip::v4(UDP, l4).with(|ip| (ip.id, ip.frag) = (id, frag)))
-    }
+    let parts = [(udp(sport, 2, 16), 0, true), (vec![9; 24], 24, false)];
+    parts.map(|(l4, at, more)| Ip::new(v6, UDP, l4).part(at, more, id))
 }
 
 #[test]

@@ -205,13 +205,7 @@ fn fragment(first: &Sent, at: u16, more: bool, id: u16) -> Sent {
         if at > 0 {
             p.ip.l4 = vec![7; 64];
         }
-        if p.ip.src.is_ipv6() {
-            let field = at << 3 | u16::from(more);
-            let body = [field, 0, id].map(u16::to_be_bytes).concat();
-            p.ip = p.ip.clone().ext(packets_of::FRAGMENT, &body);
-        } else {
-            (p.ip.frag, p.ip.id) = (at | u16::from(more) << 13, id);
-        }
+        p.ip = p.ip.clone().part(at << 3, more, id);
     })
 }
 
@@ -307,7 +301,7 @@ fn the_slow_way_takes_over() {
                 TCX.check_forward(what, &sent);
             }
         };
-        takes_over("lifetime over", 40_005, |p| p.ttl = 1);
+        takes_over("lifetime over", 40_005, |p| p.ip.ttl = 1);
         for r in rules() {
             let last = reply(&r, 40_005).packet.ttl(1).bytes();
             let got = run(DeviceHook::Xdp, "s0", &last);

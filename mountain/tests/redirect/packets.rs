@@ -5,16 +5,16 @@
 
 use std::net::SocketAddr;
 
-use super::bpf::packets::{frame, tcp, udp, Ip, SYN, TCP};
+use super::bpf::packets::{tcp, udp, Ip, FRAGMENT, SYN, TCP};
 use super::bpf::PASS;
 use super::rig::{C0, CLIENT, S0, TARGET, XDP_PASS, XDP_REDIRECT};
-use super::support::sums::{checksum, put_check};
+use super::support::frames::framed;
+use super::support::sums::put_check;
 
 /// A packet whose transport header is `l4` with ports and checksum put in.
 #[derive(Clone, Debug)]
 pub struct Packet {
     pub ip: Ip,
-    pub ttl: u8,
     /// Ethernet destination and source.
     pub macs: [[u8; 6]; 2],
     /// UDP without a checksum.
@@ -32,7 +32,6 @@ impl Packet {
         let ip = Ip::new(src.is_ipv6(), proto, l4);
         Self {
             ip: ip.with(|ip| (ip.src, ip.dst) = (src.ip(), dst.ip())),
-            ttl: 64,
             macs: [C0, CLIENT],
             unchecked: false,
         }
@@ -53,7 +52,7 @@ impl Packet {
     /// with XDP gives it the Ethernet header of the way out.
     pub fn after(mut self, action: i32, reply: bool) -> Self {
         if ![PASS, XDP_PASS].contains(&action) {
-            self.ttl -= 1;
+            self.ip.ttl -= 1;
         }
         match (action, reply) {
             (XDP_REDIRECT, false) => self.macs(TARGET, S0),
@@ -71,13 +70,14 @@ impl Packet {
     /// Later fragments have none.
     fn has_ports(&self) -> bool {
         let later4 = self.ip.frag & 0x1fff != 0;
-        let later6 =
-            |(kind, body): &(u8, Vec<u8>)| *kind == 44 && (body[0] != 0 || body[1] & 0xf8 != 0);
+        let later6 = |(kind, body): &(u8, Vec<u8>)| {
+            *kind == FRAGMENT && (body[0] != 0 || body[1] & 0xf8 != 0)
+        };
         !later4 && !self.ip.ext.iter().any(later6)
     }
 
     pub fn ttl(mut self, ttl: u8) -> Self {
-        self.ttl = ttl;
+        self.ip.ttl = ttl;
         self
     }
 
@@ -90,22 +90,11 @@ impl Packet {
     pub fn bytes(&self) -> Vec<u8> {
         let mut ip = self.ip.clone();
         // A fragment's checksum is over all of the datagram: the test says what it is.
-        let fragment = ip.frag & 0x3fff != 0 || ip.ext.iter().any(|e| e.0 == 44);
+        let fragment = ip.frag & 0x3fff != 0 || ip.ext.iter().any(|e| e.0 == FRAGMENT);
         if !self.unchecked && !fragment {
             put_check(ip.src, ip.dst, ip.proto, &mut ip.l4);
         }
-        let mut l3 = ip.l3();
-        if ip.src.is_ipv6() {
-            l3[7] = self.ttl;
-        } else {
-            l3[8] = self.ttl;
-            let ihl = usize::from(l3[0] & 15) * 4;
-            let check = checksum(&l3[..ihl]);
-            l3[10..12].copy_from_slice(&check.to_be_bytes());
-        }
-        let ethertype = if ip.src.is_ipv6() { 0x86dd } else { 0x0800 };
-        let mut bytes = frame(self.macs[0], ethertype, &l3);
-        bytes[6..12].copy_from_slice(&self.macs[1]);
-        bytes
+        let [to, from] = self.macs;
+        framed(to, from, &ip.l3())
     }
 }

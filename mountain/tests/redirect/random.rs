@@ -55,7 +55,7 @@ fn flow_packet(
         (_, true) => [S0, TARGET],
         (_, false) => [C0, CLIENT],
     };
-    p.ttl = rng.random_range(2..=255);
+    p.ip.ttl = rng.random_range(2..=255);
     p.ip.dsfield = rng.random();
     // All but ports, UDP's length and TCP's header length.
     let (fixed, l4) = (

@@ -4,6 +4,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
+use etherparse::{EtherType, Ethernet2Header};
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -94,4 +95,22 @@ impl AsRawFd for PacketSocket {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
+}
+
+/// A frame with an IP packet.
+pub fn framed(to: [u8; 6], from: [u8; 6], packet: &[u8]) -> Vec<u8> {
+    let kind = match packet[0] >> 4 {
+        4 => EtherType::IPV4,
+        _ => EtherType::IPV6,
+    };
+    ethernet(to, from, kind, packet)
+}
+
+pub fn ethernet(to: [u8; 6], from: [u8; 6], kind: EtherType, body: &[u8]) -> Vec<u8> {
+    let header = Ethernet2Header {
+        source: from,
+        destination: to,
+        ether_type: kind,
+    };
+    [&header.to_bytes()[..], body].concat()
 }

@@ -14,6 +14,7 @@
 pub mod arrivals;
 mod cgroup;
 pub mod frames;
+pub mod ip;
 pub mod netns;
 pub mod program;
 pub mod stream;

@@ -8,10 +8,10 @@ use etherparse::{TcpHeader, TcpOptionElement, TcpSlice, UdpHeader};
 use super::devices::{Made, Tunnel};
 use super::dice::Dice;
 use super::host::{self, Host, Kind, CLASSES, INNER, MARKS, TOSES, TUN, USER};
-use crate::support::sums::{checksum, put_check, ICMP, ICMPV6};
+use crate::support::ip::{Ip, FRAGMENT};
+use crate::support::sums::{put_check, ICMP, ICMPV6};
 pub use crate::support::sums::{TCP, UDP};
 
-const FRAGMENT: u8 = 44;
 /// Of the tunnel whose cipher is none.
 const ESP: u8 = 50;
 /// Opens each word of a payload; the flow's number follows.
@@ -335,49 +335,11 @@ pub fn packets(flow: &Flow, mtu: usize, first: bool, sequence: u32) -> Vec<Vec<u
 }
 
 fn ip(flow: &Flow, source: IpAddr, proto: u8, l4: &[u8], part: Option<(u16, bool)>) -> Vec<u8> {
-    wrap(source, flow.to.ip(), proto, flow.tos, flow.id, l4, part)
-}
-
-/// An IP packet; `part`: the offset of a fragment, and whether more follow.
-pub fn wrap(
-    from: IpAddr,
-    to: IpAddr,
-    proto: u8,
-    tos: u8,
-    id: u16,
-    l4: &[u8],
-    part: Option<(u16, bool)>,
-) -> Vec<u8> {
-    match (from, to) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            let length = (20 + l4.len()) as u16;
-            let mut h = vec![0x45, tos];
-            h.extend(length.to_be_bytes());
-            h.extend(id.to_be_bytes());
-            let (offset, more) = part.unwrap_or_default();
-            h.extend(((offset / 8) | if more { 0x2000 } else { 0 }).to_be_bytes());
-            h.extend([64, proto, 0, 0]);
-            h.extend(from.octets());
-            h.extend(to.octets());
-            let sum = checksum(&h);
-            h[10..12].copy_from_slice(&sum.to_be_bytes());
-            [&h, l4].concat()
-        }
-        (IpAddr::V6(from), IpAddr::V6(to)) => {
-            let more = if part.is_some() { 8 } else { 0 };
-            let mut h = (0x6000_0000 | u32::from(tos) << 20).to_be_bytes().to_vec();
-            h.extend(((l4.len() + more) as u16).to_be_bytes());
-            h.extend([if part.is_some() { FRAGMENT } else { proto }, 64]);
-            h.extend(from.octets());
-            h.extend(to.octets());
-            if let Some((offset, more)) = part {
-                h.extend([proto, 0]);
-                h.extend((offset | u16::from(more)).to_be_bytes());
-                h.extend(u32::from(id).to_be_bytes());
-            }
-            [&h, l4].concat()
-        }
-        _ => unreachable!("one family"),
+    let whole = Ip::between(source, flow.to.ip(), proto, l4.to_vec());
+    let whole = whole.with(|ip| (ip.dsfield, ip.id) = (flow.tos, flow.id));
+    match part {
+        Some((at, more)) => whole.part(at, more, flow.id).l3(),
+        None => whole.l3(),
     }
 }
 

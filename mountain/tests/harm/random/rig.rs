@@ -14,7 +14,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use etherparse::icmpv6::NeighborAdvertisementHeader;
-use etherparse::{ArpEthIpv4Packet, ArpOperation, ArpPacket, EtherType, Ethernet2Header};
+use etherparse::{ArpEthIpv4Packet, ArpOperation, ArpPacket, EtherType};
 use etherparse::{Icmpv6Type, PacketBuilder, TcpHeader, TcpSlice};
 use netlink_sys::protocols::NETLINK_NETFILTER;
 use netlink_sys::{Socket, SocketAddr};
@@ -24,7 +24,8 @@ use nix::unistd::Pid;
 use super::devices::{open_ppp, Tunnel};
 use super::host::{neighbour_mac, own_mac, Host, INNER, TUN};
 use super::packets::{self, parse, Look, TCP};
-use crate::support::frames::PacketSocket;
+use crate::support::frames::{ethernet, framed, PacketSocket};
+use crate::support::ip::Ip;
 use crate::support::sums::put_check;
 use crate::support::{tun, wait_until};
 use testkit::{ifindex, sysctl};
@@ -190,13 +191,13 @@ impl Rig {
 
     /// A packet that a neighbour behind a device sends to this host.
     pub fn inject(&self, device: &str, packet: &[u8]) {
-        let frame = frame(self.own_mac(device), [6, 0, 0, 0, 0, 1], packet);
+        let frame = framed(self.own_mac(device), [6, 0, 0, 0, 0, 1], packet);
         self.far.send(self.far_of[device], &frame);
     }
 
     /// A frame that this host sends by a device, past its routing.
     pub fn write_frame(&self, device: &str, gateway: IpAddr, packet: &[u8]) {
-        let frame = frame(neighbour_mac(gateway), self.own_mac(device), packet);
+        let frame = framed(neighbour_mac(gateway), self.own_mac(device), packet);
         self.near.send(self.index[device], &frame);
     }
 
@@ -268,7 +269,7 @@ impl Rig {
             let number = self.fence.to_be_bytes();
             if name == TUN {
                 let [from, to] = ["10.50.0.1", "10.50.0.2"].map(|a| a.parse().unwrap());
-                let packet = packets::wrap(from, to, FENCE_PROTO, 0, 0, &number, None);
+                let packet = Ip::between(from, to, FENCE_PROTO, number.to_vec()).l3();
                 self.near.send(index, &packet);
                 continue;
             }
@@ -373,7 +374,7 @@ impl Rig {
             .write(&mut packet, &options)
             .unwrap();
         self.far
-            .send(self.far_of[device], &frame(from, mac, &packet));
+            .send(self.far_of[device], &framed(from, mac, &packet));
     }
 
     /// A packet that has left by a device, in a frame to and from these addresses.
@@ -431,10 +432,10 @@ impl Rig {
     /// Sends `l4` with its checksum the way back.
     fn reply(&self, device: &str, macs: Option<([u8; 6], [u8; 6])>, to: &Look, mut l4: Vec<u8>) {
         put_check(to.to, to.source, to.proto, &mut l4);
-        let packet = packets::wrap(to.to, to.source, to.proto, 0, 0, &l4, None);
+        let packet = Ip::between(to.to, to.source, to.proto, l4).l3();
         match macs {
             Some((mine, host)) => {
-                let frame = frame(host, mine, &packet);
+                let frame = framed(host, mine, &packet);
                 self.far.send(self.far_of[device], &frame);
             }
             None => match (&self.tun, self.far_of.get(device)) {
@@ -455,23 +456,6 @@ impl Rig {
         enter(&self.host_ns);
         done
     }
-}
-
-fn frame(to: [u8; 6], from: [u8; 6], packet: &[u8]) -> Vec<u8> {
-    let kind = match packet[0] >> 4 {
-        4 => EtherType::IPV4,
-        _ => EtherType::IPV6,
-    };
-    ethernet(to, from, kind, packet)
-}
-
-fn ethernet(to: [u8; 6], from: [u8; 6], kind: EtherType, body: &[u8]) -> Vec<u8> {
-    let header = Ethernet2Header {
-        source: from,
-        destination: to,
-        ether_type: kind,
-    };
-    [&header.to_bytes()[..], body].concat()
 }
 
 /// Keeps this thread on one CPU, so that what it sends stays in order on its way through the kernel.
