@@ -72,6 +72,12 @@ pub fn assert_has(text: &str, parts: &[&str]) {
     }
 }
 
+/// The median, the upper one of two.
+pub fn median(mut values: Vec<u32>) -> u32 {
+    values.sort_unstable();
+    values[values.len() / 2]
+}
+
 /// Runs `ip` where this process is; the arguments are split at blanks.
 pub fn ip(args: &str) -> String {
     let output = Command::new("ip").args(args.split_whitespace()).output();

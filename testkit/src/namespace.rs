@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 
 use nix::sched::{setns, CloneFlags};
 
-use crate::{bring_up, feed, ip, ok, sysctl};
+use crate::{bring_up, feed, ip, ok, sysctl, Guard};
 
 /// A network namespace, deleted when dropped. Its loopback device is up.
 pub struct TestNamespace {
@@ -64,6 +64,11 @@ impl TestNamespace {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", self.path())).arg(program);
         command
+    }
+
+    /// Starts a program that says nothing but errors, and ends with the value.
+    pub fn start(&self, program: &str, args: &[&str]) -> Guard {
+        Guard::start(self.command(program).args(args))
     }
 
     /// Runs a program, which may fail.

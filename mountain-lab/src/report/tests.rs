@@ -128,13 +128,3 @@ fn page_without_packets_says_so() {
     assert!(html.contains("No packet was answered"));
     assert!(html.contains("promises no figures"));
 }
-
-/// `REPORT_SAMPLE_DIR=dir cargo test report_sample` leaves a page to look at.
-#[test]
-fn report_sample() {
-    let Some(dir) = std::env::var_os("REPORT_SAMPLE_DIR") else {
-        return;
-    };
-    let (result, samples) = sample();
-    write_html(&result, &samples, Path::new(&dir)).unwrap();
-}

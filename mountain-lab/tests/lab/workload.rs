@@ -11,13 +11,9 @@ use std::time::{Duration, Instant};
 use mountain_lab::workload::echo::{EchoServer, Header};
 use mountain_lab::workload::game::{self, GameConfig, Packet};
 use mountain_lab::workload::sys;
+use testkit::median;
 
 use net::Net;
-
-fn median(mut values: Vec<u32>) -> u32 {
-    values.sort_unstable();
-    values[values.len() / 2]
-}
 
 fn assert_all_answered(packets: &[Packet], flows: u16, at_least: usize) {
     assert!(packets.len() >= at_least, "only {} packets", packets.len());

@@ -14,8 +14,7 @@ fn top_shows_the_rate_of_a_sender_that_paces_itself() {
         def sink():\n  while a.recv(65536): pass\n\
         threading.Thread(target=sink,daemon=True).start()\n\
         while True: c.sendall(bytes(65536))\n";
-    let mut python = ns.command("python3");
-    let sender = Guard::start(python.args(["-c", script, &name.0]));
+    let sender = ns.start("python3", &["-c", script, &name.0]);
     let rate = || {
         let flows = name.flows(&ns).into_iter();
         flows.map(|flow| flow.rate_bps).max().unwrap_or(0)
@@ -25,22 +24,6 @@ fn top_shows_the_rate_of_a_sender_that_paces_itself() {
     let shown = rate();
     drop(sender);
     assert!(shown < 200_000_000, "{shown}");
-}
-
-#[test]
-fn a_program_that_chose_for_itself_keeps_its_choice_in_a_cgroup() {
-    let (ns, name, cgroup) = (Ns::new("cc"), Name::new(), Cgroup::new("own"));
-    name.cc(&ns, &format!("enable --cgroup {}", cgroup.path().display()));
-    let script = "import socket,sys\n\
-        def pair(cc):\n  l=socket.create_server(('127.0.0.1',0)); c=socket.socket()\n  \
-        if cc: [s.setsockopt(6,13,cc) for s in (l,c)]\n  \
-        c.connect(l.getsockname()); a,_=l.accept()\n  \
-        return ' '.join(s.getsockopt(6,13,16).rstrip(b'\\0').decode() for s in (c,a))\n\
-        print(pair(None)); print(pair(b'reno'))\n";
-    let mut python = cgroup.command(&ns, "python3");
-    let output = python.args(["-c", script]).output().unwrap();
-    let expected = format!("{0} {0}\nreno reno\n", name.0);
-    assert_eq!(stdout(&output), expected, "{}", stderr(&output));
 }
 
 /// In mount and process namespaces of its own: the machine's file systems stay as they are.

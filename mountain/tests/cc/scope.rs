@@ -53,10 +53,13 @@ fn a_cgroup_uses_it_and_others_do_not() {
     let path = cgroup.path().display().to_string();
     name.cc(&ns, &format!("enable --cgroup {path}"));
     assert_eq!(name.details(&ns).cgroups[0], Path::new(&path));
-    // A connection of a process inside, seen from its own /proc: python says which it uses.
-    let script = "import socket;l=socket.create_server(('127.0.0.1',0));\
-        c=socket.create_connection(l.getsockname());a,_=l.accept();\
-        print(*(s.getsockopt(6,13,16).rstrip(b'\\0').decode() for s in (c,a)))";
+    // Connections of a process inside: python says which they use. A program that chose for itself keeps its choice.
+    let script = "import socket,sys\n\
+        def pair(cc):\n  l=socket.create_server(('127.0.0.1',0)); c=socket.socket()\n  \
+        if cc: [s.setsockopt(6,13,cc) for s in (l,c)]\n  \
+        c.connect(l.getsockname()); a,_=l.accept()\n  \
+        return ' '.join(s.getsockopt(6,13,16).rstrip(b'\\0').decode() for s in (c,a))\n\
+        print(pair(None)); print(pair(b'reno'))\n";
     let run = |inside: bool| {
         let mut python = match inside {
             true => cgroup.command(&ns, "python3"),
@@ -64,13 +67,14 @@ fn a_cgroup_uses_it_and_others_do_not() {
         };
         stdout(&python.args(["-c", script]).output().unwrap())
     };
-    assert_eq!(run(true).trim(), format!("{0} {0}", name.0));
-    assert_eq!(run(false).trim(), format!("{0} {0}", default_in(&ns)));
+    let used = |name: &str| format!("{name} {name}\nreno reno\n");
+    assert_eq!(run(true), used(&name.0));
+    assert_eq!(run(false), used(&default_in(&ns)));
     // Replaced in place, it still holds; and then it is gone.
     name.cc(&ns, "enable");
-    assert_eq!(run(true).trim(), format!("{0} {0}", name.0));
+    assert_eq!(run(true), used(&name.0));
     name.cc(&ns, "disable");
-    assert_eq!(run(true).trim(), format!("{0} {0}", default_in(&ns)));
+    assert_eq!(run(true), used(&default_in(&ns)));
 }
 
 #[test]

@@ -12,6 +12,7 @@ pub use crate::support::Net;
 use crate::support::Worker;
 use mountain::measure::probe::{Answer, ProbePath, Prober, Target};
 use mountain::measure::reflect::{ReflectStats, Reflector};
+pub use testkit::median;
 
 impl Net {
     /// With link-local addresses that are known: fe80::c of the client and fe80::d of the server.
@@ -106,11 +107,6 @@ pub async fn exchange(prober: &mut Prober, path: usize, count: u64) -> Vec<Answe
         tokio::time::sleep(Duration::from_millis(pause_ms)).await;
     }
     answers
-}
-
-pub fn median(mut values: Vec<u32>) -> u32 {
-    values.sort_unstable();
-    values[values.len() / 2]
 }
 
 pub fn check_quick(answers: &[Answer]) {

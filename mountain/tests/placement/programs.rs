@@ -31,8 +31,8 @@ fn count(answers: &[String]) -> [usize; 2] {
 fn curl() {
     const TIMES: usize = 20;
     let net = Home::new();
-    let mut python = net.server.command("python3");
-    let _server = Guard::start(python.args(["-c", include_str!("http.py"), "7180"]));
+    let args = ["-c", include_str!("http.py"), "7180"];
+    let _server = net.server.start("python3", &args);
     net.server.wait_open("tcp", 7180);
     net.up();
     let get = |url: &str, more: &[&str]| -> Option<String> {
@@ -142,8 +142,7 @@ fn a_server_at_home_answers_from_the_address_that_was_asked() {
 #[test]
 fn iperf3_in_both_directions() {
     let net = Home::new();
-    let mut iperf3 = net.server.command("iperf3");
-    let _server = Guard::start(iperf3.args(["-s", "-p", "7201"]));
+    let _server = net.server.start("iperf3", &["-s", "-p", "7201"]);
     net.server.wait_open("tcp", 7201);
     net.up();
     for server in SERVER {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::net::{add, ask, assert_answers, echo, ethtool, features, Net};
 use crate::support::stream::{send, sink};
 use crate::support::tcx::loaded;
-use crate::support::{snmp, wait_until, Ns};
+use crate::support::{snmp, wait_until, Ns, MOUNTAIN};
 use mountain::redirect::bpf::hooks::DeviceHook;
 use mountain::redirect::{Backend, Installed};
 
@@ -151,8 +151,7 @@ fn auto_takes_the_fastest_that_is_correct() {
     let net = Net::new();
     let (_, from, to) = places(false);
     let rule = format!("--proto udp --from {from} --to {to}");
-    let mut watch = net.router.command(crate::support::MOUNTAIN);
-    let _watch = crate::support::Guard::start(watch.args(["redirect", "watch"]));
+    let _watch = net.router.start(MOUNTAIN, &["redirect", "watch"]);
     let wait_for = |backend: &str, what: &str| {
         wait_until(&format!("{what}: by {backend}"), TIMEOUT, || {
             net.list()[0].carried_by.to_string() == backend

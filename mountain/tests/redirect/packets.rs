@@ -29,9 +29,8 @@ impl Packet {
         } else {
             udp(src.port(), dst.port(), payload)
         };
-        let ip = Ip::new(src.is_ipv6(), proto, l4);
         Self {
-            ip: ip.with(|ip| (ip.src, ip.dst) = (src.ip(), dst.ip())),
+            ip: Ip::between(src.ip(), dst.ip(), proto, l4),
             macs: [C0, CLIENT],
             unchecked: false,
         }

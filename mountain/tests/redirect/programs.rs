@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::net::Net;
 use crate::support::stream::transfer;
-use crate::support::{stderr, wait_until, Guard, Ns, DNSMASQ};
+use crate::support::{stderr, wait_until, Guard, DNSMASQ};
 use serde_json::Value;
 
 const BACKENDS: [&str; 5] = ["nft", "tcx", "tcx-peer", "xdp", "xdp-redirect"];
@@ -24,15 +24,11 @@ fn redirect(net: &Net, backend: &str, protos: &[&str], ports: (u16, u16)) {
     }
 }
 
-/// A program in a namespace that is ended with the value.
-fn start(ns: &Ns, program: &str, args: &[&str]) -> Guard {
-    Guard::start(ns.command(program).args(args))
-}
-
 #[test]
 fn iperf3_tcp_and_udp() {
     let net = Net::new();
-    let _server = start(&net.server, "iperf3", &["-s", "-B", TO, "-p", "5201"]);
+    let args = ["-s", "-B", TO, "-p", "5201"];
+    let _server = net.server.start("iperf3", &args);
     net.server.wait_open("tcp", 5201);
     for backend in BACKENDS {
         redirect(&net, backend, &["tcp", "udp"], (5300, 5201));
@@ -125,12 +121,9 @@ fn nginx_by_curl() {
     );
     let file = dir.path().join("conf");
     std::fs::write(&file, conf).unwrap();
-    let (file, log) = (file.display().to_string(), format!("{at}/log"));
-    let _server = start(
-        &net.server,
-        &nginx(),
-        &["-c", &file, "-p", &at.to_string(), "-e", &log],
-    );
+    let line = format!("-c {} -p {at} -e {at}/log", file.display());
+    let args: Vec<&str> = line.split(' ').collect();
+    let _server = net.server.start(&nginx(), &args);
     net.server.wait_open("tcp", 8083);
     for backend in BACKENDS {
         redirect(&net, backend, &["tcp"], (80, 8083));

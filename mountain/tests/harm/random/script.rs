@@ -7,34 +7,34 @@ use std::net::IpAddr;
 use super::devices::Tunnel;
 use super::host::*;
 
+/// Gives a device an address in a subnet of its own, loopback one that stands alone.
+fn add(address: IpAddr, device: &str) -> String {
+    let (nodad, bits) = match (address, device) {
+        (IpAddr::V4(_), "lo") => ("", 32),
+        (IpAddr::V4(_), _) => ("", 24),
+        (IpAddr::V6(_), "lo") => (" nodad", 128),
+        (IpAddr::V6(_), _) => (" nodad", 64),
+    };
+    format!("addr add {address}/{bits} dev {device}{nodad}")
+}
+
 impl Host {
     /// `ip` commands for the devices, without their far ends' namespace.
     pub fn device_lines(&self, far: &str) -> Vec<String> {
         let mut lines = vec!["link set lo up".to_owned()];
         lines.extend(self.link_lines(far));
         for (i, uplink) in self.uplinks.iter().enumerate() {
-            for ipv6 in [false, true] {
-                let bits = if ipv6 { "64 nodad" } else { "24" };
-                let address = uplink_address(i, 1, ipv6);
-                lines.push(format!("addr add {address}/{bits} dev {}", uplink.name));
-            }
+            lines.extend([false, true].map(|v6| add(uplink_address(i, 1, v6), &uplink.name)));
             lines.push(format!("link set {} up", uplink.name));
         }
         for ipv6 in [false, true] {
-            let bits = if ipv6 { "64 nodad" } else { "24" };
-            let inner = inner_address(1, false, false, ipv6);
-            lines.push(format!("addr add {inner}/{bits} dev {INNER}"));
-            lines.push(format!(
-                "addr add {} dev lo{}",
-                service(ipv6),
-                if ipv6 { " nodad" } else { "" }
-            ));
+            lines.push(add(inner_address(1, false, false, ipv6), INNER));
+            lines.push(add(service(ipv6), "lo"));
         }
         lines.push(format!("link set {INNER} up"));
         lines.extend(self.neighbour_lines());
         if self.has_tun() {
-            lines.push(format!("addr add 10.50.0.1/24 dev {TUN}"));
-            lines.push(format!("addr add fd50::1/64 dev {TUN} nodad"));
+            lines.extend(["10.50.0.1", "fd50::1"].map(|a| add(a.parse().unwrap(), TUN)));
             lines.push(format!("link set {TUN} up"));
         }
         lines
@@ -97,15 +97,9 @@ impl Host {
         };
         let host = vec![format!("link add m{n} link {on} netns {guest} type {kind}")];
         let mut inside = vec!["link set lo up".to_owned()];
-        for ipv6 in [false, true] {
-            let bits = if ipv6 { "64 nodad" } else { "24" };
-            inside.push(format!(
-                "addr add {}/{bits} dev m{n}",
-                uplink_address(i, 50, ipv6)
-            ));
-        }
-        inside.push("addr add 10.98.0.77/32 dev lo".into());
-        inside.push("addr add fd98::77/128 dev lo nodad".into());
+        let device = format!("m{n}");
+        inside.extend([false, true].map(|v6| add(uplink_address(i, 50, v6), &device)));
+        inside.extend(["10.98.0.77", "fd98::77"].map(|a| add(a.parse().unwrap(), "lo")));
         inside.push(format!("link set m{n} up"));
         for ipv6 in [false, true] {
             let via = self.uplinks[i].gateways[usize::from(ipv6)][0];

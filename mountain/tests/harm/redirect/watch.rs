@@ -17,8 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const PAUSE: Option<Duration> = Some(Duration::from_millis(200));
 
 pub fn watch(net: &Net) -> Guard {
-    let mut command = net.router.command(MOUNTAIN);
-    Guard::start(command.args(["redirect", "watch"]))
+    net.router.start(MOUNTAIN, &["redirect", "watch"])
 }
 
 /// A router whose rule is fast while nothing concerns it.
