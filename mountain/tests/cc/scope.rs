@@ -37,16 +37,9 @@ fn a_default_that_was_changed_since_stays() {
 #[test]
 fn a_cgroup_uses_it_and_others_do_not() {
     let (ns, name, cgroup) = (Ns::new("cc"), Name::new(), Cgroup::new("cc"));
-    name.fails(
-        &ns,
-        "enable --cgroup nonesuch.slice",
-        "no cgroup nonesuch.slice",
-    );
-    name.fails(
-        &ns,
-        "enable --cgroup /tmp",
-        "/tmp is no cgroup of version 2",
-    );
+    let (missing, other) = ("no cgroup nonesuch.slice", "/tmp is no cgroup of version 2");
+    name.fails(&ns, "enable --cgroup nonesuch.slice", missing);
+    name.fails(&ns, "enable --cgroup /tmp", other);
     // Nothing is done when an argument is wrong.
     assert!(!name.is_available());
 

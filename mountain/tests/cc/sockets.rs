@@ -90,31 +90,21 @@ fn is_off(flow: &CcFlow) -> bool {
     flow.limit_bps.is_none()
 }
 
-/// A connection over a path of 40 Mbit/s whose rate is found, with the flow as it is then.
-struct Running {
-    near: TcpStream,
-    all: JoinHandle<u64>,
-    source: Worker<u64>,
-    flow: CcFlow,
+/// A connection that is kept full over a path of so many Mbit/s: its near end, what has arrived, what has been sent.
+fn full(net: &Routed, name: &Name, mbit: u32) -> (TcpStream, JoinHandle<u64>, Worker<u64>) {
+    net.shape("a0", mbit);
+    name.cc(&net.client, "enable");
+    let (near, far) = net.connect(name);
+    let all = sink(far);
+    let source = stream::source(near.try_clone().unwrap(), 0);
+    (near, all, source)
 }
 
-impl Running {
-    fn new(net: &Routed, name: &Name) -> Self {
-        net.shape("a0", 40);
-        name.cc(&net.client, "enable");
-        let (near, far) = net.connect(name);
-        let all = sink(far);
-        let source = stream::source(near.try_clone().unwrap(), 0);
-        let flow = net.wait(name, "the rate is found", |f| {
-            f.estimate_bps > 30_000_000 && f.acks > 2_000
-        });
-        Self {
-            near,
-            all,
-            source,
-            flow,
-        }
-    }
+/// Waits until the rate of a path of 40 Mbit/s is found; returns the flow as it is then.
+fn rate_found(net: &Routed, name: &Name) -> CcFlow {
+    net.wait(name, "the rate is found", |f| {
+        f.estimate_bps > 30_000_000 && f.acks > 2_000
+    })
 }
 
 /// Ends a connection: all that was sent has arrived.
@@ -127,11 +117,7 @@ fn finish(source: Worker<u64>, near: &TcpStream, all: JoinHandle<u64>) {
 #[test]
 fn a_timeout_is_survived_and_leaves_no_brake() {
     let (net, name) = (Routed::new(), Name::new());
-    net.shape("a0", 20);
-    name.cc(&net.client, "enable");
-    let (near, far) = net.connect(&name);
-    let all = sink(far);
-    let source = stream::source(near.try_clone().unwrap(), 0);
+    let (near, all, source) = full(&net, &name, 20);
     net.wait(&name, "it flows", |f| f.acks > 500);
     // Longer than any timeout: everything in flight is lost, and what is sent again too.
     net.server.hole("iifname sa");
@@ -147,12 +133,8 @@ fn a_timeout_is_survived_and_leaves_no_brake() {
 #[test]
 fn after_idleness_the_brake_is_off() {
     let (net, name) = (Routed::new(), Name::new());
-    let Running {
-        mut near,
-        all,
-        source,
-        flow,
-    } = Running::new(&net, &name);
+    let (mut near, all, source) = full(&net, &name, 40);
+    let flow = rate_found(&net, &name);
     net.shape("a0", 4);
     net.wait(&name, "it brakes", |f| f.engagements > flow.engagements);
     let mut sent = source.finish();
@@ -180,12 +162,8 @@ fn after_idleness_the_brake_is_off() {
 fn another_path_is_braked_for_and_let_go() {
     let (net, name) = (Routed::new(), Name::new());
     net.shape("b0", 8);
-    let Running {
-        near,
-        all,
-        source,
-        flow,
-    } = Running::new(&net, &name);
+    let (near, all, source) = full(&net, &name, 40);
+    let flow = rate_found(&net, &name);
     net.router.ip(&format!("route replace {FAR} via 10.41.2.1"));
     net.wait(&name, "it brakes", |f| f.engagements > flow.engagements);
     let flow = net.wait(&name, "the brake is released on the slower path", |f| {

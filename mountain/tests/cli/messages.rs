@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -189,14 +189,9 @@ fn a_namespace_that_loses_its_name_does_not_hold_the_daemon() {
 #[test]
 fn reflect_listens_on_loopback_only_unless_asked_and_ends_at_sigterm() {
     let ns = Ns::new("r");
-    let log = tempfile::NamedTempFile::new().unwrap();
-    let mut reflect = ns.command(MOUNTAIN);
-    reflect.arg("reflect").stdin(Stdio::null());
-    reflect.stdout(Stdio::null()).stderr(log.reopen().unwrap());
-    let child = Guard::new(reflect.spawn().unwrap());
+    let (child, log) = start_logged(ns.command(MOUNTAIN).arg("reflect"));
     wait_until("it listens", LEAVE, || {
-        let text = fs::read_to_string(log.path()).unwrap();
-        text.matches("answering probes").count() == 2
+        said(&log).matches("answering probes").count() == 2
     });
     let listening = ns.run("ss -Hlun");
     for line in listening.lines() {

@@ -57,12 +57,11 @@ fn the_difference_between_runs_of_one_side() {
         let rtts = drifting(i as u64).map(|us| 20e3 + us / 20.0 + level);
         write_run(&dir.join(i.to_string()), "", rtts);
     }
-    let files = ["compare", "0", "1", "2", "--", "3", "4", "5"];
-    let (text, error) = texts(&mountain_in(dir, &files));
+    let (text, error) = texts(&mountain_in(dir, "compare 0 1 2 -- 3 4 5"));
     assert!(text.contains("cannot tell"), "{text}{error}");
     let judged = text.contains("worse") || text.contains("better");
     assert!(!judged, "{text}");
-    let (text, _) = texts(&mountain_in(dir, &["compare", "0", "1"]));
+    let (text, _) = texts(&mountain_in(dir, "compare 0 1"));
     assert!(text.contains("is worse than"), "{text}");
 }
 
@@ -191,10 +190,10 @@ fn the_terminal_of_who_reads_a_foreign_file() {
     write_run(&dir.join("a"), label, drifting(1));
     write_run(&dir.join("b"), "b", drifting(2));
     for args in [
-        &["compare", "a", "b"][..],
-        &["compare", "b", "a", "--json"],
-        &["report", "a", "b", "-o", "page"],
-        &["compare", "b", "a\u{1b}[2J"],
+        "compare a b",
+        "compare b a --json",
+        "report a b -o page",
+        "compare b a\u{1b}[2J",
     ] {
         let output = mountain_in(dir, args);
         let (out, error) = texts(&output);
@@ -202,7 +201,7 @@ fn the_terminal_of_who_reads_a_foreign_file() {
         assert!(!out.contains(obeyed) && !error.contains(obeyed), "{args:?}");
         assert_eq!(
             output.status.success(),
-            !args[2].contains('['),
+            !args.contains('['),
             "{args:?}: {error}"
         );
     }

@@ -5,20 +5,18 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
-use testkit::{assert_has, files_below};
+use testkit::{assert_has, files_below, ok};
 
-use crate::support::{stderr, stdout};
+use crate::support::stderr;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 /// Runs packaging/install with the programs that lie beside the one under test, which has the tests' hooks.
-fn install(arguments: &[&str], staging: &Path) -> Output {
-    let output = installer(arguments, staging)
-        .env("TEST_HOOKS", "yes")
-        .output();
-    output.unwrap()
+fn install(arguments: &[&str], staging: &Path) -> String {
+    let mut installer = installer(arguments, staging);
+    ok("install", installer.env("TEST_HOOKS", "yes").output())
 }
 
 fn installer(arguments: &[&str], staging: &Path) -> Command {
@@ -36,11 +34,6 @@ fn installer(arguments: &[&str], staging: &Path) -> Command {
     command
 }
 
-fn succeeds(output: Output) -> String {
-    assert!(output.status.success(), "{}", stderr(&output));
-    stdout(&output)
-}
-
 /// Targets of Markdown links that are files.
 fn links(text: &str) -> Vec<&str> {
     text.split("](")
@@ -55,7 +48,7 @@ fn links(text: &str) -> Vec<&str> {
 fn what_is_installed_is_complete_works_and_can_be_removed() {
     let staging = tempfile::tempdir().unwrap();
     let staging = staging.path();
-    succeeds(install(&[], staging));
+    install(&[], staging);
     let all = files_below(staging);
     for wanted in [
         "etc/mountain/mountain.toml",
@@ -102,20 +95,16 @@ fn what_is_installed_is_complete_works_and_can_be_removed() {
         staging.join("usr/share/mountain/scenarios/installed.toml"),
     )
     .unwrap();
-    let list = Command::new(staging.join("usr/bin/mountain-lab"))
-        .arg("list")
-        .current_dir("/")
-        .output()
-        .unwrap();
-    let list = succeeds(list);
+    let mut lab = Command::new(staging.join("usr/bin/mountain-lab"));
+    let list = ok("list", lab.arg("list").current_dir("/").output());
     assert!(list.lines().count() > 10, "{list}");
 
     // The owner's configuration survives both.
     let config = staging.join("etc/mountain/mountain.toml");
     fs::write(&config, "# mine\n").unwrap();
-    let said = succeeds(install(&[], staging));
+    let said = install(&[], staging);
     assert!(said.contains("Kept your"), "{said}");
-    succeeds(install(&["--remove"], staging));
+    install(&["--remove"], staging);
     assert_eq!(fs::read_to_string(&config).unwrap(), "# mine\n");
     let left: Vec<PathBuf> = files_below(staging).into_iter().collect();
     assert_eq!(left, [Path::new("etc/mountain/mountain.toml")]);
@@ -141,9 +130,8 @@ fn a_program_with_the_hooks_of_tests_is_not_installed() {
             "no-dev",
         ])
         .args(["--prefix", "none", "--format", "{lib} {f}"])
-        .output()
-        .unwrap();
-    let tree = succeeds(tree);
+        .output();
+    let tree = ok("cargo tree", tree);
     assert!(
         tree.lines().any(|line| line.starts_with("mountain ")),
         "{tree}"

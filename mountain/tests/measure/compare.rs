@@ -9,20 +9,20 @@ use crate::support::{assert_has, mountain_in, texts, MOUNTAIN};
 use mountain::measure::compare::Comparison;
 use mountain::measure::verdict::RowVerdict;
 
-fn ok(dir: &Path, args: &[&str]) -> String {
+fn ok(dir: &Path, args: &str) -> String {
     let output = mountain_in(dir, args);
     let (out, err) = texts(&output);
-    assert!(output.status.success(), "{args:?}: {err}");
+    assert!(output.status.success(), "{args}: {err}");
     assert_eq!(err, "");
     out
 }
 
-fn fails(dir: &Path, args: &[&str], why: &str) {
+fn fails(dir: &Path, args: &str, why: &str) {
     let output = mountain_in(dir, args);
     let (out, err) = texts(&output);
-    assert_eq!(output.status.code(), Some(1), "{args:?}: {out}{err}");
+    assert_eq!(output.status.code(), Some(1), "{args}: {out}{err}");
     let said = err.starts_with("mountain: ") && err.contains(why);
-    assert!(said, "{args:?}: {err}");
+    assert!(said, "{args}: {err}");
     assert_eq!(out, "");
 }
 
@@ -50,14 +50,13 @@ fn from_two_logs_to_a_verdict() {
     for (name, ms) in [("a", 20.0), ("b", 22.0), ("c", 20.0)] {
         fs::write(dir.join(format!("{name}.log")), log(2000, ms)).unwrap();
     }
-    let text = ok(dir, &["import", "a.log"]);
+    let text = ok(dir, "import a.log");
     let made = "a.log.run.json: 2000 probes of ping(8), 1980 answered\n";
     assert_eq!(text, made);
-    let labelled = "import b.log -o b.json --label patched";
-    ok(dir, &labelled.split(' ').collect::<Vec<_>>());
-    ok(dir, &["import", "c.log", "-o", "c.json"]);
+    ok(dir, "import b.log -o b.json --label patched");
+    ok(dir, "import c.log -o c.json");
 
-    let text = ok(dir, &["compare", "a.log.run.json", "b.json"]);
+    let text = ok(dir, "compare a.log.run.json b.json");
     let verdict = "Verdict: patched is worse than a.log.run.json (Median, P99)";
     let missing = "Warning: environment: not recorded";
     assert_has(&text, &[verdict, missing]);
@@ -70,7 +69,7 @@ fn from_two_logs_to_a_verdict() {
         "{loss}"
     );
 
-    let text = ok(dir, &["compare", "b.json", "a.log.run.json", "c.json"]);
+    let text = ok(dir, "compare b.json a.log.run.json c.json");
     for run in ["a.log.run.json", "c.json"] {
         let verdict = format!("Verdict: {run} is better than patched");
         assert!(text.contains(&verdict), "{text}");
@@ -86,8 +85,7 @@ fn from_two_logs_to_a_verdict() {
         assert!(delta.is_some() && delta == percent, "{text}");
     }
 
-    let args = "compare a.log.run.json c.json --json --over 20.5";
-    let text = ok(dir, &args.split(' ').collect::<Vec<_>>());
+    let text = ok(dir, "compare a.log.run.json c.json --json --over 20.5");
     let json: Comparison = serde_json::from_str(&text).unwrap();
     assert_eq!(json.schema, "mountain-compare/2");
     assert_eq!(json.runs[1].name, "c.json");
@@ -115,19 +113,16 @@ fn bad_input_is_named_and_nothing_is_written() {
     ];
     for (name, content, why) in &bad {
         fs::write(dir.join(name), content).unwrap();
-        fails(dir, &["import", name, "-o", "out.json"], why);
-        fails(dir, &["import", name, "-o", "out.json"], name);
+        let import = format!("import {name} -o out.json");
+        fails(dir, &import, why);
+        fails(dir, &import, name);
     }
-    fails(
-        dir,
-        &["import", "none", "-o", "out.json"],
-        "cannot read none",
-    );
+    fails(dir, "import none -o out.json", "cannot read none");
     fs::write(dir.join("whole"), &whole).unwrap();
-    fails(dir, &["import", "whole", "-o", "whole"], "overwritten");
+    fails(dir, "import whole -o whole", "overwritten");
     fails(
         dir,
-        &["import", "whole", "-o", "no/out.json"],
+        "import whole -o no/out.json",
         "cannot write no/out.json",
     );
     assert_eq!(
@@ -137,12 +132,12 @@ fn bad_input_is_named_and_nothing_is_written() {
     );
     assert_eq!(fs::read_to_string(dir.join("whole")).unwrap(), whole);
 
-    ok(dir, &["import", "whole", "-o", "whole.json"]);
-    fails(dir, &["compare", "whole.json", "whole"], "mountain import");
-    fails(dir, &["compare", "whole.json", "none"], "cannot read none");
-    let output = mountain_in(dir, &["compare", "whole.json"]);
+    ok(dir, "import whole -o whole.json");
+    fails(dir, "compare whole.json whole", "mountain import");
+    fails(dir, "compare whole.json none", "cannot read none");
+    let output = mountain_in(dir, "compare whole.json");
     assert_eq!(output.status.code(), Some(2), "a usage error");
-    let text = ok(dir, &["compare", "whole.json", "whole.json"]);
+    let text = ok(dir, "compare whole.json whole.json");
     assert!(text.contains("too few samples for P99"), "{text}");
 }
 
@@ -151,7 +146,7 @@ fn without_a_reader_it_ends_quietly_as_others_do() {
     use std::os::unix::process::ExitStatusExt;
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("a.log"), log(500, 20.0)).unwrap();
-    ok(dir.path(), &["import", "a.log", "-o", "a.json"]);
+    ok(dir.path(), "import a.log -o a.json");
     for args in [
         &["compare", "a.json", "a.json"][..],
         &["completions", "bash"],

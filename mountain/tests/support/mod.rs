@@ -354,18 +354,11 @@ impl Net {
 
     /// The same with another search path.
     pub fn start_with(&mut self, args: &str, path: &str) -> File {
-        let file = tempfile::tempfile().unwrap();
-        let child = self
-            .client
-            .command(MOUNTAIN)
-            .args(args.split_whitespace())
-            .env("PATH", path)
-            .stdin(Stdio::null())
-            .stdout(file.try_clone().unwrap())
-            .stderr(file.try_clone().unwrap())
-            .spawn();
-        self.processes.push(Guard::new(child.unwrap()));
-        file
+        let mut command = self.client.command(MOUNTAIN);
+        command.args(args.split_whitespace()).env("PATH", path);
+        let (child, log) = start_logged(&mut command);
+        self.processes.push(child);
+        log
     }
 
     /// Starts the daemon in the client with a configuration, and waits until it runs.
@@ -400,10 +393,11 @@ pub fn texts(output: &Output) -> (String, String) {
     (stdout(output), stderr(output))
 }
 
-/// Runs `mountain` in a folder.
-pub fn mountain_in(dir: &Path, args: &[&str]) -> Output {
+/// Runs `mountain` in a folder; the arguments are split at blanks.
+pub fn mountain_in(dir: &Path, args: &str) -> Output {
     let mut command = Command::new(MOUNTAIN);
-    command.current_dir(dir).args(args).output().unwrap()
+    command.current_dir(dir).args(args.split(' '));
+    command.output().unwrap()
 }
 
 /// Sets the limit of descriptors of a process; returns what it was. The hard limit stays, so that the other can be
@@ -443,7 +437,17 @@ pub fn seed() -> u64 {
     seed
 }
 
-/// All that a process started with [`Net::start`] has said so far.
+/// Starts a program, and collects what it says.
+pub fn start_logged(command: &mut Command) -> (Guard, File) {
+    // What is read meanwhile moves no writer's place.
+    let log = tempfile::Builder::new().append(true).tempfile();
+    let log = log.unwrap().into_file();
+    let [out, err] = [(); 2].map(|()| log.try_clone().unwrap());
+    let started = command.stdin(Stdio::null()).stdout(out).stderr(err).spawn();
+    (Guard::new(started.unwrap()), log)
+}
+
+/// All that a process started with [`start_logged`] has said so far.
 pub fn said(mut log: &File) -> String {
     let mut text = String::new();
     log.seek(SeekFrom::Start(0)).unwrap();
@@ -451,7 +455,7 @@ pub fn said(mut log: &File) -> String {
     text
 }
 
-/// Waits until a process started with [`Net::start`] has said something.
+/// Waits until a process started with [`start_logged`] has said something.
 pub fn wait_said(log: &File, part: &str) {
     wait_until(part, 6 * LEAVE, || said(log).contains(part));
 }

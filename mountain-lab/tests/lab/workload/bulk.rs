@@ -28,15 +28,16 @@ fn bulk_config(net: &Net, v6: bool, port: u16, pattern: Pattern) -> BulkConfig {
     }
 }
 
+fn paced(rate_bps: u64) -> Pattern {
+    Pattern::Paced { rate_bps }
+}
+
 #[test]
 fn paced_bulk_keeps_its_rate_and_shows_its_path() {
     let net = Net::new();
     for v6 in [false, true] {
-        let pattern = Pattern::Paced {
-            rate_bps: 2_000_000,
-        };
         let began = Instant::now();
-        let running = bulk::start(bulk_config(&net, v6, 7010, pattern)).unwrap();
+        let running = bulk::start(bulk_config(&net, v6, 7010, paced(2_000_000))).unwrap();
         sleep(Duration::from_millis(2_100));
         let report = running.stop().unwrap();
         // A flow that had to wait for its CPU does not make up for it: it may be slower, never faster.
@@ -73,14 +74,7 @@ fn paced_bulk_keeps_its_rate_and_shows_its_path() {
 fn bulk_follows_a_route_change_and_outlives_it() {
     let net = Net::new();
     net.route("via 10.77.0.2");
-    let mut cfg = bulk_config(
-        &net,
-        false,
-        7011,
-        Pattern::Paced {
-            rate_bps: 1_000_000,
-        },
-    );
+    let mut cfg = bulk_config(&net, false, 7011, paced(1_000_000));
     cfg.congestion = Some("reno".into());
     let running = bulk::start(cfg).unwrap();
     sleep(Duration::from_millis(700));
@@ -151,14 +145,7 @@ fn saturating_flows_share_and_requests_are_answered() {
 #[test]
 fn lost_flows_and_wrong_bulk_configurations_are_told() {
     let net = Net::new();
-    let cfg = bulk_config(
-        &net,
-        false,
-        7013,
-        Pattern::Paced {
-            rate_bps: 1_000_000,
-        },
-    );
+    let cfg = bulk_config(&net, false, 7013, paced(1_000_000));
     let running = bulk::start(cfg.clone()).unwrap();
     sleep(Duration::from_millis(200));
     // Every further segment is answered by a reset.

@@ -2,7 +2,7 @@
 //! The daemon on a random host.
 
 use std::fs::File;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use mountain::control::run_dir::RunDir;
@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use super::host::{Host, Kind};
 use super::rig::Rig;
 use super::setting;
-use crate::support::{config, said, Guard, MOUNTAIN};
+use crate::support::{config, said, start_logged, Guard, MOUNTAIN};
 
 /// Any reaction, on a busy machine: s. An emulated one takes longer.
 const LIMIT_S: u64 = 120;
@@ -42,7 +42,6 @@ impl Daemon {
     /// In this thread's namespace; `None` where it refuses to run, which harms nobody.
     pub fn start(rig: &mut Rig, host: &Host) -> Option<Self> {
         let config = config(CONFIG);
-        let log = tempfile::tempfile().unwrap();
         // Another machine has it elsewhere.
         let program = std::env::var_os("MOUNTAIN_RANDOM_PROGRAM").unwrap_or(MOUNTAIN.into());
         let mut command = Command::new(program);
@@ -51,14 +50,9 @@ impl Daemon {
         if host.has(Kind::Adopt) {
             command.arg("--adopt");
         }
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log.try_clone().unwrap())
-            .spawn()
-            .unwrap();
+        let (process, log) = start_logged(&mut command);
         let mut daemon = Self {
-            process: Some(Guard::new(child)),
+            process: Some(process),
             log,
             run_dir: RunDir::of_this_namespace().unwrap(),
             measured: Vec::new(),
