@@ -197,28 +197,15 @@ fn forwarded_traffic_moves() {
         inside.ip("-6 route add default via fd00:2::1");
         let from = if v6 { "fd00:2::2" } else { "10.2.0.2" };
         let sink = Sink::start(&net.server, v6);
-        let addr = sink.addr;
         let mut steer = steer_two(&patient());
-        let (go, turn) = std::sync::mpsc::channel::<()>();
-        let (done, wait) = std::sync::mpsc::channel::<()>();
-        let sender = inside.spawn(move || {
-            let mut sources: Vec<Source> = (0..16)
-                .map(|_| Source::new(from.parse().unwrap(), addr))
-                .collect();
-            while turn.recv().is_ok() {
-                sleep(FLOWLET);
-                pace(&mut sources, 20, ms(3));
-                done.send(()).unwrap();
-            }
-            sources
-        });
+        let source = |_| Source::new(from.parse().unwrap(), sink.addr);
+        let mut sources: Vec<Source> = inside.with(|| (0..16).map(source).collect());
         for member in [0, 1, 0] {
             masks(&mut steer, only(member));
-            go.send(()).unwrap();
-            wait.recv().unwrap();
+            sleep(FLOWLET);
+            pace(&mut sources, 20, ms(3));
         }
-        drop(go);
-        let by = all_in_order(&sender.join().unwrap(), &sink.finish());
+        let by = all_in_order(&sources, &sink.finish());
         let want: Vec<usize> = (0..60).map(|i| i / 20 % 2).collect();
         for devs in by {
             assert_eq!(devs, want, "IPv6: {v6}");

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::net::IpAddr;
-use std::sync::{mpsc, Arc, Mutex};
+use std::sync::{Arc, Mutex};
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use nix::sys::signal::{kill, Signal};
@@ -68,11 +68,9 @@ impl Tunnel {
     /// `dev`: `tun0` or `tap0`, with addresses 10.9.0.2/24 and fd09::2/64.
     fn open(ns: &Ns, dev: &'static str) -> Self {
         let entered = Arc::<Mutex<Entered>>::default();
-        let (ready_tx, ready) = mpsc::channel();
+        let mut file = ns.with(|| tun::attach(dev));
         let remembered = Arc::clone(&entered);
-        let program = Worker::inside(ns, move |stop| {
-            let mut file = tun::attach(dev);
-            ready_tx.send(()).unwrap();
+        let program = Worker::start(move |stop| {
             let header = if dev.starts_with("tap") { 14 } else { 0 };
             let mut packet = [0; 2048];
             while !stop.is_set() {
@@ -83,7 +81,6 @@ impl Tunnel {
                 }
             }
         });
-        ready.recv_timeout(LEAVE).expect("a tun device");
         ns.bring_up(dev, &["10.9.0.2/24", "fd09::2/64"]);
         if dev.starts_with("tap") {
             for gateway in ["10.9.0.1", "fd09::1"] {

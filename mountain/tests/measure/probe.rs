@@ -3,7 +3,6 @@
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use mountain::measure::probe::{Answer, PathStats, ProbePath, Prober};
@@ -83,41 +82,23 @@ fn a_receiver_that_sleeps_does_not_inflate_the_rtt() {
     });
 }
 
-/// Two threads that take turns: what one has sent has arrived when the other goes on.
-struct Turns(mpsc::Sender<()>, mpsc::Receiver<()>);
-
-impl Turns {
-    fn new() -> (Self, Self) {
-        let ((there, from), (back, to)) = (mpsc::channel(), mpsc::channel());
-        (Self(there, to), Self(back, from))
-    }
-
-    /// The other one's turn.
-    fn pass(&self) {
-        self.0.send(()).expect("the other one still runs");
-    }
-
-    /// Waits for this one's turn.
-    fn wait(&self) {
-        let limit = Duration::from_secs(10);
-        self.1.recv_timeout(limit).expect("the other one goes on");
-    }
-}
-
-/// Sends one probe to a responder that first forges, then answers, then replays.
-async fn believes_one_answer(path: ProbePath, turn: Turns) -> PathStats {
+/// Sends one probe; `forge` and then `answer` do what a responder does with it. Of the packets of the latter the first is
+/// right, and others are replays.
+async fn believes_one_answer<T>(
+    path: ProbePath,
+    forge: impl FnOnce() -> T,
+    answer: impl FnOnce(T),
+) -> PathStats {
     const NOTHING: Duration = Duration::from_millis(200);
     let mut prober = Prober::new(&[path]).unwrap();
     prober.send(0, 5).unwrap();
-    turn.wait();
+    let known = forge();
     let early = answer_within(&mut prober, NOTHING).await;
     assert_eq!(early, None, "a forgery was believed: {:?}", prober.stats(0));
-    turn.pass();
-    let answer = answer_within(&mut prober, Duration::from_secs(5)).await;
-    assert_eq!(answer.map(|a| a.seq), Some(5));
-    turn.wait();
+    answer(known);
+    let first = answer_within(&mut prober, Duration::from_secs(5)).await;
+    assert_eq!(first.map(|a| a.seq), Some(5));
     let again = answer_within(&mut prober, NOTHING).await;
-    turn.pass();
     assert_eq!(again, None, "a replay was believed");
     prober.stats(0).clone()
 }
@@ -127,10 +108,13 @@ async fn believes_one_answer(path: ProbePath, turn: Turns) -> PathStats {
 fn forged_replayed_and_foreign_udp_replies_are_ignored() {
     let net = Net::probed();
     net.server.ip("addr add 10.30.0.3/24 dev s0");
-    let (turn, client) = Turns::new();
-    let socket = net.server.with(|| bound(Type::DGRAM, "10.30.0.2:0", None));
+    let at = |address: &str, device| {
+        let bound = || bound(Type::DGRAM, address, device);
+        net.server.with(bound)
+    };
+    let socket = at("10.30.0.2:0", None);
     let address = socket.local_addr().unwrap().as_socket().unwrap();
-    let thread = net.server.spawn(move || {
+    let forge = || {
         let (request, client) = received(&socket);
         let id = wire::parse_request(&request).unwrap();
         let reflected = Reflected {
@@ -169,30 +153,28 @@ fn forged_replayed_and_foreign_udp_replies_are_ignored() {
             (format!("10.30.0.3:{port}"), None),
             (address.to_string(), Some("s1")),
         ] {
-            let other = bound(Type::DGRAM, &source, device);
-            other.send_to(&right, &client).unwrap();
+            at(&source, device).send_to(&right, &client).unwrap();
         }
-        turn.pass();
-        turn.wait();
-        let socket = bound(Type::DGRAM, &address.to_string(), None);
-        // Now the true one, three times.
+        (right, client)
+    };
+    // Now the true one, three times.
+    let answer = |(right, client): ([u8; wire::PROBE_LEN], SockAddr)| {
+        let socket = at(&address.to_string(), None);
         for _ in 0..3 {
             socket.send_to(&right, &client).unwrap();
         }
-        turn.pass();
-        turn.wait();
-    });
+    };
     // The forged reply over s1 must reach the client's network stack at all.
     let mac = net.client.mac("u1");
     let neighbour = format!("10.30.0.1 lladdr {mac} dev s1");
     net.server.ip(&format!("neigh replace {neighbour}"));
     net.client.within(async move || {
-        let stats = believes_one_answer(udp("u0", &address.to_string()), client).await;
+        let path = udp("u0", &address.to_string());
+        let stats = believes_one_answer(path, forge, answer).await;
         assert_eq!((stats.answered, stats.duplicates), (1, 2), "{stats:?}");
         // Eight forgeries from the right address and port, two replays.
         assert_eq!(stats.ignored, 8 + 2, "{stats:?}");
     });
-    thread.join().unwrap();
 }
 
 /// Answers echo requests itself, in place of the kernel: first wrongly in every way, then right
@@ -202,45 +184,42 @@ fn forged_replayed_and_foreign_echo_replies_are_ignored() {
     let net = Net::probed();
     net.server.ip("addr add 10.30.0.3/24 dev s0");
     net.server.sysctl("net.ipv4.icmp_echo_ignore_all", "1");
-    let (turn, client) = Turns::new();
     let raw = |address| net.server.with(|| bound(Type::RAW, address, None));
     let (socket, foreign) = (raw("10.30.0.2:0"), raw("10.30.0.3:0"));
-    let thread = net.server.spawn(move || {
+    let forge = || {
         let (request, client) = received(&socket);
-        // The request with bytes changed, as a reply with a right checksum.
-        let reply = |change: &[(usize, u8)]| {
+        // The request with a byte changed, as a reply with a right checksum.
+        let reply = |at: usize, flip: u8| {
             let mut packet = request[20..].to_vec();
             packet[0] = 0;
-            for &(at, flip) in change {
-                packet[at] ^= flip;
-            }
+            packet[at] ^= flip;
             packet[2..4].fill(0);
             let sum = checksum(&packet);
             packet[2..4].copy_from_slice(&sum.to_be_bytes());
             packet
         };
-        for change in [(5, 1), (7, 1), (15, 1), (23, 1), (1, 1)] {
-            socket.send_to(&reply(&[change]), &client).unwrap();
+        for at in [5, 7, 15, 23, 1] {
+            socket.send_to(&reply(at, 1), &client).unwrap();
         }
-        let mut bad_sum = reply(&[]);
+        let right = reply(0, 0);
+        let mut bad_sum = right.clone();
         bad_sum[2] ^= 0x55;
         socket.send_to(&bad_sum, &client).unwrap();
-        socket.send_to(&reply(&[])[..20], &client).unwrap();
-        foreign.send_to(&reply(&[]), &client).unwrap();
-        turn.pass();
-        turn.wait();
+        socket.send_to(&right[..20], &client).unwrap();
+        foreign.send_to(&right, &client).unwrap();
+        (right, client)
+    };
+    let answer = |(right, client): (Vec<u8>, SockAddr)| {
         for _ in 0..2 {
-            socket.send_to(&reply(&[]), &client).unwrap();
+            socket.send_to(&right, &client).unwrap();
         }
-        turn.pass();
-        turn.wait();
-    });
+    };
     net.client.within(async move || {
-        let stats = believes_one_answer(icmp("u0", "10.30.0.2"), client).await;
+        let path = icmp("u0", "10.30.0.2");
+        let stats = believes_one_answer(path, forge, answer).await;
         let counts = (stats.answered, stats.duplicates, stats.ignored);
         assert_eq!(counts, (1, 1, 7), "{stats:?}");
     });
-    thread.join().unwrap();
 }
 
 #[test]

@@ -68,7 +68,7 @@ fn curl() {
 fn dns_server(ns: &Ns, mut command: Command) -> (Guard, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let log = format!("--log-facility={}/log", folder.path().display());
-    let server = Guard::start(command.args(DNSMASQ).args([
+    let server = Guard::start(command.args(DNSMASQ.split(' ')).args([
         "--log-queries",
         &log,
         "--address=/steady.test/192.0.2.7",

@@ -76,11 +76,16 @@ fn iperf3_tcp_and_udp() {
 #[test]
 fn a_dns_server() {
     let net = Net::new();
-    let _server = Guard::start(net.server.command("dnsmasq").args(DNSMASQ).args([
-        "--listen-address=10.0.1.2",
-        "--bind-interfaces",
-        "--address=/steady.test/192.0.2.7",
-    ]));
+    let _server = Guard::start(
+        net.server
+            .command("dnsmasq")
+            .args(DNSMASQ.split(' '))
+            .args([
+                "--listen-address=10.0.1.2",
+                "--bind-interfaces",
+                "--address=/steady.test/192.0.2.7",
+            ]),
+    );
     net.server.wait_open("udp", 5353);
     for backend in BACKENDS {
         redirect(&net, backend, &["udp", "tcp"], (53, 5353));

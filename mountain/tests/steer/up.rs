@@ -157,7 +157,8 @@ fn sockets_that_chose_their_uplink_stay() {
             net.client
                 .ip("route add default via 10.30.1.2 dev u1 table 77");
         }
-        let traffic = Traffic::start_from(&net, SERVER4, 4, Some(bind));
+        let (client, server) = (&net.client, &net.server);
+        let traffic = Traffic::between(client, server, SERVER4, 4, Some(bind));
         let counts = traffic.during(Duration::from_millis(400));
         assert!(counts.sent > 100, "{counts:?}");
         assert_eq!(

@@ -55,15 +55,8 @@ pub const SERVER4: &str = "10.98.1.1";
 pub const SERVER6: &str = "fd98:1::1";
 pub const CLIENT4: &str = "10.98.0.1";
 /// Arguments of dnsmasq: a DNS server on port 5353 that knows what it is told and nothing of this machine's.
-pub const DNSMASQ: [&str; 7] = [
-    "--keep-in-foreground",
-    "--conf-file=/dev/null",
-    "--no-resolv",
-    "--no-hosts",
-    "--pid-file=",
-    "--user=root",
-    "--port=5353",
-];
+pub const DNSMASQ: &str = "--keep-in-foreground --conf-file=/dev/null --no-resolv --no-hosts \
+    --pid-file= --user=root --port=5353";
 /// Well over the 300 ms that leaving a dead path may take, and what any start may take: the figure
 /// is the lab's to measure, here a busy machine has its time.
 pub const LEAVE: Duration = Duration::from_secs(30);

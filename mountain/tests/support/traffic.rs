@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::socket::{setsockopt, sockopt};
+
 use super::{arrivals, wait_until, Net, Ns, Stop, Worker, LEAVE};
 
 /// Sockets of a namespace; all wait for what they read as long as a busy machine may take.
@@ -88,37 +90,25 @@ pub const TRAFFIC_PORT: u16 = 7000;
 
 impl Traffic {
     pub fn start(net: &Net, server: &str, flows: usize) -> Self {
-        Self::start_from(net, server, flows, None)
+        Self::between(&net.client, &net.server, server, flows, None)
     }
 
-    /// Flows whose sockets are bound to `source` (an address) or, with `%`, to a device.
-    pub fn start_from(net: &Net, server: &str, flows: usize, bind: Option<&str>) -> Self {
-        Self::between(&net.client, &net.server, server, flows, bind)
-    }
-
-    /// Flows from another host than the client, which forwards them.
+    /// Flows from any host, whose sockets are bound to `bind` (an address) or, with `%`, to a device.
     pub fn between(from: &Ns, to: &Ns, server: &str, flows: usize, bind: Option<&str>) -> Self {
         let shared = Arc::<Shared>::default();
-        let server: IpAddr = server.parse().unwrap();
-        let (ready_tx, ready) = std::sync::mpsc::channel();
-        let receive = {
-            let shared = Arc::clone(&shared);
-            Worker::inside(to, move |stop| {
-                let socket = UdpSocket::bind((server, TRAFFIC_PORT)).expect("bind the server");
-                ready_tx.send(()).unwrap();
-                receive(&socket, &shared, stop);
-            })
-        };
-        ready
-            .recv_timeout(Duration::from_secs(5))
-            .expect("the server listens");
-        let bind = bind.map(String::from);
-        let send = {
-            let shared = Arc::clone(&shared);
-            Worker::inside(from, move |stop| {
-                send(server, flows, bind.as_deref(), &shared, stop);
-            })
-        };
+        let server = SocketAddr::new(server.parse().unwrap(), TRAFFIC_PORT);
+        let (socket, s0) = to.with(|| {
+            let socket = UdpSocket::bind(server).expect("bind the server");
+            arrivals::ask_devices(&socket);
+            // Devices made anew have another index: whatever is not s0 is s1 then.
+            (socket, nix::net::if_::if_nametoindex("s0").unwrap_or(0))
+        });
+        let counted = Arc::clone(&shared);
+        let receive = Worker::start(move |stop| receive(&socket, s0, &counted, stop));
+        let source = |_| source(server, bind);
+        let sockets: Vec<UdpSocket> = from.with(|| (0..flows).map(source).collect());
+        let counted = Arc::clone(&shared);
+        let send = Worker::start(move |stop| send(&sockets, &counted, stop));
         Self {
             shared,
             _send: send,
@@ -179,25 +169,23 @@ pub fn traffic_packet(flow: u32, seq: u32, phase: u32) -> [u8; 64] {
     packet
 }
 
-fn send(server: IpAddr, flows: usize, bind: Option<&str>, shared: &Shared, stop: &Stop) {
+/// The socket of a flow, in this thread's namespace.
+fn source(server: SocketAddr, bind: Option<&str>) -> UdpSocket {
     let any = if server.is_ipv6() { "::" } else { "0.0.0.0" };
-    let sockets: Vec<UdpSocket> = (0..flows)
-        .map(|_| {
-            let source = bind.filter(|b| !b.contains('%')).unwrap_or(any);
-            let s = UdpSocket::bind((source.parse::<IpAddr>().unwrap(), 0)).expect("bind");
-            if let Some(dev) = bind.and_then(|b| b.strip_prefix('%')) {
-                nix::sys::socket::setsockopt(
-                    &s,
-                    nix::sys::socket::sockopt::BindToDevice,
-                    &std::ffi::OsString::from(dev),
-                )
-                .expect("SO_BINDTODEVICE");
-            }
-            s.connect((server, TRAFFIC_PORT))
-                .expect("a route to the server");
-            s
-        })
-        .collect();
+    let local: IpAddr = bind
+        .filter(|b| !b.contains('%'))
+        .unwrap_or(any)
+        .parse()
+        .unwrap();
+    let socket = UdpSocket::bind((local, 0)).expect("bind");
+    if let Some(device) = bind.and_then(|b| b.strip_prefix('%')) {
+        setsockopt(&socket, sockopt::BindToDevice, &device.into()).expect("SO_BINDTODEVICE");
+    }
+    socket.connect(server).expect("a route to the server");
+    socket
+}
+
+fn send(sockets: &[UdpSocket], shared: &Shared, stop: &Stop) {
     let mut seq = 0u32;
     let mut next = Instant::now();
     while !stop.is_set() {
@@ -214,12 +202,9 @@ fn send(server: IpAddr, flows: usize, bind: Option<&str>, shared: &Shared, stop:
     }
 }
 
-fn receive(socket: &UdpSocket, shared: &Shared, stop: &Stop) {
+fn receive(socket: &UdpSocket, s0: u32, shared: &Shared, stop: &Stop) {
     let pause = Some(Duration::from_millis(20));
     socket.set_read_timeout(pause).unwrap();
-    arrivals::ask_devices(socket);
-    // Devices made anew have another index: whatever is not s0 is s1 then.
-    let s0 = nix::net::if_::if_nametoindex("s0").unwrap_or(0);
     let mut last: Vec<u32> = Vec::new();
     let mut quiet = 0;
     while quiet < 3 {

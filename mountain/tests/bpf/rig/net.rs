@@ -5,7 +5,6 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use mountain::bpf::{PathMasks as Masks, ProgramPath, Settings, Steer, SteerMode};
-use mountain::steer::rendezvous::path_salt;
 use testkit::TestNamespace;
 
 use super::{ifindex, pin};
@@ -55,14 +54,9 @@ pub fn path(id: usize) -> ProgramPath {
         true => format!("fd30:{i}::2"),
     };
     ProgramPath {
-        ifindex: ifindex(&format!("u{i}")),
-        mtu: 1500,
-        ipv6: v6,
         gateway: gateway.parse().unwrap(),
         mac: Some([2, 0, 0, 0, 2, i as u8]),
-        ethernet: true,
-        salt: path_salt(&[id as u8]),
-        cost_weight: 100,
+        ..super::rig_path(id, ["u0", "u1"].map(ifindex))
     }
 }
 
