@@ -42,21 +42,15 @@ fn all_moved(traffic: &Traffic) -> bool {
 /// Rules that keep packets from leaving by u1, each at another hook.
 const BARRED: [[&str; 3]; 3] = [
     ["inet t c", OUTPUT, "oifname u1 udp dport 7000 drop"],
-    [
-        "ip t c",
-        "filter hook postrouting priority 300",
-        "oif u1 udp dport 7000 drop",
-    ],
-    [
-        "netdev t c",
-        "filter hook egress device u1 priority 0",
-        "udp dport 7000 drop",
-    ],
+    ["ip t c", POSTROUTING, "oif u1 udp dport 7000 drop"],
+    ["netdev t c", EGRESS, "udp dport 7000 drop"],
 ];
 /// One more, by a jump.
 const BARRED_BY_JUMP: &str = "table inet t { chain more { udp dport 7000 drop; }\nchain c {\n\
      type filter hook output priority 0; oifname vmap { \"u1\" : jump more }\n} }";
 const OUTPUT: &str = "filter hook output priority 0";
+const POSTROUTING: &str = "filter hook postrouting priority 300";
+const EGRESS: &str = "filter hook egress device u1 priority 0";
 
 /// Has the rules of IPv6 tell the uplinks apart: what is announced before is answered once it is held.
 fn bar_ipv6(net: &Net) {
@@ -146,21 +140,6 @@ fn a_legacy_rule_for_one_uplink_is_noticed() {
         .client
         .run("cat /proc/net/ip_tables_names /proc/net/ip6_tables_names");
     assert_eq!(names, "mangle\n");
-}
-
-/// The home of most people, and what a device's name in a rule does not change.
-#[test]
-fn masquerade_alike_on_all_uplinks_keeps_flows_moving() {
-    let net = Net::steered();
-    for devices in [&["{ u0, u1 }"][..], &["u0", "u1"]] {
-        let rule = |dev| format!("ip saddr 192.168.0.0/16 oifname {dev} masquerade\n");
-        let rules: String = devices.iter().map(rule).collect();
-        let hook = "nat hook postrouting priority srcnat";
-        net.client.chain("ip nat post", hook, &rules);
-        bar_ipv6(&net);
-        assert_eq!(held(&net, false), None, "{rules}");
-        flush(&net);
-    }
 }
 
 /// What cannot be read may be anything.

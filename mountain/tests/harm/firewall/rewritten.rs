@@ -34,42 +34,34 @@ fn packets_routed_by_a_mark_that_is_taken_off_stay() {
 
 const FWMARK: &[&str] = &["rule add priority 100 fwmark 7 lookup 100"];
 const ROUTE_BY_TOS: &[&str] = &["route add 10.98.1.0/24 tos 0x10 via 10.30.0.2 dev u0"];
+const TOS: &[&str] = &["rule add priority 100 tos 0x10 lookup 100"];
+/// Tailscale's: what bears the mark uses the main table, as all else does, or nothing at all.
+const TAILSCALE: &[&str] = &[
+    "rule add priority 100 fwmark 7 lookup main",
+    "rule add priority 101 fwmark 7 unreachable",
+];
 const DSCP: &str = "table inet t { chain c { type filter hook forward priority mangle;\n\
                     ip dscp set 0\n} }";
 const DSCP_AT_LAST: &str =
     "table inet t { chain c { type filter hook postrouting priority mangle;\n\
                             ip dscp set 0\n} }";
-const TOS: &[&str] = &["rule add priority 100 tos 0x10 lookup 100"];
+const NOT_THE_PACKETS: &str =
+    "table inet t { chain c { type filter hook postrouting priority mangle;\n\
+     ct mark set 5\nmeta priority set 1:1\n} }";
+const AT_EGRESS: &str =
+    "table netdev t { chain c { type filter hook egress devices = { u0, u1 } priority 0;\n\
+     meta mark set 1\n} }";
 
 /// Rules of the FIB, rules of the firewall, and whether they hold the group together.
 const CASES: &[(&[&str], &str, bool)] = &[
     // A mark is set after routing, and nobody asks for it.
     (&[], OFF, false),
-    // Tailscale's: what bears the mark uses the main table, as all else does, or nothing at all.
-    (
-        &[
-            "rule add priority 100 fwmark 7 lookup main",
-            "rule add priority 101 fwmark 7 unreachable",
-        ],
-        OFF,
-        false,
-    ),
+    (TAILSCALE, OFF, false),
     (FWMARK, OFF, true),
     // Set before the kernel routes, or routes again.
     (FWMARK, BY_MARK, false),
-    // Not the packet's mark.
-    (
-        FWMARK,
-        "table inet t { chain c { type filter hook postrouting priority mangle;\n\
-         ct mark set 5\nmeta priority set 1:1\n} }",
-        false,
-    ),
-    (
-        FWMARK,
-        "table netdev t { chain c { type filter hook egress devices = { u0, u1 } priority 0;\n\
-         meta mark set 1\n} }",
-        true,
-    ),
+    (FWMARK, NOT_THE_PACKETS, false),
+    (FWMARK, AT_EGRESS, true),
     (TOS, DSCP, true),
     (ROUTE_BY_TOS, DSCP_AT_LAST, true),
     (TOS, OFF, false),

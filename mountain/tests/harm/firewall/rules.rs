@@ -160,15 +160,22 @@ fn all_hooks_after_routing_are_looked_at() {
         ns.nft(&format!("flush ruleset\n{rules}"));
         assert_eq!(difference(&read(&ns)), None, "{rules}");
     }
-    // The masquerade of a home router, and one that names a source for each uplink.
-    let home = "table ip nat { chain post { type nat hook postrouting priority srcnat;\n\
-                ip saddr 192.168.0.0/16 oifname { u0, u1 } masquerade\n} }";
-    ns.nft(&format!("flush ruleset\n{home}"));
-    assert_eq!(difference(&read(&ns)), None);
-    let snat = "table ip nat { chain post { type nat hook postrouting priority srcnat;\n\
-                oifname u0 snat to 192.0.2.1\noifname u1 snat to 192.0.2.2\n} }";
-    ns.nft(&format!("flush ruleset\n{snat}"));
-    assert!(difference(&read(&ns)).is_some());
+    // The masquerade of a home router, in one rule and in two, and one that names a source for each uplink.
+    for (rules, differ) in [
+        (
+            "ip saddr 192.168.0.0/16 oifname { u0, u1 } masquerade",
+            false,
+        ),
+        ("oifname u0 masquerade\noifname u1 masquerade", false),
+        (
+            "oifname u0 snat to 192.0.2.1\noifname u1 snat to 192.0.2.2",
+            true,
+        ),
+    ] {
+        ns.run("nft flush ruleset");
+        ns.chain("ip nat post", "nat hook postrouting priority srcnat", rules);
+        assert_eq!(difference(&read(&ns)).is_some(), differ, "{rules}");
+    }
 }
 
 #[test]

@@ -80,19 +80,12 @@ fn source_filters_and_shapers_are_not_bypassed() {
 /// A rule that the owner's `notrack` or own translation keeps packets from is no silent one.
 #[test]
 fn a_rule_that_can_never_match_is_reported() {
+    let raw = "filter hook prerouting priority -300";
+    let nat = "nat hook prerouting priority -110";
     for (hook, rule) in [
-        (
-            "filter hook prerouting priority -300",
-            "udp dport 8080 notrack",
-        ),
-        (
-            "nat hook prerouting priority -110",
-            "udp dport 8080 dnat to 10.0.1.2:99",
-        ),
-        (
-            "filter hook prerouting priority -300",
-            "udp dport 53 notrack",
-        ),
+        (raw, "udp dport 8080 notrack"),
+        (nat, "udp dport 8080 dnat to 10.0.1.2:99"),
+        (raw, "udp dport 53 notrack"),
     ] {
         let net = Net::new();
         net.router.chain("ip owner c", hook, rule);
