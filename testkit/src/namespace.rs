@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! A network namespace with a name, and veth links between two.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -151,6 +152,24 @@ impl TestNamespace {
         self.link(dev, far, far_dev);
         self.bring_up(dev, addresses);
         far.bring_up(far_dev, far_addresses);
+    }
+
+    /// The same with addresses of both families that end in `end` and `far_end`, in subnets whose first parts are such
+    /// as 10.50.0 and fd50:0.
+    pub fn join(
+        &self,
+        (dev, end): (&str, u32),
+        far: &TestNamespace,
+        (far_dev, far_end): (&str, u32),
+        [v4, v6]: [impl Display; 2],
+    ) {
+        let at = |end| [format!("{v4}.{end}/24"), format!("{v6}::{end}/64")];
+        let [near_at, far_at] = [at(end), at(far_end)];
+        self.wire(
+            (dev, &near_at.each_ref().map(String::as_str)),
+            far,
+            (far_dev, &far_at.each_ref().map(String::as_str)),
+        );
     }
 
     /// A network behind this host, which forwards IPv4 for it: `far_dev` has the second address of `net`, three

@@ -186,11 +186,8 @@ fn dropping_it_leaves_nothing() {
 fn forwarded_traffic_moves() {
     for_each_family(|net, v6| {
         let inside = TestNamespace::new("inside");
-        net.client.wire(
-            ("lan", &["10.2.0.1/24", "fd00:2::1/64"]),
-            &inside,
-            ("eth0", &["10.2.0.2/24", "fd00:2::2/64"]),
-        );
+        let nets = ["10.2.0", "fd00:2"];
+        net.client.join(("lan", 1), &inside, ("eth0", 2), nets);
         net.client.sysctl("net/ipv4/ip_forward", "1");
         net.client.sysctl("net/ipv6/conf/all/forwarding", "1");
         inside.ip("route add default via 10.2.0.1");

@@ -91,13 +91,9 @@ impl Home {
     }
 
     fn join(&self, i: u32) {
-        let [own, gateway] =
-            [2, 1].map(|n| [format!("10.4{i}.0.{n}/24"), format!("fd4{i}::{n}/64")]);
-        self.home.wire(
-            (&format!("u{i}"), &own.each_ref().map(String::as_str)),
-            &self.providers,
-            (&format!("r{i}"), &gateway.each_ref().map(String::as_str)),
-        );
+        let (near, far) = (format!("u{i}"), format!("r{i}"));
+        let nets = [format!("10.4{i}.0"), format!("fd4{i}")];
+        self.home.join((&near, 2), &self.providers, (&far, 1), nets);
         self.default_routes(i);
     }
 

@@ -271,12 +271,9 @@ fn steering_sees_replies_as_they_leave() {
     for steer_first in [true, false] {
         let net = Net::new();
         // A second way to the server and to the client.
-        crate::net::join(&net.router, "rs1", &net.server, "s1");
-        crate::net::address(&net.router, "rs1", "10.0.2.1", "fd02::1");
-        crate::net::address(&net.server, "s1", "10.0.2.2", "fd02::2");
-        crate::net::join(&net.client, "c1", &net.router, "rc1");
-        crate::net::address(&net.client, "c1", "10.0.9.18", "fd09::18");
-        crate::net::address(&net.router, "rc1", "10.0.9.17", "fd09::17");
+        let (client, router, server) = (&net.client, &net.router, &net.server);
+        router.join(("rs1", 1), server, ("s1", 2), ["10.0.2", "fd02"]);
+        client.join(("c1", 18), router, ("rc1", 17), ["10.0.9", "fd09"]);
         net.server.ip("addr add 10.77.0.1/32 dev lo");
         net.client.ip("addr add 10.78.0.1/32 dev lo");
         for (to, one, other) in [

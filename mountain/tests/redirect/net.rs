@@ -55,9 +55,8 @@ impl Net {
         net.router.sysctl("net.ipv4.ip_forward", "1");
         net.router.sysctl("net.ipv6.conf.all.forwarding", "1");
         net.join_client();
-        join(&net.router, "rs", &net.server, "s0");
-        address(&net.router, "rs", "10.0.1.1", "fd01::1");
-        address(&net.server, "s0", "10.0.1.2", "fd01::2");
+        let nets = ["10.0.1", "fd01"];
+        net.router.join(("rs", 1), &net.server, ("s0", 2), nets);
         net
     }
 
@@ -70,9 +69,8 @@ impl Net {
 
     /// Joins client and router by c0 and rc.
     pub fn join_client(&self) {
-        join(&self.client, "c0", &self.router, "rc");
-        address(&self.client, "c0", "10.0.8.18", "fd08::18");
-        address(&self.router, "rc", "10.0.8.17", "fd08::17");
+        let nets = ["10.0.8", "fd08"];
+        self.client.join(("c0", 18), &self.router, ("rc", 17), nets);
     }
 
     /// The same with a neighbour of the client, 10.0.8.19, on the other port of a bridge.
@@ -85,13 +83,13 @@ impl Net {
         }
         net.router.ip("addr flush dev rc");
         net.router.ip("link add br0 type bridge");
-        join(&neighbour, "n0", &net.router, "rn");
+        let addresses = &["10.0.8.19/24", "fd08::19/64"];
+        neighbour.wire(("n0", addresses), &net.router, ("rn", &[]));
         for port in ["rc", "rn"] {
             net.router.ip(&format!("link set {port} master br0"));
         }
-        net.router.ip("link set br0 up");
-        address(&net.router, "br0", "10.0.8.17", "fd08::17");
-        address(&neighbour, "n0", "10.0.8.19", "fd08::19");
+        let addresses = &["10.0.8.17/24", "fd08::17/64"];
+        net.router.bring_up("br0", addresses);
         net.serve(&neighbour, "neighbour", "10.0.8.19:9000");
         net.serve(&neighbour, "neighbour", "[fd08::19]:9000");
         (net, neighbour)
@@ -231,15 +229,6 @@ fn answer(mut stream: TcpStream, name: &str) -> io::Result<()> {
     let mut got = Vec::new();
     stream.read_to_end(&mut got)?;
     stream.write_all(&[name.as_bytes(), b" ", &got].concat())
-}
-
-/// Two namespaces by veth; both ends up.
-pub fn join(a: &Ns, a_dev: &str, b: &Ns, b_dev: &str) {
-    a.wire((a_dev, &[]), b, (b_dev, &[]));
-}
-
-pub fn address(ns: &Ns, dev: &str, v4: &str, v6: &str) {
-    ns.bring_up(dev, &[&format!("{v4}/24"), &format!("{v6}/64")]);
 }
 
 /// Sets features of a device, as ethtool(8) names them.

@@ -65,12 +65,9 @@ impl Net {
     }
 
     pub fn add_uplink(&self, n: u32) {
-        let (host, far) = (&self.host, &self.far);
-        host.link(&format!("u{n}"), far, &format!("p{n}"));
-        for (side, device, end) in [(far, "p", 2), (host, "u", 1)] {
-            let [v4, v6] = [format!("10.0.{n}.{end}/24"), format!("fd00:{n}::{end}/64")];
-            side.bring_up(&format!("{device}{n}"), &[&v4, &v6]);
-        }
+        let (near, far) = (format!("u{n}"), format!("p{n}"));
+        let nets = [format!("10.0.{n}"), format!("fd00:{n}")];
+        self.host.join((&near, 1), &self.far, (&far, 2), nets);
     }
 
     /// Waits until the uplinks count as up: the kernel's link watch takes up to a second when

@@ -26,14 +26,9 @@ impl Net {
             ns.sysctl("net/ipv6/fib_multipath_hash_policy", "1");
         }
         for i in 0..2 {
-            c.link(&format!("c{i}"), s, &format!("s{i}"));
-            for (ns, dev, host) in [(c, "c", 1), (s, "s", 2)] {
-                let [v4, v6] = [
-                    format!("10.77.{i}.{host}/24"),
-                    format!("fd77:{i}::{host}/64"),
-                ];
-                ns.bring_up(&format!("{dev}{i}"), &[&v4, &v6]);
-            }
+            let (near, far) = (format!("c{i}"), format!("s{i}"));
+            let nets = [format!("10.77.{i}"), format!("fd77:{i}")];
+            c.join((&near, 1), s, (&far, 2), nets);
         }
         for (ns, host) in [(c, 0), (s, 1)] {
             ns.ip(&format!("address add 10.99.{host}.1/32 dev lo"));
