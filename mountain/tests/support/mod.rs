@@ -24,7 +24,6 @@ mod traffic;
 pub mod tun;
 mod worker;
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Deref;
@@ -38,6 +37,7 @@ use mountain::control::status::{PathStatus, Status};
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
+use serde_json::Value;
 use tempfile::NamedTempFile;
 use testkit::{ok, own_sysctls, TestNamespace};
 
@@ -453,35 +453,16 @@ pub fn wait_said(log: &File, part: &str) {
     wait_until(part, 6 * LEAVE, || said(log).contains(part));
 }
 
-/// Counters of a namespace by table and field, such as `UdpInDatagrams` and `Udp6InDatagrams`.
-pub fn snmp(ns: &Ns) -> HashMap<String, u64> {
-    let mut all = HashMap::new();
-    let mut add = |name: String, value: &str| {
-        // A column's head is no number, and "no limit" is -1.
-        if let Ok(value) = value.trim().parse() {
-            all.insert(name, value);
-        }
-    };
-    let four = ns.run("cat /proc/net/snmp");
-    let lines: Vec<&str> = four.lines().collect();
-    for pair in lines.chunks(2) {
-        let table = pair[0].split(':').next().unwrap();
-        let [names, values] = [pair[0], pair[1]].map(str::split_whitespace);
-        names
-            .zip(values)
-            .for_each(|(name, value)| add(format!("{table}{name}"), value));
-    }
-    for line in ns.run("cat /proc/net/snmp6").lines() {
-        let (name, value) = line.split_once(char::is_whitespace).unwrap();
-        add(name.to_owned(), value);
-    }
-    all
+/// A counter of a namespace by table and field, such as `UdpInDatagrams` and `Udp6InDatagrams`.
+pub fn snmp(ns: &Ns, counter: &str) -> u64 {
+    let all: Value = serde_json::from_str(&ns.run("nstat -aszj")).unwrap();
+    all["kernel"][counter].as_u64().expect(counter)
 }
 
 /// Waits until a counter of [`snmp`] has grown by `count`: what it counts is under way then, however long it took to
 /// start.
 pub fn wait_counted(ns: &Ns, counter: &str, count: u64) {
-    let value = || snmp(ns)[counter];
+    let value = || snmp(ns, counter);
     let before = value();
     wait_until("it is under way", Duration::from_secs(20), || {
         value() >= before + count
