@@ -50,18 +50,9 @@ fn pps_has_its_rows_and_checks() {
         result, said: text, ..
     } = &run;
     assert_eq!(result.scenario, "redirect-pps");
-    let rows = [
-        "route",
-        "dnat",
-        "bare-xdp",
-        "bare-xdp-generic",
-        "bare-tcx-peer",
-        "tcx+log",
-        "xdp-redirect+log",
-        "tc-drop",
-        "xdp-drop",
-    ];
-    for row in rows.into_iter().chain(BACKENDS) {
+    let rows = "route dnat bare-xdp bare-xdp-generic bare-tcx-peer tcx+log xdp-redirect+log \
+        tc-drop xdp-drop";
+    for row in rows.split(' ').chain(BACKENDS) {
         for load in ["live_64", "live_1400", "socket_64", "socket_1400"] {
             for regime in ["full", "fixed"] {
                 accounted_for(result, row, &format!("{load}_{regime}_ns"));
