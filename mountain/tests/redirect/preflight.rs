@@ -371,20 +371,12 @@ fn peers_are_for_the_next_namespace() {
 #[test]
 fn far_ends_out_of_sight() {
     let net = Net::bare().ready();
-    // A namespace that only a thread lives in has no name.
-    let (ready, is_ready) = std::sync::mpsc::channel();
-    let (end, is_end) = std::sync::mpsc::channel::<()>();
-    let thread = std::thread::spawn(move || {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
-        ready.send(nix::unistd::gettid()).unwrap();
-        let _ = is_end.recv();
-    });
-    let hidden = is_ready.recv().unwrap();
-    net.router.ip(&format!(
-        "link add r5 type veth peer name c5 netns {hidden}"
-    ));
-    net.router.ip("addr add 10.0.5.1/24 dev r5");
-    net.router.ip("link set r5 up");
+    let hidden = Ns::new("h");
+    net.router.link("r5", &hidden, "c5");
+    net.router.bring_up("r5", &["10.0.5.1/24"]);
+    // A namespace that only a socket is in has neither a name nor a process.
+    let _socket = hidden.udp("127.0.0.1:0");
+    testkit::ip(&format!("netns del {}", hidden.name));
     let found = net.look_and_fix(&rule("10.0.5.1:80", "10.0.1.2:80"));
     found.only(&[TcxPeer, Tcx, Nft]);
     let why = "r5 is a veth whose far end cannot be looked at (the network namespace";
@@ -395,8 +387,6 @@ fn far_ends_out_of_sight() {
     found.only(&[Xdp, Tcx, Nft]);
     let why = "the far end of r5 cannot be looked at";
     found.refuses(TcxPeer, why, "use tcx or nft");
-    drop(end);
-    thread.join().unwrap();
 }
 
 #[test]

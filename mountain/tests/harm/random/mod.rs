@@ -49,7 +49,7 @@ use kernel::{by_flow, Reference, Sender, Sent};
 use mountain::Daemon;
 use packets::Flow;
 use rig::{Pinned, Rig};
-use verdict::Judge;
+use verdict::{Judge, Tally};
 
 /// Flows of a host.
 const FLOWS: usize = 40;
@@ -85,9 +85,7 @@ fn kinds() -> Vec<(Kind, bool)> {
 /// What became of one host.
 struct Result {
     faults: Vec<String>,
-    packets: usize,
-    moved: usize,
-    flows_moved: usize,
+    tally: Tally,
     steered: bool,
     refused: bool,
     script: String,
@@ -159,9 +157,7 @@ fn run(seed: u64, kinds: &[(Kind, bool)]) -> Result {
     let Judge { tally, faults, .. } = trial.judge;
     Result {
         faults,
-        packets: tally.packets,
-        moved: tally.moved,
-        flows_moved: tally.flows_moved.len(),
+        tally,
         steered,
         refused,
         script: host.script(),
@@ -257,16 +253,17 @@ fn tell_failure(
 fn report(results: &[Done], took: Duration) {
     let whole = || results.iter().filter_map(|(_, r)| r.as_ref().ok());
     let sum = |of: fn(&Result) -> usize| whole().map(of).sum::<usize>();
+    let some_moved = |r: &Result| usize::from(!r.tally.flows_moved.is_empty());
     println!(
         "{} hosts in {:.0} s: {} steered, {} refused, {} with flows that moved; {} packets, {} by another member; {} flows moved",
         results.len(),
         took.as_secs_f64(),
         sum(|r| r.steered.into()),
         sum(|r| r.refused.into()),
-        sum(|r| (r.flows_moved > 0).into()),
-        sum(|r| r.packets),
-        sum(|r| r.moved),
-        sum(|r| r.flows_moved),
+        sum(some_moved),
+        sum(|r| r.tally.packets),
+        sum(|r| r.tally.moved),
+        sum(|r| r.tally.flows_moved.len()),
     );
     let failed: Vec<u64> = (results.iter())
         .filter(|(_, result)| !is_well(result))
@@ -275,7 +272,7 @@ fn report(results: &[Done], took: Duration) {
     assert!(failed.is_empty(), "seeds that fail: {failed:?}");
     let steered = sum(|r| r.steered.into());
     assert!(
-        sum(|r| (r.flows_moved > 0).into()) * 2 > steered,
+        sum(some_moved) * 2 > steered,
         "too little moved to prove anything"
     );
 }
