@@ -50,9 +50,7 @@ fn cells_are_listed_and_unknown_ones_refused() {
 fn a_step_is_braked_for() {
     let _alone = alone();
     let run = result_of("cc --quick --cells step-50-10 --cc mountain,bbr --repeat 1");
-    let Run {
-        result, out, said, ..
-    } = &run;
+    let (result, out, said) = (&run.result, &run.out, &run.said);
     nothing_is_left();
     assert_eq!((result.scenario.as_str(), result.repeats), ("cc", 1));
     assert_eq!(result.checks.len(), 4);

@@ -46,9 +46,7 @@ fn accounted_for(result: &RunResult, row: &str, metric: &str) -> bool {
 #[test]
 fn pps_has_its_rows_and_checks() {
     let run = redirect("pps --quick --repeat 1");
-    let Run {
-        result, said: text, ..
-    } = &run;
+    let (result, text) = (&run.result, &run.said);
     assert_eq!(result.scenario, "redirect-pps");
     let rows = "route dnat bare-xdp bare-xdp-generic bare-tcx-peer tcx+log xdp-redirect+log \
         tc-drop xdp-drop";
@@ -98,9 +96,7 @@ fn pps_has_its_rows_and_checks() {
 #[test]
 fn upload_delivers_every_byte() {
     let run = redirect("upload --quick");
-    let Run {
-        result, out, said, ..
-    } = &run;
+    let (result, out, said) = (&run.result, &run.out, &run.said);
     assert_eq!(result.scenario, "redirect-upload");
     let mut there = 0;
     for row in ["route"].into_iter().chain(BACKENDS) {
