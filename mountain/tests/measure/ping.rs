@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::ping_ways::{ping, Running};
+use crate::ping_ways::{listen, ping, Running};
 use crate::support::*;
 use mountain::measure::runfile::RunFile;
 use nix::sys::signal::Signal;
@@ -182,16 +182,26 @@ fn a_target_that_stops_answering_loses_nothing() {
 #[test]
 fn ctrl_c_keeps_what_was_measured() {
     let ns = Ns::new("p");
-    for signal in [Signal::SIGINT, Signal::SIGTERM] {
-        let running = Running::start(&ns, "127.0.0.1 -c 100000");
-        wait_counted(&ns, "IcmpOutEchoReps", 20);
+    listen(&ns, "127.0.0.1:7777");
+    for (way, counter, count, signal) in [
+        ("", "IcmpOutEchoReps", 20, Signal::SIGINT),
+        ("", "IcmpOutEchoReps", 20, Signal::SIGTERM),
+        // Slow enough for the listener's queue of 128 while its thread waits for a processor.
+        ("--tcp 7777 -i 10ms", "TcpActiveOpens", 100, Signal::SIGINT),
+    ] {
+        let running = Running::start(&ns, &format!("127.0.0.1 -c 100000 {way}"));
+        wait_counted(&ns, counter, count);
         running.signal(signal);
         let (text, run) = running.finish();
         assert_has(&text, &["Median", "interrupted"]);
-        assert!(run.interrupted);
-        assert!((20..100_000).contains(&run.samples.len()));
+        assert!(run.interrupted && run.clock == "kernel");
+        // Of handshakes some may be under way.
+        let least = if way.is_empty() { 20 } else { 51 };
+        assert!((least..100_000).contains(&run.samples.len()));
         check_columns(&run, run.samples.len());
     }
+    let left = ns.run("ss -Htan state all exclude listening");
+    assert_eq!(left.trim(), "", "connections were left");
 }
 
 #[test]

@@ -52,7 +52,7 @@ pub fn ping(ns: &Ns, args: &str) -> (String, RunFile) {
 }
 
 /// Accepts connections, and resets them at once, for as long as the test runs.
-fn listen(ns: &Ns, address: &str) {
+pub fn listen(ns: &Ns, address: &str) {
     let listener = ns.listen(address);
     std::thread::spawn(move || {
         // One that was reset while it waited is an error of its own.
@@ -151,26 +151,6 @@ fn without_an_answer_it_says_so() {
     assert_eq!(run.samples.rtt_us, [None; 200]);
     assert!(run.seconds < 5.0, "{}", run.seconds);
     assert!(!run.environment.contains_key("tcp.answers"));
-}
-
-#[test]
-fn ctrl_c_keeps_the_handshakes_that_were_made() {
-    let ns = Ns::new("t");
-    listen(&ns, "127.0.0.1:7777");
-    // Slow enough for the listener's queue of 128 while its thread waits for a processor.
-    let running = Running::start(&ns, "127.0.0.1 --tcp 7777 -c 100000 -i 10ms");
-    wait_counted(&ns, "TcpActiveOpens", 100);
-    running.signal(Signal::SIGINT);
-    let (text, run) = running.finish();
-    assert_has(&text, &["interrupted", "Median"]);
-    assert!(run.interrupted && run.clock == "kernel");
-    let s = &run.samples;
-    assert!(s.len() > 50 && s.rtt_us.iter().all(Option::is_some));
-    assert_eq!(
-        ns.run("ss -Htan state all exclude listening").trim(),
-        "",
-        "connections were left"
-    );
 }
 
 fn range(column: &[Option<f64>]) -> (f64, f64) {

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
 use etherparse::{EtherType, Ethernet2Header};
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{recvfrom, setsockopt, sockopt, LinkAddr};
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// linux/if_packet.h.
@@ -73,21 +73,8 @@ impl PacketSocket {
 
     /// The next frame that has come in, its length and its device's index.
     pub fn receive(&self, buffer: &mut [u8]) -> Option<(usize, u32)> {
-        // SAFETY: all-zero is a valid sockaddr_ll; buffer and address outlive the call.
-        unsafe {
-            let mut from: libc::sockaddr_ll = std::mem::zeroed();
-            let mut size = size_of_val(&from) as u32;
-            let length = libc::recvfrom(
-                self.as_raw_fd(),
-                buffer.as_mut_ptr().cast(),
-                buffer.len(),
-                0,
-                (&raw mut from).cast(),
-                &raw mut size,
-            );
-            let length = usize::try_from(length).ok()?;
-            Some((length, from.sll_ifindex as u32))
-        }
+        let (length, from) = recvfrom::<LinkAddr>(self.as_raw_fd(), buffer).ok()?;
+        Some((length, from?.ifindex() as u32))
     }
 }
 

@@ -395,23 +395,15 @@ pub fn mountain_in(dir: &Path, args: &str) -> Output {
 
 /// Sets the limit of descriptors of a process; returns what it was. The hard limit stays, so that the other can be
 /// raised again.
-pub fn limit_descriptors(pid: i32, most: libc::rlim_t) -> libc::rlim_t {
-    let mut before = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
+pub fn limit_descriptors(pid: i32, most: u64) -> u64 {
+    let prlimit = |limit: &str| {
+        let pid = pid.to_string();
+        let args = ["--noheadings", "--output=SOFT", "--pid", &pid, limit];
+        ok("prlimit", Command::new("prlimit").args(args).output())
     };
-    let kind = libc::RLIMIT_NOFILE;
-    // SAFETY: the limits outlive the calls.
-    unsafe {
-        assert_eq!(libc::prlimit(pid, kind, std::ptr::null(), &mut before), 0);
-        let new = libc::rlimit {
-            rlim_cur: most,
-            ..before
-        };
-        let rc = libc::prlimit(pid, kind, &new, std::ptr::null_mut());
-        assert_eq!(rc, 0);
-    }
-    before.rlim_cur
+    let before = prlimit("--nofile").trim().parse().unwrap();
+    prlimit(&format!("--nofile={most}:"));
+    before
 }
 
 /// Lets this process have so many descriptors, at least.
