@@ -341,23 +341,17 @@ fn firewalls_keep_auto_from_going_around_them() {
     assert!(of_for(&facts, &always, Tcx).by_name_only);
     assert!(!of_for(&facts, &always, Nft).by_name_only);
     // Rules that see packets before they are rewritten are skipped by all but nft.
-    facts.firewall = FirewallEffects {
-        before: vec!["ip raw PREROUTING handle 3: drop".to_owned()],
-        ..FirewallEffects::default()
-    };
+    facts.firewall = FirewallEffects::default();
+    facts.firewall.before = vec!["ip raw PREROUTING handle 3: drop".to_owned()];
     assert!(of(&facts, Tcx).by_name_only);
     assert!(notes(&facts, XdpPass, "named: ip raw PREROUTING handle 3"));
     assert!(!of(&facts, Nft).by_name_only);
-    facts.firewall = FirewallEffects {
-        unknown: Some("it cannot be read".to_owned()),
-        ..FirewallEffects::default()
-    };
+    facts.firewall = FirewallEffects::default();
+    facts.firewall.unknown = Some("it cannot be read".to_owned());
     assert!(of(&facts, XdpRedirect).by_name_only);
     assert!(of(&facts, Tcx).by_name_only);
-    facts.firewall = FirewallEffects {
-        never: vec!["ip raw PREROUTING handle 3: notrack".to_owned()],
-        ..FirewallEffects::default()
-    };
+    facts.firewall = FirewallEffects::default();
+    facts.firewall.never = vec!["ip raw PREROUTING handle 3: notrack".to_owned()];
     assert!(notes(&facts, Nft, "never come to be redirected"));
 }
 

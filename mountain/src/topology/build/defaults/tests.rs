@@ -71,12 +71,14 @@ fn home() -> Snapshot {
     }
 }
 
+fn filter(change: impl FnOnce(&mut Filter)) -> Filter {
+    let mut filter = Filter::default();
+    change(&mut filter);
+    filter
+}
+
 fn adopted(snapshot: &Snapshot) -> Topology {
-    let filter = Filter {
-        adopt: true,
-        ..Filter::default()
-    };
-    build(snapshot, &filter)
+    build(snapshot, &filter(|f| f.adopt = true))
 }
 
 fn devices(topology: &Topology, group: usize) -> Vec<&str> {
@@ -241,11 +243,7 @@ fn a_better_default_route_by_a_tunnel_suspends_all() {
     assert_eq!(devices(&worse, 0), ["fibre", "lte"]);
     assert_eq!(worse.suspended, []);
     // Named in the configuration it is one.
-    let filter = Filter {
-        adopt: true,
-        named: vec!["vpn".into()],
-        ..Filter::default()
-    };
+    let filter = filter(|f| (f.adopt, f.named) = (true, vec!["vpn".into()]));
     let named = build(&with_vpn("tun", 50), &filter);
     assert_eq!(devices(&named, 0), ["vpn", "fibre", "lte"]);
     // Who did not ask for it is told nothing.
@@ -324,32 +322,20 @@ fn rules_that_take_unmarked_packets_suspend_and_those_that_read_our_marks_forbid
     let suspended = &topology.suspended[0];
     assert!(suspended.by_rule, "what still meets ours is the VPN's own");
     assert!(suspended.why.contains("rule of priority 32764"));
-    let harmless = [
+    let network = |r: &mut FibRule| {
+        (r.src, r.invert, r.fwmark) = (Some("10.0.0.0/8".parse().unwrap()), false, None);
+    };
+    let harmless: [fn(&mut FibRule); 5] = [
         // Of one user, of one network, of marked packets; and with nothing behind it.
-        FibRule {
-            uid: Some((1000, 1000)),
-            ..wg_quick.clone()
-        },
-        FibRule {
-            src: Some("10.0.0.0/8".parse().unwrap()),
-            invert: false,
-            fwmark: None,
-            ..wg_quick.clone()
-        },
-        FibRule {
-            invert: false,
-            ..wg_quick.clone()
-        },
-        FibRule {
-            action: Action::Table(7),
-            ..wg_quick.clone()
-        },
-        FibRule {
-            suppress_length: Some(0),
-            ..wg_quick.clone()
-        },
+        |r| r.uid = Some((1000, 1000)),
+        network,
+        |r| r.invert = false,
+        |r| r.action = Action::Table(7),
+        |r| r.suppress_length = Some(0),
     ];
-    for rule in harmless {
+    for change in harmless {
+        let mut rule = wg_quick.clone();
+        change(&mut rule);
         let topology = adopted(&with_rule(rule.clone(), 0));
         assert_eq!(topology.groups.len(), 1, "{rule:?}: {:?}", topology.skipped);
     }
@@ -359,11 +345,7 @@ fn rules_that_take_unmarked_packets_suspend_and_those_that_read_our_marks_forbid
     };
     assert_eq!(adopted(&with_rule(drops, 0)).suspended.len(), 1);
 
-    let filter = Filter {
-        adopt: true,
-        mark_mask: 0xff00_0000,
-        ..Filter::default()
-    };
+    let filter = filter(|f| (f.adopt, f.mark_mask) = (true, 0xff00_0000));
     for (mark, theirs, forbids) in [
         (0, u32::MAX, true), // the unmarked ones only
         (0x0200_0000, 0xff00_0000, true),
@@ -463,10 +445,7 @@ fn a_multipath_default_chooses_at_the_start_where_sources_differ() {
         ..FibRule::default()
     };
     by_mark.rules.insert(0, of_unmarked);
-    let filter = Filter {
-        mark_mask: 0xff00_0000,
-        ..Filter::default()
-    };
+    let filter = filter(|f| f.mark_mask = 0xff00_0000);
     let topology = build(&by_mark, &filter);
     assert_eq!(topology.groups[0].kind, Kind::Move);
     assert!(topology.skipped[0]
