@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::expr::{self, Bitwise, Expr, Op, Source, Verdict};
+use super::expr::{self, Bitwise, Expr, Lookup, Op, Source, Verdict};
 use super::xtables::{parse, Head};
 use super::*;
 use crate::netlink::wire::{push_attribute, Attributes};
