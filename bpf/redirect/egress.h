@@ -8,9 +8,10 @@
 
 /* Looks the egress route up and keeps it in the flow; 0 when there is one. */
 static __always_inline int mtn_rd_fib(void *ctx, struct mtn_rd_flow *f, struct bpf_fib_lookup *fib,
-				      const struct mtn_rd_look *look, bool xdp)
+				      struct mtn_rd_look *look, bool xdp)
 {
 	bool reply = f->flags & MTN_RD_REPLY;
+	__u32 usual = reply ? f->client_dev : f->target_dev;
 
 	fib->l4_protocol = look->proto;
 	fib->sport = f->sport;
@@ -21,12 +22,13 @@ static __always_inline int mtn_rd_fib(void *ctx, struct mtn_rd_flow *f, struct b
 	if (bpf_fib_lookup(ctx, fib, sizeof(*fib), xdp ? 0 : MTN_FIB_SKIP_NEIGH))
 		return -1;
 	/* User space has looked at no other device. */
-	if (xdp && fib->ifindex != (reply ? f->client_dev : f->target_dev))
+	if (xdp && fib->ifindex != usual)
 		return -1;
-	f->oif = fib->ifindex;
-	/* No neighbour was asked for, which XDP needs: not for it to keep. */
-	if (!xdp && f->backend == MTN_RD_XDP_REDIRECT)
+	look->oif = fib->ifindex;
+	/* Not to be kept: no neighbour was asked for, which XDP needs; or the way back is not the way in. */
+	if (!xdp && (f->backend == MTN_RD_XDP_REDIRECT || fib->ifindex != usual))
 		return 0;
+	f->oif = fib->ifindex;
 	f->mtu = fib->mtu_result;
 	__builtin_memcpy(f->macs, fib->dmac, ETH_ALEN);
 	__builtin_memcpy(f->macs + ETH_ALEN, fib->smac, ETH_ALEN);

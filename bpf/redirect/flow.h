@@ -34,10 +34,12 @@ struct mtn_rd_look {
 	__u32 len;	/* network layer */
 	__u32 seq;	/* of TCP, host byte order */
 	__u32 ack;
+	__u32 oif;	/* the device it goes out by, once that is known */
 	__u8 ttl;
 	__u8 tos;
 	__u8 proto;
 	__u8 tcp_flags;
+	bool fragment;
 };
 
 /* Byte 13 of a TCP header. */

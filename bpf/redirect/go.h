@@ -17,9 +17,15 @@ static __always_inline int mtn_rd_egress(void *ctx, void *flow, struct mtn_rd_lo
 					  const bool ipv6, const int hook)
 {
 	struct mtn_rd_flow *f = flow;
+	bool kept = f->mtu &&
+		    f->fib_until_ticks - mtn_rd_ticks(look->now) <= mtn_rd_ticks(MTN_RD_FIB_NS);
 
-	if (f->mtu && f->fib_until_ticks - mtn_rd_ticks(look->now) <= mtn_rd_ticks(MTN_RD_FIB_NS))
+	/* Whether a packet's segments fit is the kernel's to say, and what XDP keeps is for XDP. */
+	if (kept && (hook == MTN_HOOK_XDP ||
+		     (look->len <= f->mtu && f->backend != MTN_RD_XDP_REDIRECT))) {
+		look->oif = f->oif;
 		return 0;
+	}
 	if (hook == MTN_HOOK_XDP)
 		return ipv6 ? mtn_rd_fib6_xdp(ctx, flow, look) : mtn_rd_fib4_xdp(ctx, flow, look);
 	return ipv6 ? mtn_rd_fib6_skb(ctx, flow, look) : mtn_rd_fib4_skb(ctx, flow, look);
@@ -44,8 +50,11 @@ static __always_inline int mtn_rd_go(void *ctx, void *flow, struct mtn_rd_look *
 	if (hook == MTN_HOOK_XDP) {
 		if (f->backend == MTN_RD_XDP)
 			return reply || snat ? MTN_GO_UNTOUCHED : MTN_GO_PASS;
-		/* A frame for another host, seen because the device is promiscuous: not to be sent on. */
-		if (f->backend != MTN_RD_XDP_REDIRECT || look->ttl <= 1 ||
+		/*
+		 * Fragments of a datagram stay together: connection tracking waits for those that it does not see.
+		 * A frame for another host, seen because the device is promiscuous: not to be sent on.
+		 */
+		if (f->backend != MTN_RD_XDP_REDIRECT || look->ttl <= 1 || look->fragment ||
 		    __builtin_memcmp(mac, f->in_mac, ETH_ALEN) ||
 		    mtn_rd_egress(ctx, flow, look, ipv6, hook))
 			return MTN_GO_UNTOUCHED;
@@ -62,26 +71,30 @@ static __always_inline int mtn_rd_go(void *ctx, void *flow, struct mtn_rd_look *
 		}
 		return MTN_GO_NEIGH;
 	}
-	if (f->backend == MTN_RD_TCX_PEER && look->ttl > 1) {
-		if (f->out_veth)
-			return MTN_GO_PEER;
-		if (reply) {
-			f->oif = f->client_dev;
-			return MTN_GO_NEIGH;
-		}
-	}
-	return reply ? MTN_GO_UNTOUCHED : MTN_GO_PASS;
+	if (!reply)
+		return f->backend == MTN_RD_TCX_PEER && f->out_veth && look->ttl > 1 ? MTN_GO_PEER :
+										    MTN_GO_PASS;
+	/*
+	 * Connection tracking has not seen the client's packets, and would take this one for the first of a
+	 * connection. Nor does the way back have to be the way in: the kernel's routes decide.
+	 */
+	if ((f->backend == MTN_RD_TCX_PEER || f->backend == MTN_RD_XDP_REDIRECT) && look->ttl > 1 &&
+	    !mtn_rd_egress(ctx, flow, look, ipv6, hook))
+		return f->backend == MTN_RD_TCX_PEER && f->out_veth && look->oif == f->client_dev ?
+			       MTN_GO_PEER : MTN_GO_NEIGH;
+	return MTN_GO_UNTOUCHED;
 }
 
 /* Sends the rewritten packet on. */
-static __always_inline int mtn_rd_send(struct mtn_rd_flow *f, int go, const int hook)
+static __always_inline int mtn_rd_send(struct mtn_rd_flow *f, const struct mtn_rd_look *look, int go,
+				       const int hook)
 {
 	if (hook == MTN_HOOK_XDP)
-		return go == MTN_GO_FAST ? bpf_redirect(f->oif, 0) : XDP_PASS;
+		return go == MTN_GO_FAST ? bpf_redirect(look->oif, 0) : XDP_PASS;
 	if (go == MTN_GO_PEER)
 		return bpf_redirect_peer(f->flags & MTN_RD_REPLY ? f->client_dev : f->target_dev, 0);
 	if (go == MTN_GO_NEIGH)
-		return bpf_redirect_neigh(f->oif, NULL, 0, 0);
+		return bpf_redirect_neigh(look->oif, NULL, 0, 0);
 	return TC_ACT_UNSPEC;
 }
 

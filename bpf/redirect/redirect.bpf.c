@@ -27,14 +27,16 @@
  *   XDP           forward     -                 -                rewrite, pass   rewrite, redirect
  *   XDP           reply       -                 -                -               rewrite, redirect
  *   tcx ingress   forward     rewrite, pass     rewrite, peer    (done by XDP)   as MTN_RD_TCX
- *   tcx ingress   reply       -                 rewrite, peer    -               -
+ *   tcx ingress   reply       -                 rewrite, peer    -               rewrite, neighbour
  *   tcx egress    reply       rewrite           rewrite          rewrite         rewrite
  *
  * Each hook takes over what the one before could not do and left untouched: no neighbour known, too
  * big for the egress route, lifetime over. So the kernel answers with ICMP where it has to, and resolves
  * neighbours; one in 64 look-ups of a flow's egress route takes that road on purpose, so that neighbour
- * entries are kept fresh. A reply is rewritten at egress there, because at ingress it would turn into
- * a packet from an address of this host, which the kernel takes for a forgery (a martian).
+ * entries are kept fresh. A reply that the kernel forwards is rewritten at egress, because at ingress it would
+ * turn into a packet from an address of this host, which the kernel takes for a forgery (a martian). By
+ * _TCX_PEER and _XDP_REDIRECT tcx sends replies itself, by the kernel's routes: connection tracking has not seen
+ * what they answer, and might translate them. Fragments are not for XDP: all of a datagram go one way.
  *
  * With MTN_RD_SNAT (hairpins) both directions are redirected, never passed, for the same reason.
  *
@@ -294,7 +296,8 @@ static __always_inline int mtn_rd_ipv4(void *ctx, void *data, void *data_end, co
 	key.daddr = ip->daddr;
 	key.proto = ip->protocol;
 	later = ip->frag_off & bpf_htons(IP_OFFSET);
-	if (ip->frag_off & bpf_htons(IP_MF | IP_OFFSET)) {
+	look.fragment = ip->frag_off & bpf_htons(IP_MF | IP_OFFSET);
+	if (look.fragment) {
 		frag.saddr[0] = ip->saddr;
 		frag.daddr[0] = ip->daddr;
 		frag.id = ip->id;
@@ -382,7 +385,7 @@ static __always_inline int mtn_rd_ipv4(void *ctx, void *data, void *data_end, co
 	}
 	if (ret == MTN_GO_FAST)
 		__builtin_memcpy(eth, flow->f.macs, sizeof(flow->f.macs));
-	return mtn_rd_send(&flow->f, ret, hook);
+	return mtn_rd_send(&flow->f, &look, ret, hook);
 }
 
 static __always_inline int mtn_rd_ipv6(void *ctx, void *data, void *data_end, const int hook)
@@ -419,7 +422,8 @@ static __always_inline int mtn_rd_ipv6(void *ctx, void *data, void *data_end, co
 	__builtin_memcpy(key.saddr, &ip->saddr, 16);
 	__builtin_memcpy(key.daddr, &ip->daddr, 16);
 	key.proto = at.proto;
-	if (at.first || at.later) {
+	look.fragment = at.first || at.later;
+	if (look.fragment) {
 		__builtin_memcpy(frag.saddr, key.saddr, 16);
 		__builtin_memcpy(frag.daddr, key.daddr, 16);
 		/* The protocol is not in a later fragment: its next header is what follows the fragment header. */
@@ -498,7 +502,7 @@ static __always_inline int mtn_rd_ipv6(void *ctx, void *data, void *data_end, co
 	}
 	if (ret == MTN_GO_FAST)
 		__builtin_memcpy(eth, flow->f.macs, sizeof(flow->f.macs));
-	return mtn_rd_send(&flow->f, ret, hook);
+	return mtn_rd_send(&flow->f, &look, ret, hook);
 }
 
 static __always_inline int mtn_redirect(void *ctx, void *data, void *data_end, const int hook)

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 
 use super::paired::MOST_ROUNDS;
 use crate::host::program;
-use crate::host::signals::{Asked, Ended};
+use crate::host::signals::{asks_to_end, Asked, Ended};
 
 /// With fewer rounds the headline can show no difference: the least p-value is 2 / 2^rounds, and
 /// Holm's correction takes three times that.
@@ -103,6 +103,11 @@ impl Setting {
             .args(&self.words[1..])
             .stdin(Stdio::null())
             .stdout(stderr);
+        // SAFETY: changes the mask by one system call, which is async-signal-safe.
+        unsafe {
+            // We hear of them by a descriptor, and so block them; the command does not.
+            command.pre_exec(|| Ok(asks_to_end().thread_unblock()?));
+        }
         let mut child = command
             .spawn()
             .with_context(|| format!("cannot run {:?}", self.words[0]))?;

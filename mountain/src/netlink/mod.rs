@@ -45,4 +45,4 @@ pub(crate) use qdisc::{qdiscs, Qdiscs};
 pub(crate) use route::{egress_route, policy_rules, route_to, EgressRoute, RouteTo};
 pub use snapshot::ds_field;
 pub(crate) use sock_diag::{reset_unanswered, unconnected};
-pub(crate) use xfrm::offloading_devices;
+pub(crate) use xfrm::{has_ipsec_policies, offloading_devices};

@@ -23,6 +23,7 @@ const GROUP_SA: u32 = 1 << (3 - 1);
 const LOOK: Duration = Duration::from_secs(1);
 
 const XFRM_MSG_GETSA: u16 = 0x12;
+const XFRM_MSG_GETPOLICY: u16 = 0x15;
 /// Length of `struct xfrm_usersa_info`, behind which the attributes of a state are.
 const USERSA_INFO: usize = 224;
 
@@ -50,6 +51,18 @@ pub fn offloading_devices() -> io::Result<BTreeSet<u32>> {
         true => dump(),
         false => Ok(BTreeSet::new()),
     }
+}
+
+/// Whether there are IPsec policies: what goes around the kernel's forwarding goes around them.
+///
+/// # Errors
+/// When the kernel does not tell, as without CAP_NET_ADMIN.
+pub fn has_ipsec_policies() -> io::Result<bool> {
+    let mut found = false;
+    if is_there() {
+        wire::dump(NETLINK_XFRM, XFRM_MSG_GETPOLICY, &[], |_| found = true)?;
+    }
+    Ok(found)
 }
 
 fn dump() -> io::Result<BTreeSet<u32>> {

@@ -332,7 +332,7 @@ pub fn gone(rules: &[Installed]) -> Result<HashSet<u32>> {
     let mut gone = HashSet::new();
     for (backend, rules) in by_backend(rules) {
         let lost = match backend {
-            Backend::Nft if nft::is_there()? => vec![],
+            Backend::Nft if nft::holds(&rules)? => vec![],
             Backend::Nft => rules,
             Backend::Module => module::gone(rules)?,
             _ => bpf::gone(rules)?,

@@ -52,27 +52,39 @@ const ELEMENTS: usize = 400;
 /// that are there already: they come back where something else has removed the table.
 pub fn install(new: &[Installed], others: impl FnOnce() -> Result<Vec<Installed>>) -> Result<()> {
     if !is_there()? {
-        nft::run(SKELETON.as_bytes())?;
-        super::actions::crash_point("table");
         let others = others()?;
+        make(&others)?;
         if !others.is_empty() {
             eprintln!(
                 "mountain: something had removed the nftables table {TABLE}: it is back, with {} rules",
                 others.len()
             );
-            elements(&[NFT_MSG_NEWSETELEM], &others)?;
         }
     }
     elements(&[NFT_MSG_NEWSETELEM], new)
 }
 
-/// Puts the table and its rules back if something has removed it; says whether it had to.
+/// Makes the table with these rules; not half of it.
+fn make(rules: &[Installed]) -> Result<()> {
+    nft::run(SKELETON.as_bytes())?;
+    super::actions::crash_point("table");
+    if rules.is_empty() {
+        return Ok(());
+    }
+    elements(&[NFT_MSG_NEWSETELEM], rules).inspect_err(|_| {
+        let _ = nft::delete_table(TABLE);
+    })
+}
+
+/// Puts the table and its rules back if something has removed or emptied it; says whether it had to.
 pub(crate) fn repair(all: &[Installed]) -> Result<bool> {
-    if all.is_empty() || is_there()? {
+    if all.is_empty() || holds(all)? {
         return Ok(false);
     }
-    nft::run(SKELETON.as_bytes())?;
-    elements(&[NFT_MSG_NEWSETELEM], all)?;
+    if is_there()? {
+        nft::delete_table(TABLE).with_context(cannot_change)?;
+    }
+    make(all)?;
     // What came by meanwhile went where it was sent, and its flows would go on doing so.
     let rules: Vec<_> = all
         .iter()
@@ -97,8 +109,30 @@ pub fn remove(rules: &[Installed], last: bool) -> Result<()> {
 
 /// Whether our table exists.
 pub(crate) fn is_there() -> Result<bool> {
-    nft::has_table(TABLE).context("cannot ask the kernel for its nftables tables: run as root")
+    nft::has_table(TABLE).context(CANNOT_ASK)
 }
+
+/// Whether the table exists and these rules, if any, are in it. They come and go in one transaction, so the first
+/// one tells.
+pub(super) fn holds(rules: &[Installed]) -> Result<bool> {
+    let Some(first) = rules.iter().flat_map(elements_of).next() else {
+        return is_there();
+    };
+    let set = first.set.clone();
+    let asked = message(
+        &set,
+        &[Element {
+            data: None,
+            ..first
+        }],
+    );
+    let found = wire::request(NETLINK_NETFILTER, NFT_MSG_GETSETELEM, 0, &asked);
+    Ok(unless(found, &[libc::ENOENT])
+        .context(CANNOT_ASK)?
+        .is_some())
+}
+
+const CANNOT_ASK: &str = "cannot ask the kernel for its nftables tables: run as root";
 
 /// An element of one of the table's sets, as the kernel has it: its parts in network byte order, each
 /// padded to four bytes.

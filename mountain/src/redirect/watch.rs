@@ -68,6 +68,7 @@ pub fn run(stop: BorrowedFd, say: impl Fn(&str)) -> Result<()> {
         fast: Fast::default(),
         firewall: None,
         refused: HashMap::new(),
+        failed: None,
         busy: false,
         far: false,
         say: &say,
@@ -84,6 +85,7 @@ pub fn run(stop: BorrowedFd, say: impl Fn(&str)) -> Result<()> {
         let unheard = watcher.far && polls % FAR_POLLS == 0;
         if heard.anything() || (watcher.busy && polls % BUSY_POLLS == 0) || unheard {
             watcher.round(heard);
+            sources.poll_devices(watcher.fast.devices());
         }
         if !std::mem::replace(&mut ready, true) {
             notify_ready();
@@ -230,6 +232,8 @@ struct Watcher<'a> {
     firewall: Option<Ruleset>,
     /// Rules that the kernel did not take, and why: said once.
     refused: HashMap<u32, String>,
+    /// Why the last round failed: said once.
+    failed: Option<String>,
     /// To be tried again soon: some rule waits for flows of nft to end, or something failed.
     busy: bool,
     /// Some rule hangs on the far end of a veth, of which nothing tells.
@@ -246,14 +250,20 @@ impl Watcher<'_> {
         if !heard.anything() && !self.busy && Store::open_within(LOCK_WAIT).is_err() {
             return;
         }
-        if let Err(e) = self.decide(heard) {
-            self.firewall = None;
-            self.busy = true;
-            let left = match fast::end().and_then(|()| self.fast.trim()) {
-                Ok(()) => String::new(),
-                Err(left) => format!("; {left:#}"),
-            };
-            (self.say)(&format!("{e:#}: all redirects are left to nft{left}"));
+        let Err(e) = self.decide(heard) else {
+            self.failed = None;
+            return;
+        };
+        self.firewall = None;
+        self.busy = true;
+        let left = match fast::end().and_then(|()| self.fast.trim()) {
+            Ok(()) => String::new(),
+            Err(left) => format!("; {left:#}"),
+        };
+        let failed = format!("{e:#}: all redirects are left to nft{left}");
+        if self.failed.as_ref() != Some(&failed) {
+            (self.say)(&failed);
+            self.failed = Some(failed);
         }
     }
 
@@ -395,7 +405,7 @@ impl Watcher<'_> {
     fn raise(&mut self, choices: HashMap<u32, Choice>) -> Result<()> {
         let carried = fast::carried()?;
         self.refused.retain(|id, _| choices.contains_key(id));
-        // To XDP the features of far ends matter, and of those nothing tells.
+        // Features, size and master of far ends matter, and of those nothing tells.
         let by_far_ends = |(rule, choice): &Choice| {
             let Plan {
                 backend,
@@ -404,7 +414,8 @@ impl Watcher<'_> {
                 ..
             } = &rule.plan;
             let mut devices = [client_dev, target_dev].into_iter().flatten();
-            choice.is_ok() && *backend == Backend::XdpRedirect && devices.any(|d| d.peer)
+            let hangs = matches!(backend, Backend::XdpRedirect | Backend::TcxPeer);
+            choice.is_ok() && hangs && devices.any(|d| d.peer)
         };
         self.busy = false;
         self.far = choices.values().any(by_far_ends);
@@ -481,7 +492,7 @@ fn why_not(findings: &[Finding]) -> String {
             true => finding
                 .notes
                 .iter()
-                .find(|n| n.contains(" skips "))
+                .find(|n| n.contains("unless it is named"))
                 .cloned(),
             false => None,
         }

@@ -157,6 +157,23 @@ fn the_setting_that_was_in_force_before_an_ab() {
     assert_eq!(ab.order(), "aba", "A is in force again");
 }
 
+/// A daemon that a command starts could not be ended otherwise.
+#[test]
+fn no_signal_is_blocked_in_the_commands_of_ab() {
+    let ab = Ab::new();
+    let mut command = ab.ns.command(MOUNTAIN);
+    let blocked = "grep SigBlk /proc/self/status";
+    command.args(["ab", "127.0.0.1", "--a", blocked, "--b", blocked]);
+    command.args(["--settle", "1ms", "-i", "1ms", "-c", "5"]);
+    let (_, said) = texts(&command.output().unwrap());
+    let masks: Vec<&str> = said.lines().filter(|l| l.starts_with("SigBlk")).collect();
+    let free = format!("SigBlk:\t{:016}", 0);
+    assert!(
+        masks.len() >= 16 && masks.iter().all(|m| *m == free),
+        "{said}"
+    );
+}
+
 #[test]
 fn what_ab_would_not_do_as_a_shell() {
     let ab = Ab::new();

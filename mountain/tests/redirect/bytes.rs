@@ -227,12 +227,23 @@ fn fragments_follow_the_first_one() {
             // Not seen: left alone.
             let orphan = fragment(&whole, 13, true, 78).packet.bytes();
             way.check_untouched(&format!("{r}, orphan"), &orphan);
-            let new = new.after(way.forward.2, false);
+            // Connection tracking gathers fragments: all of a datagram or none go by XDP.
+            let by = match way.backend {
+                Backend::XdpRedirect => &TCX,
+                _ => way,
+            };
+            if way.backend == Backend::XdpRedirect {
+                way.check_untouched(&format!("{r}, first fragment"), &head.packet.bytes());
+            }
+            let new = new.after(by.forward.2, false);
             let what = format!("{r}, first fragment");
-            way.check(&what, way.forward, &head.packet, &new);
+            by.check(&what, by.forward, &head.packet, &new);
             for (name, at, more) in [("middle", 13, true), ("last", 26, false)] {
                 let later = fragment(&whole, at, more, 77);
-                way.check_forward(&format!("{r}, {name}"), &later);
+                if way.backend == Backend::XdpRedirect {
+                    way.check_untouched(&format!("{r}, {name}"), &later.packet.bytes());
+                }
+                by.check_forward(&format!("{r}, {name}"), &later);
             }
             // Identifications come again: the rest of a datagram that no rule names is left alone.
             let other = fragment(&whole, 0, true, 77)
@@ -302,6 +313,12 @@ fn the_slow_way_takes_over() {
             }
         };
         takes_over("lifetime over", 40_005, |p| p.ip.ttl = 1);
+        // Not by way of connection tracking, which has not seen what they answer.
+        for r in rules() {
+            let sent = reply(&r, 40_005);
+            let want = sent.rewritten().after(REDIRECT, true);
+            TCX_PEER.check(&format!("{r}, reply"), TCX_PEER.reply, &sent.packet, &want);
+        }
         for r in rules() {
             let last = reply(&r, 40_005).packet.ttl(1).bytes();
             let got = run(DeviceHook::Xdp, "s0", &last);

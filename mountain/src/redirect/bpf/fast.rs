@@ -75,7 +75,7 @@ impl Fast {
         // What is attached stays one set, whatever became of this process's own handles.
         let mine = match self.loaded.take() {
             Some(loaded) => Some(loaded),
-            None => found()?,
+            None => found_or_cut()?,
         };
         let loaded = &*self
             .loaded
@@ -89,6 +89,11 @@ impl Fast {
         let begin = rules.iter().map(|rule| (rule.id, rule.rule.redirected()));
         self.begun.extend(begin);
         Ok(())
+    }
+
+    /// The devices that its programs are at.
+    pub(crate) fn devices(&self) -> BTreeSet<u32> {
+        self.links.keys().map(|(ifindex, _)| *ifindex).collect()
     }
 
     /// Takes programs off that no rule needs any more.
@@ -125,6 +130,24 @@ fn attach(
 
 fn found() -> Result<Option<LoadedObject>> {
     LoadedObject::find(&linked()?)
+}
+
+/// The same where rules are taken out or put in. What another version has left cannot be read: it is taken
+/// off, and its flows pause until nft knows them.
+fn found_or_cut() -> Result<Option<LoadedObject>> {
+    found().or_else(|e| {
+        tracing::warn!("{e:#}: what carries them is taken off");
+        cut()?;
+        Ok(None)
+    })
+}
+
+/// Takes the programs off, whoever holds them.
+fn cut() -> Result<()> {
+    for link in linked()?.into_iter().filter_map(|a| a.link) {
+        let _ = hooks::cut(link);
+    }
+    Ok(())
 }
 
 /// How a rule is carried.
@@ -192,7 +215,7 @@ pub fn stats(ids: &[u32]) -> Result<Vec<Stats>> {
 /// # Errors
 /// When the kernel refuses to read or change what is there.
 pub fn lower(ids: &BTreeSet<u32>, hand_over: bool) -> Result<()> {
-    let Some(loaded) = found()? else {
+    let Some(loaded) = found_or_cut()? else {
         return Ok(());
     };
     let ended = |loaded: &LoadedObject| match hand_over {
@@ -228,9 +251,7 @@ pub fn lower(ids: &BTreeSet<u32>, hand_over: bool) -> Result<()> {
 /// When the kernel refuses; the programs are off nevertheless.
 pub fn end() -> Result<()> {
     let lowered = carried().and_then(|all| lower(&all.into_keys().collect(), true));
-    for link in linked()?.into_iter().filter_map(|a| a.link) {
-        let _ = hooks::cut(link);
-    }
+    cut()?;
     lowered
 }
 

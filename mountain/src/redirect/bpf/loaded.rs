@@ -68,7 +68,8 @@ impl Needs {
             match backend_of(rule.backend) {
                 Backend::Xdp => all.extend([(client, Prog::Xdp), (client, Prog::Icmp)]),
                 Backend::XdpRedirect => {
-                    all.extend([(client, Prog::In), (client, Prog::Xdp), (target, Prog::Xdp)]);
+                    all.extend([(client, Prog::In), (target, Prog::In)]);
+                    all.extend([(client, Prog::Xdp), (target, Prog::Xdp)]);
                 }
                 Backend::TcxPeer => all.extend([(client, Prog::In), (target, Prog::In)]),
                 _ => all.extend([(client, Prog::In)]),

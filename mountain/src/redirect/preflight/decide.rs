@@ -161,7 +161,7 @@ impl Case<'_> {
             self.forwarding();
         }
         self.firewall();
-        self.device_filters();
+        self.others();
         self.notes_on_ways();
     }
 
@@ -411,10 +411,9 @@ impl Case<'_> {
             if !device.link.up {
                 self.note(format!("{} is down or has no carrier", device.link.name));
             }
-            if !device.tcx.is_empty() {
+            if !device.tcx.is_empty() && !self.bypasses() {
                 self.note(format!(
-                    "other BPF programs at tcx on {}: {}; what they drop or redirect first is not \
-                     redirected by this rule",
+                    "other BPF programs at tcx on {}: {}; they see packets as this rule has rewritten them",
                     device.link.name,
                     device.tcx.join(", ")
                 ));

@@ -85,6 +85,9 @@ fn facts() -> HostFacts {
             local_ports: Some((32_768, 60_999)),
             policy_rules: false,
             all_routable: true,
+            ipsec: false,
+            netfilter_programs: false,
+            legacy_firewall: false,
         },
         firewall: FirewallEffects::default(),
     }
@@ -461,4 +464,45 @@ fn addresses_are_socket_addresses() {
     let rule = rule("10.0.8.17:80", "10.0.8.17:8080");
     assert_eq!(rule.from, from);
     assert_eq!(possible_for(&facts, &rule), [XdpPass, Tcx, Nft]);
+}
+
+/// What goes around them is never chosen by itself.
+#[test]
+fn what_nobody_may_go_around_leaves_the_choice_to_nft() {
+    type Change = fn(&mut HostFacts);
+    let cases: [(&str, Change); 4] = [
+        ("IPsec policies", |f| f.host.ipsec = true),
+        ("programs at Netfilter's hooks", |f| {
+            f.host.netfilter_programs = true
+        }),
+        ("rules of iptables-legacy", |f| {
+            f.host.legacy_firewall = true
+        }),
+        ("other BPF programs at tcx on e3: guard", |f| {
+            f.devices[1].tcx.push("guard".to_owned());
+        }),
+    ];
+    for (what, change) in cases {
+        let mut facts = facts();
+        let note = |facts: &HostFacts, backend| {
+            let found = of(facts, backend);
+            let note = found.notes.iter().any(|n| n.contains(what));
+            (found.by_name_only, note)
+        };
+        assert!(!note(&facts, Backend::XdpRedirect).1, "{what}");
+        change(&mut facts);
+        assert_eq!(note(&facts, Backend::XdpRedirect), (true, true), "{what}");
+        assert!(!of(&facts, Backend::Nft).by_name_only, "{what}");
+        assert!(!of(&facts, Backend::Tcx).by_name_only, "{what}");
+    }
+}
+
+/// Some drivers reset a card whenever a program comes or goes.
+#[test]
+fn nothing_is_attached_to_a_card_that_nobody_named() {
+    for backend in [Backend::Xdp, Backend::XdpRedirect] {
+        let found = of(&facts(), backend);
+        assert!(found.by_name_only && found.plan.is_some(), "{found:#?}");
+    }
+    assert!(!of(&facts(), Backend::Tcx).by_name_only);
 }

@@ -175,4 +175,10 @@ pub struct Host {
     pub all_routable: bool,
     /// Policy routing rules besides the three that every namespace has.
     pub policy_rules: bool,
+    /// IPsec policies, which decide about packets on their way out.
+    pub ipsec: bool,
+    /// BPF programs at Netfilter's hooks, of any namespace.
+    pub netfilter_programs: bool,
+    /// Tables of iptables-legacy, whose changes nothing announces.
+    pub legacy_firewall: bool,
 }

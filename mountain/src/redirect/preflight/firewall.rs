@@ -17,8 +17,8 @@ use crate::netlink::ruleset::{
 };
 use crate::redirect::{nft, Rule};
 
-/// Tables of ours begin with this.
-const OWN_TABLES: &str = "mountain";
+/// Tables of ours.
+const OWN_TABLES: [&str; 2] = [nft::TABLE, crate::placement::nft::TABLE];
 /// The priority at which destinations are translated, and before which the firewall sees packets as
 /// clients send them.
 const DNAT: i32 = -100;
@@ -52,15 +52,23 @@ pub(crate) fn has_nft() -> bool {
 /// # Errors
 /// When they cannot be read.
 pub fn ruleset() -> io::Result<Ruleset> {
-    let legacy = ruleset::legacy_tables()?;
-    let legacy = legacy.iter().any(|names| !names.trim().is_empty());
     // Most hosts have none, and need not wait. A kernel that refuses to say is read all the same.
-    let foreign = |tables: Vec<String>| tables.iter().any(|table| !table.starts_with(OWN_TABLES));
-    if !legacy && !netlink::tables_with_base_chains().map_or(true, foreign) {
+    let is_foreign = |table: &String| !OWN_TABLES.contains(&table.as_str());
+    let foreign = |tables: Vec<String>| tables.iter().any(is_foreign);
+    if !has_legacy()? && !netlink::tables_with_base_chains().map_or(true, foreign) {
         return Ok(Ruleset::default());
     }
     let rules = Ruleset::read(Elements::AllBut(nft::TABLE))?;
-    Ok(rules.without_tables(&[nft::TABLE, crate::placement::nft::TABLE]))
+    Ok(rules.without_tables(&OWN_TABLES))
+}
+
+/// Whether there are tables of iptables-legacy, whose changes nothing announces.
+///
+/// # Errors
+/// When they cannot be listed.
+pub(super) fn has_legacy() -> io::Result<bool> {
+    let tables = ruleset::legacy_tables()?;
+    Ok(tables.iter().any(|names| !names.trim().is_empty()))
 }
 
 /// The devices that a redirect's packets pass.

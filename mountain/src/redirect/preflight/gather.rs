@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use anyhow::{Context, Result};
 
-use crate::bpf::foreign::programs_at;
+use crate::bpf::foreign::{netfilter_links, programs_at};
 use crate::bpf::hooks::{self, DeviceHook, LoadedProgram};
 use crate::host::namespaces::{named, this_namespace, within, Namespace};
 use crate::host::{kernel, sysctl};
@@ -194,6 +194,10 @@ fn host(ipv6: bool) -> Host {
         local_ports: ports.next().zip(ports.next()),
         policy_rules: netlink::policy_rules(ipv6).unwrap_or(true),
         all_routable: all_routable(&table("route")),
+        // What cannot be asked may be there.
+        ipsec: netlink::has_ipsec_policies().unwrap_or(true),
+        netfilter_programs: netfilter_links().map_or(true, |links| !links.is_empty()),
+        legacy_firewall: firewall::has_legacy().unwrap_or(true),
     }
 }
 

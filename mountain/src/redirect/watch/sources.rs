@@ -2,6 +2,7 @@
 //! What tells that a rule may have to be carried by something else: the firewall, devices, routes,
 //! settings, and our own commands.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,7 +13,9 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::Socket;
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 
-use crate::netlink::{ruleset, wire};
+use crate::bpf::foreign::netfilter_links;
+use crate::bpf::hooks::{self, DeviceHook};
+use crate::netlink::{self, ruleset, wire};
 use crate::redirect::store::Store;
 
 /// linux/rtnetlink.h: LINK, TC, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE,
@@ -27,15 +30,23 @@ pub struct Notifications {
     firewall: Socket,
     routing: Socket,
     polled: Polled,
+    /// Where our programs are.
+    devices: BTreeSet<u32>,
 }
 
 /// What nothing announces.
-#[derive(PartialEq, Eq)]
+#[derive(Default, PartialEq, Eq)]
 struct Polled {
     /// The index of the rules, as a command leaves it.
     rules: Option<(u64, u64, SystemTime)>,
     /// Tables of iptables-legacy; `None`: they cannot be listed, which is for the next decision to meet.
     legacy: Option<[String; 2]>,
+    /// Programs at tcx of the devices where ours are, by number.
+    programs: Vec<Vec<u32>>,
+    /// Programs at Netfilter's hooks; `None`: they cannot be listed.
+    netfilter: Option<Vec<(u32, u32)>>,
+    /// Whether there are IPsec policies.
+    ipsec: Option<bool>,
 }
 
 /// What has changed.
@@ -55,7 +66,9 @@ impl Heard {
 
     fn poll(&mut self, before: Polled, now: &Polled) {
         self.firewall |= before.legacy != now.legacy;
-        self.rest |= before.rules != now.rules;
+        let rest = |of: &Polled| (of.rules, of.ipsec);
+        self.rest |= rest(&before) != rest(now);
+        self.rest |= before.programs != now.programs || before.netfilter != now.netfilter;
     }
 }
 
@@ -70,8 +83,14 @@ impl Notifications {
         Ok(Self {
             firewall,
             routing,
-            polled: Polled::read(),
+            polled: Polled::read(&BTreeSet::new()),
+            devices: BTreeSet::new(),
         })
+    }
+
+    /// Looks for what others attach at these devices from now on, and whatever else packets are led around.
+    pub fn poll_devices(&mut self, devices: BTreeSet<u32>) {
+        self.devices = devices;
     }
 
     /// Waits for a change or for `stop` to become readable, for this long at most.
@@ -106,21 +125,39 @@ impl Notifications {
             }
             wait = GATHER;
         }
-        heard.poll(
-            std::mem::replace(&mut self.polled, Polled::read()),
-            &self.polled,
-        );
+        let before = std::mem::replace(&mut self.polled, Polled::read(&self.devices));
+        heard.poll(before, &self.polled);
         Ok(heard)
     }
 }
 
 impl Polled {
-    fn read() -> Self {
+    /// `devices`: where our programs are. Without any there is nothing to be led around.
+    fn read(devices: &BTreeSet<u32>) -> Self {
         let index = Store::folder().ok().map(|folder| folder.join("index"));
         let meta = index.and_then(|index| fs::metadata(index).ok());
         Self {
             rules: meta.and_then(|m| Some((m.ino(), m.len(), m.modified().ok()?))),
             legacy: ruleset::legacy_tables().ok(),
+            ..match devices.is_empty() {
+                true => Self::default(),
+                false => Self::led_around(devices),
+            }
+        }
+    }
+
+    fn led_around(devices: &BTreeSet<u32>) -> Self {
+        let at = |ifindex: &u32| {
+            let both = [DeviceHook::TcxIngress, DeviceHook::TcxEgress].into_iter();
+            let programs =
+                both.flat_map(|hook| hooks::programs(hook, *ifindex).unwrap_or_default());
+            programs.collect()
+        };
+        Self {
+            programs: devices.iter().map(at).collect(),
+            netfilter: netfilter_links().ok(),
+            ipsec: netlink::has_ipsec_policies().ok(),
+            ..Self::default()
         }
     }
 }
@@ -144,8 +181,8 @@ mod tests {
     #[test]
     fn tables_that_cannot_be_listed_are_news_and_not_taken_for_none() {
         let polled = |legacy| Polled {
-            rules: None,
             legacy,
+            ..Polled::default()
         };
         let none = || Some([String::new(), String::new()]);
         for (before, now, is_news) in [

@@ -4,11 +4,15 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpStream, UdpSocket};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
+use mountain::bpf::hooks::{self, DeviceHook, Order};
+
 use super::net::{ask, ask_in_vain, echo, Net};
+use crate::support::program::load;
 use crate::support::*;
 
 pub const RULE: &str = "--proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083";
@@ -207,6 +211,49 @@ fn commands_go_on_while_somebody_watches() {
     assert_eq!(carried(&net), ["nft", "tcx-peer"]);
     assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
     assert_eq!(ask(&socket, "10.0.8.17:8081", "x").0, "other x");
+}
+
+/// A program that somebody else attaches must see the packets.
+#[test]
+fn other_programs_at_tcx_are_not_gone_around() {
+    let (net, _watching) = fast();
+    let guard = net.router.with(|| {
+        let program = load(libbpf_sys::BPF_PROG_TYPE_SCHED_CLS, 0, c"guard", -1);
+        let rc = testkit::ifindex("rc");
+        hooks::link(DeviceHook::TcxIngress, rc, program.as_fd(), Order::Last).unwrap()
+    });
+    wait_for(&net, "nft");
+    drop(guard);
+    let text = net.redirect("check --proto udp --from 10.0.8.17:1 --to 10.0.1.2:1");
+    assert!(!text.contains("guard"), "{text}");
+}
+
+/// The way back to a client need not be the way that it came in by.
+#[test]
+fn replies_leave_translated_by_the_route_to_the_client() {
+    for backend in ["tcx-peer", "xdp-redirect", "nft"] {
+        let net = Net::serving();
+        let nets = ["10.0.7", "fd07"];
+        net.client.join(("c1", 2), &net.router, ("rd", 1), nets);
+        net.client.ip("addr add 10.9.9.9/32 dev lo");
+        net.router.ip("route add 10.9.9.9/32 via 10.0.7.2 dev rd");
+        for (ns, dev) in [(&net.client, "c1"), (&net.router, "rc")] {
+            for of in ["all", dev] {
+                ns.sysctl(&format!("net/ipv4/conf/{of}/rp_filter"), "0");
+            }
+        }
+        net.redirect(&format!("add {RULE} --backend {backend} --fix"));
+        assert_eq!(carried(&net), [backend]);
+        let socket = net.client.udp("10.9.9.9:0");
+        for _ in 0..100 {
+            let (answer, from) = ask(&socket, "10.0.8.17:8080", "x");
+            assert_eq!(
+                (&*answer, &*from),
+                ("server x", "10.0.8.17:8080"),
+                "{backend}"
+            );
+        }
+    }
 }
 
 /// An automatic choice is no choice that a file could keep.

@@ -74,6 +74,24 @@ fn a_killed_add_is_taken_back() {
     assert_answers(&socket, "10.0.8.17:8080", "server");
 }
 
+/// Something has removed the table, and the command that makes it anew is killed half-way.
+#[test]
+fn a_table_without_its_rules_is_not_in_force() {
+    let net = Net::serving();
+    net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
+    net.router.run("nft delete table inet mountain_redirect");
+    net.killed(
+        "add --proto udp --from 10.0.8.17:9 --to 10.0.1.2:8083",
+        "table",
+    );
+    net.next("list");
+    net.says("list", "NOT IN FORCE");
+    let none = tempfile::NamedTempFile::new().unwrap();
+    let restore = format!("restore --config {}", none.path().display());
+    net.says(&restore, "brought back 1 rule");
+    assert_answers(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080", "server");
+}
+
 #[test]
 fn a_killed_del_is_finished() {
     let net = Net::serving();

@@ -6,7 +6,7 @@ use mountain::redirect::{fixes, Backend, Fix};
 
 use super::net::*;
 use crate::support::{assert_has, Ns};
-use Backend::{Nft, Tcx, Xdp, XdpRedirect};
+use Backend::{Nft, Tcx, TcxPeer, Xdp, XdpRedirect};
 
 #[test]
 fn fixes_make_it_possible_and_are_taken_back() {
@@ -79,7 +79,8 @@ fn forwarding_is_needed_and_can_be_switched_on() {
     ] {
         let found = net.look(&rule);
         for backend in Backend::FASTEST_FIRST {
-            let why = match rule.to.is_ipv4() || backend != XdpRedirect {
+            let looks_up = matches!(backend, XdpRedirect | TcxPeer);
+            let why = match rule.to.is_ipv4() || !looks_up {
                 true => "does not forward packets",
                 false => "stops look-ups by BPF",
             };
@@ -98,8 +99,11 @@ fn forwarding_is_needed_and_can_be_switched_on() {
     }
     // Without a device all of them have to forward.
     let transit = rule("192.0.2.1:80", "10.0.1.2:80");
-    net.look(&transit)
-        .refuses(Nft, "net.ipv4.ip_forward = 0", "net.ipv4.ip_forward=1");
+    // Who undoes that would switch off what others have switched on.
+    for found in [net.look(&transit), net.look_and_fix(&transit)] {
+        let todo = "net.ipv4.ip_forward=1 (for all devices, so --fix leaves it alone)";
+        found.refuses(Nft, "net.ipv4.ip_forward = 0", todo);
+    }
 }
 
 #[test]

@@ -165,8 +165,12 @@ impl Case<'_> {
                         format!("ip link set dev {name} mtu {ONE_BUFFER} or less, or use tcx"),
                     );
                 }
+                self.by_name_only = true;
                 self.note(format!(
-                    "{name} is taken for hardware whose packets arrive with complete checksums"
+                    "{name} is taken for hardware whose packets arrive with complete checksums. Some drivers \
+                     reset the device for seconds when a program comes or goes: {} is not chosen unless it \
+                     is named",
+                    self.backend
                 ));
             }
         }

@@ -28,7 +28,7 @@ impl Case<'_> {
         let off = |name: &str| format!("{name} does not forward packets to other devices");
         if self.rule.to.is_ipv4() {
             if client.is_none() {
-                self.need(
+                self.need_for_all(
                     sysctl("net/ipv4/ip_forward", Some(host.ip_forward.into())),
                     "this host does not forward packets (net.ipv4.ip_forward = 0)",
                 );
@@ -46,13 +46,15 @@ impl Case<'_> {
                 self.need(conf("ipv6", name, "force_forwarding", now), off(name));
             }
         } else {
-            self.forwarding6(
-                conf("ipv6", "all", "forwarding", Some(host.forwarding6.into())),
-                "this host does not forward packets (net.ipv6.conf.all.forwarding = 0)",
-            );
+            let all = conf("ipv6", "all", "forwarding", Some(host.forwarding6.into()));
+            let why = "this host does not forward packets (net.ipv6.conf.all.forwarding = 0)";
+            match host.learnt_default6 {
+                true => self.forwarding6(all, why),
+                false => self.need_for_all(all, why),
+            }
         }
         let by_snat = self.snat.is_some() && self.backend != Backend::Nft;
-        if self.backend == Backend::XdpRedirect || by_snat {
+        if matches!(self.backend, Backend::XdpRedirect | Backend::TcxPeer) || by_snat {
             // The look-up by BPF asks the device alone.
             for device in devices {
                 let (name, now) = (&device.link.name, device.sysctls.forwarding6);
@@ -61,6 +63,21 @@ impl Case<'_> {
                     &format!("net.ipv6.conf.{name}.forwarding is 0, which stops look-ups by BPF"),
                 );
             }
+        }
+    }
+
+    /// A setting that the kernel hands on to all devices. Whoever switches it off switches all of them off,
+    /// also those that others have switched on.
+    fn need_for_all(&mut self, setting: Setting, why: &str) {
+        match setting.met {
+            true => self.need(setting, why),
+            false => self.refuse(
+                why,
+                format!(
+                    "{} (for all devices, so --fix leaves it alone)",
+                    setting.by_hand
+                ),
+            ),
         }
     }
 
@@ -116,13 +133,24 @@ impl Case<'_> {
         }
     }
 
-    /// Settings of devices that are skipped: filters of sources and shapers.
-    pub(super) fn device_filters(&mut self) {
+    /// What else is skipped: filters of sources, shapers, IPsec, other people's programs, and a firewall that
+    /// changes without notice.
+    pub(super) fn others(&mut self) {
         if !self.bypasses() {
             return;
         }
         let (client, target) = (self.facts.client_device(), self.facts.target_device());
-        let mut skipped = Vec::new();
+        let host = &self.facts.host;
+        let of_host = [
+            (host.ipsec, "IPsec policies (ip xfrm policy)"),
+            (host.netfilter_programs, "BPF programs at Netfilter's hooks"),
+            (
+                host.legacy_firewall,
+                "the rules of iptables-legacy, whose changes nothing announces",
+            ),
+        ];
+        let there = of_host.into_iter().filter(|(is_there, _)| *is_there);
+        let mut skipped: Vec<String> = there.map(|(_, what)| what.to_owned()).collect();
         for device in [client, target].into_iter().flatten() {
             let name = &device.link.name;
             let loose_drops = self.facts.host.policy_rules || !self.facts.host.all_routable;
@@ -140,6 +168,10 @@ impl Case<'_> {
             }
             if device.qdiscs.filters {
                 skipped.push(format!("traffic-control filters or policers on {name}"));
+            }
+            if !device.tcx.is_empty() {
+                let names = device.tcx.join(", ");
+                skipped.push(format!("other BPF programs at tcx on {name}: {names}"));
             }
         }
         for what in skipped {
