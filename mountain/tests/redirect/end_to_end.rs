@@ -182,7 +182,8 @@ fn a_connection_outlives_a_rule_that_differs_in_the_device_only() {
         net.redirect(&format!("add {rule} --to 10.0.1.2:8083 --dev {dev}"));
     }
     // Otherwise one that is forgotten is taken up again by its next packet, if that is the client's.
-    net.router.sysctl("net.netfilter.nf_conntrack_tcp_loose", "0");
+    net.router
+        .sysctl("net.netfilter.nf_conntrack_tcp_loose", "0");
     let (mut stream, _) = echo(&net, "10.0.8.17:8080", "10.0.1.2:8083");
     let mut is_alive = || {
         let sent = stream.write_all(b"hello");

@@ -107,7 +107,8 @@ fn forwarded(source: Option<&str>, config: &str) -> (Counts, Vec<String>) {
     let inner = net.inner();
     if let Some(source) = source {
         let (hook, rule) = ("nat hook postrouting priority 100", "iifname lan snat to");
-        net.client.chain("ip t out", hook, &format!("{rule} {source}"));
+        net.client
+            .chain("ip t out", hook, &format!("{rule} {source}"));
     }
     net.start_configured(config);
     net.wait_used("u0");
