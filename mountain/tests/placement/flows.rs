@@ -326,10 +326,10 @@ fn a_forwarded_flow_is_placed_once() {
 }
 
 /// Forwarded packets get a mark of the owner's, and leave with the same in these bits.
-fn forwarded_with_a_mark(mark: &str, bits: &str, check: fn(&[Seen])) {
+fn forwarded_with_a_mark(set: &str, mark: &str, bits: &str, check: fn(&[Seen])) {
     let net = Home::new().with_lan();
     let hook = "filter hook prerouting priority raw";
-    let set = format!("iifname lan0 meta mark set meta mark or {mark}");
+    let set = format!("iifname lan0 meta mark set {set}");
     net.home.chain("inet owner put", hook, &set);
     let is = |what| format!("iifname lan0 meta mark and {bits} {what} {mark} counter\n");
     let hook = "filter hook forward priority filter";
@@ -349,13 +349,14 @@ fn forwarded_with_a_mark(mark: &str, bits: &str, check: fn(&[Seen])) {
 /// Those by which a router shapes or counts.
 #[test]
 fn forwarded_packets_keep_all_bits_of_the_owners_mark() {
-    forwarded_with_a_mark("0x7", "0x00ffffff", assert_by_both);
+    forwarded_with_a_mark("meta mark or 0x7", "0x7", "0x00ffffff", assert_by_both);
 }
 
 /// One that has bits of ours says by which way, whatever it names.
 #[test]
 fn forwarded_packets_with_a_mark_in_our_bits_are_the_owners() {
-    forwarded_with_a_mark("0x05000001", "0xffffffff", |opened| {
+    let mark = "0x05000001";
+    forwarded_with_a_mark(mark, mark, "0xffffffff", |opened| {
         assert_eq!(by_uplink(opened), [EACH, 0], "the kernel's way");
     });
 }
