@@ -178,12 +178,24 @@ fn devgroup(info: &[u8]) -> Option<Vec<Expr>> {
     Some(exprs)
 }
 
+/// Marks the packet by its connection.
+pub(super) const CONNMARK_RESTORE: u8 = 2;
+
+/// What CONNMARK does. `None`: not known.
+pub(super) fn connmark_mode(found: &Extension) -> Option<u8> {
+    let at = match found.revision {
+        // struct xt_connmark_tginfo1: marks and masks of 4 bytes each, then the mode.
+        1 => 12,
+        // struct xt_connmark_tginfo2: where to and by how many bits a mark is shifted comes before it.
+        2 if found.info.get(13) == Some(&0) => 14,
+        _ => return None,
+    };
+    found.info.get(at).copied()
+}
+
 /// What a target does to a packet, and whether it ends the packet's way through the chain.
 pub(super) fn target(found: &Extension) -> (Option<EffectKind>, bool) {
     use EffectKind as E;
-    // struct xt_connmark_tginfo1: marks and masks of 4 bytes each, then the mode.
-    const CONNMARK_MODE: usize = 12;
-    const CONNMARK_RESTORE: u8 = 2;
     match found.name.as_str() {
         "LOG" | "NFLOG" | "ULOG" | "TRACE" | "AUDIT" | "RATEEST" | "LED" => (None, false),
         "ACCEPT" | "RETURN" => (None, true),
@@ -191,8 +203,8 @@ pub(super) fn target(found: &Extension) -> (Option<EffectKind>, bool) {
         "MASQUERADE" | "SNAT" | "DNAT" | "REDIRECT" | "NETMAP" => (Some(E::Nat), true),
         "NFQUEUE" | "QUEUE" => (Some(E::Queue), true),
         "MARK" | "HMARK" => (Some(E::Mark), false),
-        "CONNMARK" => match found.info.get(CONNMARK_MODE) {
-            Some(&mode) if mode != CONNMARK_RESTORE => (Some(E::Label), false),
+        "CONNMARK" => match connmark_mode(found) {
+            Some(mode) if mode != CONNMARK_RESTORE => (Some(E::Label), false),
             _ => (Some(E::Mark), false),
         },
         "CLASSIFY" | "SECMARK" | "CONNSECMARK" => (Some(E::Label), false),
