@@ -2,12 +2,14 @@
 //! What is in the way of placing new flows, where uplinks have addresses of their own.
 
 use super::{devices, rp_filter_key, Report};
+use crate::daemon::firewall::read;
 use crate::host::cgroup;
 use crate::host::sysctl::{forwards, largest4};
 use crate::host::text::count;
 use crate::netlink;
 use crate::placement::config::{Forward, PlacementConfig};
-use crate::placement::preview;
+use crate::placement::{all_left, preview, Left};
+use crate::steer::alike::Difference;
 use crate::topology::Topology;
 
 pub(super) fn check(report: &mut Report, topology: &Topology, config: &PlacementConfig, up: &str) {
@@ -55,10 +57,29 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Placement
             );
         }
     }
-    check_forwarding(report, topology, config);
+    let left = left_by_firewall(topology);
+    if let Some(why) = &left.all {
+        report.warn("marks", all_left(why), "");
+    }
+    check_forwarding(report, topology, config, &left);
 }
 
-fn check_forwarding(report: &mut Report, topology: &Topology, config: &PlacementConfig) {
+fn left_by_firewall(topology: &Topology) -> Left {
+    match read() {
+        Ok(firewall) => Left::by(topology, |question| firewall.difference(question)),
+        Err(e) => {
+            let why = Difference::new(format!("the firewall cannot be read: {e}"));
+            Left::by(topology, |_| Some(why.clone()))
+        }
+    }
+}
+
+fn check_forwarding(
+    report: &mut Report,
+    topology: &Topology,
+    config: &PlacementConfig,
+    left: &Left,
+) {
     if !forwards() {
         return;
     }
@@ -80,6 +101,14 @@ fn check_forwarding(report: &mut Report, topology: &Topology, config: &Placement
         }
         // Without privileges; that was said.
         (Forward::Auto, Err(_)) => return,
+    }
+    if let Some(why) = &left.forwarded {
+        report.warn(
+            "placing",
+            format!("forwarded connections are left to the kernel: {}", why.what),
+            "",
+        );
+        return;
     }
     report.ok(
         "placing",

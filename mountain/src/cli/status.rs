@@ -100,8 +100,10 @@ pub(crate) fn status_text(status: &Status) -> String {
     for reason in &status.skipped {
         let _ = writeln!(out, "not adopted: {reason}");
     }
-    for rule in placement.iter().flat_map(|placement| &placement.unresolved) {
-        let _ = writeln!(out, "{rule}");
+    if let Some(placement) = placement {
+        for line in placement.left.iter().chain(&placement.unresolved) {
+            let _ = writeln!(out, "{line}");
+        }
     }
     for source in &status.translated_sources {
         let _ = writeln!(out, "left alone: flows from {source} (translated)");

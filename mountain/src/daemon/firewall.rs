@@ -23,7 +23,7 @@ use crate::bpf::foreign::{self, CgroupProgram};
 use crate::netlink::link::links;
 use crate::netlink::ruleset::{self, hooks, Elements, Hook, Ruleset};
 use crate::netlink::wire::family;
-use crate::placement;
+use crate::placement::{self, Left};
 use crate::redirect;
 use crate::steer::alike::{Difference, Firewall, Question};
 use crate::topology::Topology;
@@ -36,8 +36,6 @@ const GATHER: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_millis(100);
 /// The first answer is waited for this long.
 const FIRST: Duration = Duration::from_secs(10);
-/// Why a group without an answer is held. It takes milliseconds, and is not worth a message.
-const READING: &str = "the firewall is being read";
 /// Our own tables, which treat uplinks as they have to.
 const OWN_TABLES: [&str; 2] = [placement::nft::TABLE, redirect::nft::TABLE];
 
@@ -118,11 +116,10 @@ impl Follower {
             .collect()
     }
 
-    /// Why forwarded flows do not choose their uplink.
-    pub(super) fn untranslated(&self, topology: &Topology) -> Option<Difference> {
+    /// Which new flows do not choose their uplink.
+    pub(super) fn left(&self, topology: &Topology) -> Left {
         let answers = self.answers.borrow();
-        let mut starting = topology.groups.iter().filter(|g| g.kind.places());
-        starting.find_map(|group| self.answer(&answers, &Question::of_new(group, topology)))
+        Left::by(topology, |question| self.answer(&answers, question))
     }
 
     fn answer(&self, answers: &Answers, question: &Question) -> Option<Difference> {
@@ -130,7 +127,7 @@ impl Follower {
             _ if self.task.is_finished() => {
                 Some(Difference::new("the firewall is no longer followed"))
             }
-            None => Some(Difference::new(READING)),
+            None => Some(Difference::reading()),
             Some(difference) => difference.clone(),
         }
     }
@@ -141,12 +138,9 @@ impl Follower {
 }
 
 fn questions(topology: &Topology) -> BTreeSet<Question> {
-    let groups = topology.groups.iter();
-    let moving = groups.clone().filter(|group| group.kind.moves());
-    let starting = groups.filter(|group| group.kind.places());
+    let moving = topology.groups.iter().filter(|group| group.kind.moves());
     let running = moving.map(|group| Question::of(group, topology));
-    let new = starting.map(|group| Question::of_new(group, topology));
-    running.chain(new).collect()
+    running.chain(Left::questions(topology)).collect()
 }
 
 async fn follow(mut asked: watch::Receiver<BTreeSet<Question>>, sender: watch::Sender<Answers>) {
@@ -352,7 +346,7 @@ impl Daemon {
     pub(super) fn firewall_changed(&mut self) {
         let held = self.firewall.held(self.paths.topology());
         self.bar_cgroups(self.firewall.cgroups());
-        self.hold_forwarded();
+        self.leave_new();
         let before = self.paths.held().to_vec();
         if held == before {
             return;
@@ -374,16 +368,16 @@ impl Daemon {
         self.tick();
     }
 
-    /// Has new forwarded flows choose their uplink, or not, as the firewall is now.
-    pub(super) fn hold_forwarded(&mut self) {
+    /// Has new flows choose their uplink, or not, as the firewall is now.
+    fn leave_new(&mut self) {
         if let Some(placer) = &mut self.placer {
-            placer.hold_forwarded(self.firewall.untranslated(self.paths.topology()));
+            placer.leave_new(self.firewall.left(self.paths.topology()));
         }
     }
 
     /// Says for which groups this is news.
     pub(super) fn say_held(&self, before: &[Option<Difference>]) {
-        let told = |held: &Option<Difference>| held.clone().filter(|why| why.what != READING);
+        let told = |held: &Option<Difference>| held.clone().filter(|why| !why.is_reading());
         for (i, held) in self.paths.held().iter().enumerate() {
             let was = before.get(i).and_then(told);
             match &told(held) {

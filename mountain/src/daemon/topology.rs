@@ -376,15 +376,15 @@ impl Daemon {
             return Ok(());
         }
         let known = self.paths.known();
-        let untranslated = self.firewall.untranslated(topology);
+        let left = self.firewall.left(topology);
         if let Some(placer) = &mut self.placer {
-            placer.hold_forwarded(untranslated);
+            placer.leave_new(left);
             return placer.update(topology, groups, &known);
         }
         let mode = self.placing_mode();
         let made = Placer::new(&self.config.placement, &self.config.rule).and_then(|mut placer| {
             placer.set_mode(mode);
-            placer.hold_forwarded(untranslated);
+            placer.leave_new(left);
             placer.update(topology, groups, &known)?;
             Ok(placer)
         });

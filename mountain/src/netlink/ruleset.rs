@@ -33,8 +33,9 @@
 //!    # Ok::<(), std::io::Error>(())
 //!    ```
 //!
-//! 5. [`hooks`] lists BPF programs at Netfilter's hooks, which no ruleset shows.
-//! 6. [`changed`] tells whether a datagram of the nftables notification group concerns somebody
+//! 5. [`Ruleset::by_mark`] names a rule that goes by marks of packets or connections.
+//! 6. [`hooks`] lists BPF programs at Netfilter's hooks, which no ruleset shows.
+//! 7. [`changed`] tells whether a datagram of the nftables notification group concerns somebody
 //!    else's tables; [`notifications`] opens the socket. Legacy xtables notify nobody: compare
 //!    rulesets every few seconds.
 //!
@@ -57,6 +58,7 @@ mod eval;
 mod expr;
 mod facts;
 pub mod hooks;
+mod marks;
 mod read;
 mod registers;
 mod residue;
@@ -74,6 +76,7 @@ use std::ops::{Bound, RangeBounds};
 use expr::{Expr, Verdict};
 
 pub use facts::{DeviceFact, Facts};
+pub use marks::Strange;
 pub use read::{changed, notifications, Elements};
 pub use residue::{Effect, EffectKind, Residue};
 pub(crate) use xtables::legacy_tables;
@@ -171,6 +174,8 @@ pub struct Place {
     pub hook: Hook,
     /// First and last priority.
     pub priorities: (i32, i32),
+    /// Only those that translate addresses.
+    pub nat: bool,
 }
 
 impl Place {
@@ -180,7 +185,15 @@ impl Place {
             packets,
             hook,
             priorities: (i32::MIN, i32::MAX),
+            nat: false,
         }
+    }
+
+    /// Only those that translate addresses.
+    #[must_use]
+    pub fn only_nat(mut self) -> Self {
+        self.nat = true;
+        self
     }
 
     /// Only those of these priorities.
@@ -314,27 +327,17 @@ impl Ruleset {
         self
     }
 
-    /// Leaves only those base chains that translate addresses, with what they jump to.
-    #[must_use]
-    pub(crate) fn only_nat(self) -> Self {
-        self.with_bases(|base| base.kind == "nat")
-    }
-
     /// Leaves out the base chains after which the kernel routes a packet of this host again, where they
     /// have changed it (nft_chain_route.c, iptable_mangle.c).
     #[must_use]
-    pub(crate) fn without_rerouting(self) -> Self {
+    pub(crate) fn without_rerouting(mut self) -> Self {
         let routes_again = |base: &Base| {
             base.hook == Hook::Output && (base.kind == "route" || base.kind == "mangle")
         };
-        self.with_bases(|base| !routes_again(base))
-    }
-
-    fn with_bases(mut self, stays: impl Fn(&Base) -> bool) -> Self {
         for table in self.tables.values_mut() {
             table
                 .chains
-                .retain(|_, chain| chain.base.as_ref().is_none_or(&stays));
+                .retain(|_, chain| !chain.base.as_ref().is_some_and(routes_again));
         }
         self
     }

@@ -25,8 +25,8 @@ pub(super) struct Forwarding {
     /// Makes the table anew, for these uplinks.
     pub(super) making: Aside<Uplinks>,
     said: Option<String>,
-    /// Why new ones are left to the kernel.
-    held: Option<Difference>,
+    /// What was said, where that is a reason why new ones are left to the kernel.
+    pub(super) left: Option<String>,
 }
 
 impl Forwarding {
@@ -43,8 +43,10 @@ impl Placer {
     /// puts the table back if something has removed it.
     pub(super) fn look_at_forwarding(&mut self) {
         let wanted = !self.is_idle() && self.is_forwarding_wanted();
-        let held = self.forwarding.held.as_ref().filter(|_| wanted);
+        let held = self.left.forwarded.as_ref().filter(|_| wanted);
+        let is_reading = held.is_some_and(Difference::is_reading);
         let held = held.map(|why| format!("left to the kernel: {}", why.what));
+        let is_held = held.is_some();
         let (done, are) = match held {
             Some(held) => (self.programs.attach_to(&[]).map(|()| true), held),
             None if wanted => (self.place_forwarded(), "placed".to_owned()),
@@ -53,13 +55,18 @@ impl Placer {
                 (left, "left to the kernel".to_owned())
             }
         };
-        let said = match done {
+        let (said, is_left) = match done {
             Ok(false) => return,
-            Ok(true) => format!("forwarded connections are {are}"),
-            Err(e) => format!("forwarded connections cannot be placed: {e:#}"),
+            Ok(true) if is_reading => return,
+            Ok(true) => (format!("forwarded connections are {are}"), is_held),
+            Err(e) => (
+                format!("forwarded connections cannot be placed: {e:#}"),
+                true,
+            ),
         };
+        self.forwarding.left = is_left.then(|| said.clone());
         if self.forwarding.said.as_ref() != Some(&said) {
-            match said.contains("cannot") {
+            match is_left {
                 true => warn!("{said}"),
                 false => info!("{said}"),
             }
@@ -72,17 +79,6 @@ impl Placer {
             Forward::Always => true,
             Forward::Never => false,
             Forward::Auto => forwards() && netlink::translates_sources().unwrap_or(false),
-        }
-    }
-
-    /// Leaves new forwarded flows to the kernel, or no longer. Those that were placed go on where they are.
-    pub(crate) fn hold_forwarded(&mut self, why: Option<Difference>) {
-        if self.forwarding.held != why {
-            self.forwarding.held = why;
-            // Before anything is adopted it is not known what of an earlier run's is of use.
-            if !self.is_idle() {
-                self.look_at_forwarding();
-            }
         }
     }
 

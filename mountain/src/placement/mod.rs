@@ -13,6 +13,7 @@ pub mod config;
 mod dead;
 mod forwarding;
 mod held;
+mod left;
 pub(crate) mod nft;
 mod routing;
 mod status;
@@ -38,6 +39,7 @@ use crate::topology::{Kind, PathMasks, Topology};
 use config::{PlacementConfig, RuleConfig, SpreadBy};
 use dead::Dead;
 use forwarding::Forwarding;
+pub(crate) use left::{all_left, Left};
 use routing::{describe, plan, PlacementPlan};
 pub use status::PlacementStatus;
 use suspension::Suspensions;
@@ -77,6 +79,9 @@ pub struct Placer {
     mode: SteerMode,
     forwarding: Forwarding,
     suspensions: Suspensions,
+    /// What the firewall leaves to the kernel, and what was said of that.
+    left: Left,
+    said_left: Option<String>,
     /// Addresses of uplinks that have no rule, as connections from them are translated.
     held: BTreeSet<IpAddr>,
     /// What is said of uplinks that new flows do not choose.
@@ -121,6 +126,8 @@ impl Placer {
             mode: SteerMode::Pass,
             forwarding: Forwarding::default(),
             suspensions: Suspensions::default(),
+            left: Left::default(),
+            said_left: None,
             held: BTreeSet::new(),
             closed: BTreeSet::new(),
             leaves: false,
@@ -209,6 +216,7 @@ impl Placer {
         }
         self.plan = plan;
         self.say_suspended(topology);
+        self.say_left();
         let inner_devices = &mut self.forwarding.inner_devices;
         inner_devices.clone_from(&topology.inner_devices);
         self.look_at_forwarding();

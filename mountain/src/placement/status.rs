@@ -31,6 +31,9 @@ pub struct PlacementStatus {
     pub forwarding: bool,
     /// Devices by which they come.
     pub inner_devices: Vec<u32>,
+    /// What of new flows is left to the kernel, each with the reason.
+    #[serde(default)]
+    pub left: Vec<String>,
     /// Rules that are not in force, each with the reason.
     pub unresolved: Vec<String>,
     /// TCP connections on dead uplinks that were reset.
@@ -65,8 +68,11 @@ impl Placer {
         Ok(PlacementStatus {
             uplinks: uplinks.collect(),
             mark_mask: format!("{:#x}", self.config.mark_mask.bits()),
-            forwarding: self.forwarding.table.is_some(),
+            forwarding: self.forwarding.table.is_some() && self.forwarding.left.is_none(),
             inner_devices: self.programs.attached(),
+            left: (self.said_left.iter().chain(&self.forwarding.left))
+                .cloned()
+                .collect(),
             unresolved: self.unresolved.clone(),
             connections_reset: self.dead.reset as u64,
             suspended: self.suspensions.families.clone(),

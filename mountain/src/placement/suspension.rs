@@ -28,9 +28,10 @@ pub(super) struct Suspensions {
 impl Placer {
     /// Places no new flow until [`Placer::resume`]: the kernel may prefer another way by now.
     pub(crate) fn pause(&mut self) {
-        self.programs.set_paused(true);
+        let was_paused = std::mem::replace(&mut self.suspensions.paused, true);
+        self.set_paused();
         // What was placed since is told once, whatever else changes before all is read.
-        if !std::mem::replace(&mut self.suspensions.paused, true) {
+        if !was_paused {
             let placed = self.placed_by_family();
             let before = self.suspensions.looks.front().unwrap_or(&placed);
             self.suspensions.between = [0, 1].map(|i| placed[i].saturating_sub(before[i]));
@@ -39,9 +40,15 @@ impl Placer {
 
     /// Goes on after [`Placer::pause`], when all that new flows are placed by is up to date.
     pub(crate) fn resume(&mut self) {
-        self.programs.set_paused(false);
         self.suspensions.paused = false;
         self.suspensions.between = [0; 2];
+        self.set_paused();
+    }
+
+    /// Has the programs place new flows, or not.
+    pub(super) fn set_paused(&mut self) {
+        let is_paused = self.suspensions.paused || self.left.all.is_some();
+        self.programs.set_paused(is_paused);
     }
 
     /// Takes note of how many flows were placed. To be called at each tick.

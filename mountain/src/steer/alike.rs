@@ -8,28 +8,47 @@
 //!
 //! Besides, the steering program asks the packet which FIB rule has routed it. A mark or a TOS that the
 //! firewall has changed since would give the wrong answer, so flows do not move where such rules matter.
+//!
+//! Of new flows it is asked whether their marks change what the firewall does before routing, and whether it
+//! translates their sources.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
 use crate::netlink::ruleset::{
-    DeviceFact, Effect, EffectKind, Facts, Hook, Packets, Place, RuleRef, Ruleset,
+    DeviceFact, Effect, EffectKind, Facts, Hook, Packets, Place, RuleRef, Ruleset, Strange,
 };
 use crate::netlink::Link;
-use crate::topology::{Group, Rewritable, Topology};
+use crate::topology::{ByMark, Group, Rewritable, Topology};
 
-/// Which devices have to be alike.
+/// What is asked of the firewall.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Question {
     /// About IPv6 packets; otherwise IPv4.
     pub ipv6: bool,
     /// Indexes.
     pub devices: BTreeSet<u32>,
-    /// Only in what they do to source addresses: of flows that choose their uplink before they meet the firewall.
-    pub by_nat: bool,
+    /// In which respect.
+    pub about: About,
     /// What must not be changed after routing, as rules of the FIB ask for it.
     pub unchanged: BTreeSet<Rewritable>,
+}
+
+/// In which respect the firewall must not tell devices, or marks, apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum About {
+    /// All that it does after routing.
+    Running,
+    /// Only what it does to source addresses: of flows that choose their uplink before they meet the firewall.
+    Nat,
+    /// What it does before routing to packets that bear marks of ours, where rules of the FIB go by marks.
+    Marks {
+        /// Those rules.
+        by: ByMark,
+        /// Packets of this host; otherwise forwarded ones.
+        own: bool,
+    },
 }
 
 impl Question {
@@ -39,7 +58,7 @@ impl Question {
         Self {
             ipv6: paths().any(|path| path.key.ipv6),
             devices: paths().map(|path| path.key.ifindex).collect(),
-            by_nat: false,
+            about: About::Running,
             unchanged: group.told_by.clone(),
         }
     }
@@ -48,10 +67,22 @@ impl Question {
     /// the kernel's own choice is translated, they would leave another one untranslated.
     pub(crate) fn of_new(group: &Group, topology: &Topology) -> Self {
         Self {
-            by_nat: true,
+            about: About::Nat,
             unchanged: BTreeSet::new(),
             ..Self::of(group, topology)
         }
+    }
+
+    /// About the marks of the flows that begin in a group: of this host's `own`, or of forwarded ones. Where no
+    /// rule of the FIB goes by marks, nobody needs to be asked.
+    pub(crate) fn of_marks(group: &Group, topology: &Topology, own: bool) -> Option<Self> {
+        let question = Self::of_new(group, topology);
+        let by = topology.by_mark[usize::from(question.ipv6)]?;
+        Some(Self {
+            about: About::Marks { by, own },
+            devices: BTreeSet::new(),
+            ..question
+        })
     }
 }
 
@@ -76,6 +107,16 @@ pub struct Difference {
 }
 
 impl Difference {
+    /// Why there is no answer yet. It takes milliseconds, and is not worth a message.
+    pub(crate) fn reading() -> Self {
+        Self::new("the firewall is being read")
+    }
+
+    /// Whether there is only no answer yet.
+    pub(crate) fn is_reading(&self) -> bool {
+        *self == Self::reading()
+    }
+
     /// One that no rule is the reason of.
     pub(crate) fn new(what: impl Into<String>) -> Self {
         Self {
@@ -88,12 +129,16 @@ impl Difference {
 impl Firewall {
     /// The first difference that the firewall makes between the devices.
     pub(crate) fn difference(&self, question: &Question) -> Option<Difference> {
+        if let About::Marks { by, own } = question.about {
+            return self.marks(question.ipv6, by, own);
+        }
         if question.devices.len() < 2 {
             return None;
         }
         let programs = &self.bpf[usize::from(question.ipv6)];
         // A program at these hooks cannot translate.
-        if let Some(hook) = programs.first().filter(|_| !question.by_nat) {
+        let by_nat = question.about == About::Nat;
+        if let Some(hook) = programs.first().filter(|_| !by_nat) {
             return Some(Difference::new(format!(
                 "a BPF program at Netfilter's {} hook may judge packets by their device",
                 hook.name()
@@ -107,14 +152,37 @@ impl Firewall {
         let Some(devices) = devices else {
             return Some(Difference::new("one of the devices is gone"));
         };
-        if question.by_nat {
-            let nat = self.ruleset.clone().only_nat();
-            return at_hook(&nat, Hook::Postrouting, question.ipv6, &devices);
+        let place = |hook: Hook| Place::new(Packets::of(question.ipv6), hook);
+        if by_nat {
+            let nat = place(Hook::Postrouting).only_nat();
+            return at_place(&self.ruleset, nat, &devices);
         }
         AFTER_ROUTING
             .into_iter()
-            .find_map(|hook| at_hook(&self.ruleset, hook, question.ipv6, &devices))
+            .find_map(|hook| at_place(&self.ruleset, place(hook), &devices))
             .or_else(|| self.rewriting(question, devices.first()?))
+    }
+
+    /// The first rule before routing to which marks of ours are strange, as it gives packets marks of its own: these
+    /// packets would not get the mark by which a rule of the FIB leads them elsewhere, into a VPN above all.
+    fn marks(&self, ipv6: bool, by: ByMark, own: bool) -> Option<Difference> {
+        let hooks: &[Hook] = match own {
+            true => &[Hook::Output],
+            false => &[Hook::Ingress, Hook::Prerouting],
+        };
+        let strange = Strange {
+            bits: by.ours,
+            kept: by.compared & by.ours != 0,
+        };
+        let rule = (self.ruleset).by_mark(Packets::of(ipv6), hooks, strange)?;
+        Some(Difference {
+            what: format!(
+                "the routing rule of priority {} goes by packet marks, and the firewall reads mountain's bits ({:#x}) \
+                 as part of such a mark, by {rule}: have it read other bits only, as by a mask (MARK/{:#x})",
+                by.priority, by.ours, !by.ours
+            ),
+            rule: Some(rule.to_string()),
+        })
     }
 
     /// The first rule that changes, after routing, what FIB rules ask for. Devices are treated alike by now, so
@@ -159,9 +227,8 @@ fn facts(hook: Hook, device: &Link) -> Facts {
     }
 }
 
-fn at_hook(ruleset: &Ruleset, hook: Hook, ipv6: bool, devices: &[&Link]) -> Option<Difference> {
-    let place = Place::new(Packets::of(ipv6), hook);
-    let residue = |device: &Link| ruleset.residue(&place, &facts(hook, device));
+fn at_place(ruleset: &Ruleset, place: Place, devices: &[&Link]) -> Option<Difference> {
+    let residue = |device: &Link| ruleset.residue(&place, &facts(place.hook, device));
     let (first, others) = devices.split_first()?;
     let reference = residue(first);
     others.iter().find_map(|other| {
@@ -185,7 +252,7 @@ mod tests {
         Question {
             ipv6,
             devices: devices.iter().copied().collect(),
-            by_nat: false,
+            about: About::Running,
             unchanged: BTreeSet::new(),
         }
     }

@@ -410,6 +410,8 @@ impl<'a> Builder<'a> {
             self.topology.uplink_nets = uplink_nets(self.snapshot, &devices);
             self.topology.rule_priorities =
                 [false, true].map(|ipv6| rules::last_priority(self.snapshot, ipv6));
+            self.topology.by_mark =
+                [false, true].map(|ipv6| rules::by_mark(self.snapshot, ipv6, self.mark_mask));
         }
         if self.reasons_left_out > 0 {
             let more = format!("{} more routes", self.reasons_left_out);

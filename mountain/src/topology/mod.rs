@@ -213,6 +213,19 @@ pub struct Topology {
     /// Likewise: priorities for ip rules of our own, by family ([IPv4, IPv6]): right before the look-up of the
     /// main table, after every rule that others have put there.
     pub rule_priorities: [u32; 2],
+    /// Likewise, by family: rules of others that go by marks of packets.
+    pub by_mark: [Option<ByMark>; 2],
+}
+
+/// Rules of others that packets meet before the main table, and that lead elsewhere by the packets' marks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ByMark {
+    /// Priority of the first one.
+    pub priority: u32,
+    /// The bits that they compare.
+    pub compared: u32,
+    /// The bits of the marks that placed flows bear.
+    pub ours: u32,
 }
 
 impl Topology {

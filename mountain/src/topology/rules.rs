@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use libc::{RTN_THROW, RTN_UNICAST};
 
-use super::{FibRule, Rewritable};
+use super::{ByMark, FibRule, Rewritable};
 use crate::netlink::nexthop::NextHop;
 use crate::netlink::snapshot::{Action, Route, Snapshot, TABLE_MAIN};
 
@@ -176,6 +176,23 @@ pub(super) fn marked_apart(snapshot: &Snapshot, ipv6: bool, mask: u32) -> Option
     before_main(snapshot, ipv6).find(|rule| {
         rule.fwmark
             .is_some_and(|(mark, theirs)| theirs & mask != 0 && mark & !mask == 0)
+    })
+}
+
+/// The rules before the main table's that lead elsewhere by a mark. Also those to tables that are empty: a VPN's
+/// table is, while it is down, and what is placed meanwhile would stay out of it.
+pub(super) fn by_mark(snapshot: &Snapshot, ipv6: bool, ours: u32) -> Option<ByMark> {
+    let elsewhere = |rule: &&FibRule| {
+        let is_main = matches!(rule.action, Action::Nothing | Action::Table(TABLE_MAIN));
+        !is_main && !matches!(matches_of(rule), Matches::None)
+    };
+    let rules = before_main(snapshot, ipv6).filter(elsewhere);
+    let mut marked = rules.filter_map(|rule| Some((rule.priority, rule.fwmark?.1)));
+    let (priority, first) = marked.next()?;
+    Some(ByMark {
+        priority,
+        compared: marked.fold(first, |bits, (_, more)| bits | more),
+        ours,
     })
 }
 
@@ -423,6 +440,37 @@ mod tests {
         assert!(is_unconditional(&inverted[0]) && !inverted[0].invert);
         let reason = reach(&snapshot(vec![opaque(false)]), 100, false).unwrap_err();
         assert!(reason.contains("cannot be followed"), "{reason}");
+    }
+
+    #[test]
+    fn rules_that_lead_elsewhere_by_a_mark() {
+        let marked = |priority, action, mark, mask| FibRule {
+            fwmark: Some((mark, mask)),
+            ..rule(priority, action)
+        };
+        let by_mark = |first: FibRule| {
+            let second = marked(20, Action::Table(300), 0x10, 0xf0);
+            let main = rule(32766, Action::Table(254));
+            let behind = marked(32767, Action::Table(100), 1, 1 << 31);
+            let rules = vec![first, second, main, behind];
+            let found = by_mark(&snapshot(rules), false, 0xff00_0000).unwrap();
+            (found.priority, found.compared)
+        };
+        // To a table, an empty one too, and to nowhere.
+        assert_eq!(by_mark(marked(10, Action::Table(100), 1, 0xf)), (10, 0xff));
+        assert_eq!(by_mark(marked(10, Action::Table(200), 1, 0xf)), (10, 0xff));
+        assert_eq!(by_mark(marked(10, Action::Drop, 1, 0xf)), (10, 0xff));
+        // To the main table, for sockets that are bound, and for all.
+        let bound = FibRule {
+            oif: true,
+            ..marked(10, Action::Table(100), 1, 0xf)
+        };
+        let main = marked(10, Action::Table(254), 1, 0xf);
+        for first in [main, bound, rule(10, Action::Table(100))] {
+            assert_eq!(by_mark(first), (20, 0xf0));
+        }
+        let none = vec![rule(32766, Action::Table(254))];
+        assert_eq!(super::by_mark(&snapshot(none), false, 0xff00_0000), None);
     }
 
     #[test]

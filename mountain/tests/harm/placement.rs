@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
-use crate::support::{wait_until, Net, Ns, CLIENT4, LEAVE, SERVER4};
+use crate::support::{stdout, wait_until, Net, Ns, CLIENT4, LEAVE, SERVER4};
 
 /// Enough that a choice between two uplinks would show.
 const SOCKETS: usize = 16;
@@ -186,6 +186,106 @@ fn new_flows_avoid_a_dead_uplink_although_the_firewall_holds_running_ones() {
     let (seen, _) = sources(&net, sockets(&net, 0));
     assert!(
         seen.iter().all(|a| a.to_string() == "10.30.0.1"),
+        "{seen:?}"
+    );
+}
+
+/// A VPN for what the firewall marks, and counters behind it: of what leaves by the VPN, and by the uplinks.
+fn vpn_by_marks(net: &Net, rules: &str) -> Ns {
+    let (client, vpn) = (&net.client, Ns::new("vpn"));
+    client.wire(("tv", &["10.60.0.1/24"]), &vpn, ("vt", &["10.60.0.2/24"]));
+    client.ip("route add default via 10.60.0.2 dev tv table 100");
+    client.ip("rule add fwmark 1/0xff lookup 100");
+    client.nft(rules);
+    let counters = "udp dport 7000 oifname tv counter\nudp dport 7000 oifname != tv counter";
+    let hook = "filter hook postrouting priority 300";
+    client.chain("ip c post", hook, counters);
+    vpn
+}
+
+/// Sends each socket's datagrams to the server's port 7000, by connect().
+fn send_all(sockets: &[UdpSocket]) {
+    for socket in sockets {
+        socket.connect((SERVER4, 7000)).unwrap();
+        for _ in 0..3 {
+            let _ = socket.send(b"x");
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// What the daemon leaves to the kernel.
+fn left(net: &Net) -> Vec<String> {
+    net.client.status().placement.unwrap().left
+}
+
+/// As in the books: what has a mark already is done with.
+const FOR_ONE_MACHINE: &str =
+    "table ip mangle { chain pre { type filter hook prerouting priority mangle;\n\
+    meta mark set ct mark\n\
+    meta mark != 0 accept\n\
+    ip saddr 10.40.0.2 meta mark set 1\n\
+    ct mark set meta mark\n} }";
+
+#[test]
+fn a_machine_that_the_firewall_marks_for_a_vpn_stays_in_it() {
+    let net = two_providers();
+    let lan = Ns::new("lan");
+    net.client.forward_for("n0", &lan, "n1", "10.40.0");
+    masquerade(&net.client, "ip", "oifname { u0, u1, tv }");
+    let _vpn = vpn_by_marks(&net, FOR_ONE_MACHINE);
+    up(&net);
+    let said = left(&net).join("\n");
+    assert!(said.starts_with("forwarded connections are left"), "{said}");
+    assert!(said.contains("ip mangle pre handle"), "{said}");
+    let behind: Vec<UdpSocket> = (0..SOCKETS).map(|_| lan.udp("0.0.0.0:0")).collect();
+    send_all(&behind);
+    assert_eq!(
+        net.client.counted("chain ip c post"),
+        [3 * SOCKETS as u64, 0]
+    );
+    // Marks at prerouting are nothing to this host's own.
+    let (seen, _) = sources(&net, sockets(&net, 0));
+    assert!(
+        seen.iter().any(|a| a.to_string() == "10.30.1.1"),
+        "{seen:?}"
+    );
+    let checked = stdout(&net.client.mountain("check --adopt"));
+    assert!(
+        checked.contains("forwarded connections are left to the kernel"),
+        "{checked}"
+    );
+    // With a mask Mountain's marks are none.
+    let masked = FOR_ONE_MACHINE.replace("meta mark !=", "meta mark & 0xff !=");
+    net.client.nft(&format!("delete table ip mangle\n{masked}"));
+    wait_until("it is masked", LEAVE, || left(&net).is_empty());
+}
+
+#[test]
+fn a_user_whom_the_firewall_marks_for_a_vpn_stays_in_it() {
+    let net = two_providers();
+    let rules = "table ip mangle { chain out { type route hook output priority mangle;\n\
+                 meta mark 0 meta skuid 1000 meta mark set 1\n} }";
+    let _vpn = vpn_by_marks(&net, rules);
+    up(&net);
+    let said = left(&net).join("\n");
+    assert!(said.starts_with("new connections are left"), "{said}");
+    assert!(said.contains("ip mangle out handle"), "{said}");
+    send_all(&sockets(&net, 1000));
+    assert_eq!(
+        net.client.counted("chain ip c post"),
+        [3 * SOCKETS as u64, 0]
+    );
+    let (seen, _) = sources(&net, sockets(&net, 0));
+    assert!(
+        seen.iter().all(|a| a.to_string() == "10.30.0.1"),
+        "{seen:?}"
+    );
+    net.client.run("nft delete table ip mangle");
+    wait_until("nothing is left", LEAVE, || left(&net).is_empty());
+    let (seen, _) = sources(&net, sockets(&net, 0));
+    assert!(
+        seen.iter().any(|a| a.to_string() == "10.30.1.1"),
         "{seen:?}"
     );
 }

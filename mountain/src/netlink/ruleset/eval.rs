@@ -98,6 +98,7 @@ fn concerns(family: Family, base: &Base, place: &Place, facts: &Facts) -> bool {
     };
     of_family
         && base.hook == place.hook
+        && (!place.nat || base.kind == "nat")
         && (first..=last).contains(&base.priority)
         && at_device.is_none_or(|device| bound(&device.name))
 }

@@ -2,7 +2,7 @@
 //! What the evaluator says of rulesets that nft(8) and iptables(8) have loaded.
 
 use mountain::netlink::ruleset::{
-    DeviceFact, EffectKind, Elements, Facts, Hook, Packets, Place, Ruleset,
+    DeviceFact, EffectKind, Elements, Facts, Hook, Packets, Place, Ruleset, Strange,
 };
 use mountain::netlink::{translates_sources, Link};
 use mountain::redirect::preflight::firewall::ruleset;
@@ -254,6 +254,92 @@ fn rules_that_could_matter_to_some_packets_are_listed() {
     assert_eq!(effects(&Place::new(Packets::Ipv4, Hook::Input), &facts), []);
     // With nothing known, all of them.
     assert_eq!(effects(&place, &Facts::default()).len(), 7);
+}
+
+/// Rules at prerouting of iptables' table mangle or of nftables. Behind `sets:` those that matter only where what they set
+/// is compared together with the strange bits, behind `asks:` those that always do.
+const MARKS: &str = r#"
+    asks: nft meta mark != 0 accept
+    asks: nft meta mark 0 ip saddr 192.168.1.50 meta mark set 1
+    asks: nft ct mark 0 ct mark set 1
+    asks: nft meta mark 1-5 accept
+    asks: nft meta mark { 1, 2 } accept
+    asks: nft meta mark vmap { 1 : accept }
+    asks: nft ip saddr . meta mark { 192.168.1.50 . 1 } accept
+    asks: nft meta mark set ct mark map { 1 : 2 }
+    asks: nft meta mark & 0x01000000 == 0x01000000 accept
+    asks: nft jump more
+    asks: nft udp dport vmap { 53 : goto more }
+    nft meta mark & 0xff != 0 accept
+    nft ct mark & 0x00ffffff vmap { 1 : accept }
+    nft meta mark set ct mark
+    nft ct mark set meta mark
+    nft ip saddr 192.168.1.50 meta mark set 1
+    nft ct mark set 1
+    nft meta priority 7 accept
+    sets: nft meta mark set meta mark | 1
+    sets: nft ct mark set ct mark & 0xffffff00 | 1
+    nft meta mark set ct mark & 0x00ffff00 | 1
+    asks: ipt -m mark --mark 0 -j MARK --set-mark 1
+    asks: ipt -m connmark ! --mark 0 -j RETURN
+    ipt -m mark --mark 0/0xff -j ACCEPT
+    ipt -m connmark --mark 1/0xff -j ACCEPT
+    ipt -s 192.168.1.50 -j MARK --set-mark 1
+    sets: ipt -s 192.168.1.50 -j MARK --or-mark 1
+    sets: ipt -s 192.168.1.50 -j MARK --set-xmark 1/0xff
+    ipt -j CONNMARK --restore-mark
+    ipt -j CONNMARK --save-mark
+    sets: ipt -j CONNMARK --restore-mark --mask 0xff
+    sets: ipt -j CONNMARK --set-mark 1/0xff
+    ipt -j CONNMARK --set-mark 1
+    ipt -p tcp -j TPROXY --on-port 1 --tproxy-mark 1
+    sets: ipt -p tcp -j TPROXY --on-port 1 --tproxy-mark 1/1
+    ipt -m statistic --mode nth --every 2 --packet 0 -j DROP"#;
+
+/// The rules to which a mark with bits of another program matters are found.
+#[test]
+fn rules_that_go_by_marks_are_found() {
+    let ns = Ns::new("marks");
+    let found = |packets: Packets, hook: Hook, kept: bool| {
+        let bits = 0xff00_0000;
+        let rule = read(&ns).by_mark(packets, &[hook], Strange { bits, kept });
+        rule.map(|rule| rule.to_string())
+    };
+    for case in MARKS.trim().lines().map(str::trim) {
+        let expected = match case.split_once(": ") {
+            Some(("asks", _)) => (true, true),
+            Some(("sets", _)) => (false, true),
+            _ => (false, false),
+        };
+        let rule = case
+            .trim_start_matches("asks: ")
+            .trim_start_matches("sets: ");
+        let backends = match rule.split_once(' ').unwrap() {
+            ("nft", rule) => vec![format!(
+                "table ip t {{ chain more {{ meta mark 7 accept; }}\n\
+                 chain c {{ type filter hook prerouting priority mangle;\n{rule}\n}} }}"
+            )],
+            (_, rule) => ["iptables-legacy", "iptables-nft"]
+                .map(|program| format!("{program} -t mangle -A PREROUTING {rule}"))
+                .to_vec(),
+        };
+        for rule in backends {
+            match rule.starts_with("table") {
+                true => ns.nft(&rule),
+                false => drop(ns.run(&rule)),
+            }
+            let at = |kept| found(Packets::Ipv4, Hook::Prerouting, kept);
+            let is = (at(false).is_some(), at(true).is_some());
+            assert_eq!(is, expected, "{rule}: {:?}", at(true));
+            // Not met elsewhere.
+            assert_eq!(found(Packets::Ipv4, Hook::Output, true), None, "{rule}");
+            assert_eq!(found(Packets::Ipv6, Hook::Prerouting, true), None, "{rule}");
+            ns.run("nft flush ruleset");
+            if rule.contains("legacy") {
+                ns.run("iptables-legacy -t mangle -F");
+            }
+        }
+    }
 }
 
 /// Rules of iptables, behind `differs:` those that make a difference.

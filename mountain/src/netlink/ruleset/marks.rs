@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Which rules go by marks of packets or connections.
+
+use std::collections::BTreeMap;
+
+use super::expr::{self, Bitwise, Expr, Extension, Lookup, Reg, Source, Statement, Verdict};
+use super::{
+    text, xt, Chain, Family, FirewallRule, FirewallTable, Hook, Packets, RuleRef, Ruleset, Value,
+};
+use crate::netlink::wire::u32_at;
+
+/// Marks with other bits than a rule expects in them.
+#[derive(Clone, Copy, Debug)]
+pub struct Strange {
+    /// Those bits.
+    pub bits: u32,
+    /// Whether rules that set a mark and leave these bits as they are count too.
+    pub kept: bool,
+}
+
+impl Ruleset {
+    /// The first rule that packets may meet at one of these hooks and that may do something else where a packet,
+    /// or its connection, bears a strange mark.
+    pub fn by_mark(&self, packets: Packets, hooks: &[Hook], strange: Strange) -> Option<RuleRef> {
+        let tables = self.tables.iter();
+        let met = tables.filter(|((family, _), table)| !table.dormant && sees(*family, packets));
+        for ((family, name), table) in met {
+            for (chain_name, chain) in reached(table, hooks) {
+                let mut rules = chain.rules.iter();
+                if let Some(rule) = rules.find(|rule| goes_by_mark(rule, table, strange)) {
+                    return Some(RuleRef {
+                        family: *family,
+                        table: name.clone(),
+                        chain: chain_name.to_owned(),
+                        handle: Some(rule.handle),
+                        text: text::rule(rule, table),
+                    });
+                }
+            }
+        }
+        None
+    }
+}
+
+fn sees(family: Family, packets: Packets) -> bool {
+    match family {
+        Family::Inet | Family::Netdev => true,
+        Family::Ip | Family::LegacyIp => packets == Packets::Ipv4,
+        Family::Ip6 | Family::LegacyIp6 => packets == Packets::Ipv6,
+    }
+}
+
+/// The chains that packets get to from these hooks.
+fn reached<'a>(table: &'a FirewallTable, hooks: &[Hook]) -> BTreeMap<&'a str, &'a Chain> {
+    let mut reached = BTreeMap::new();
+    let is_at = |hook: Hook| hooks.contains(&hook);
+    let bases = table.chains.iter();
+    let bases = bases.filter(|(_, chain)| chain.base.as_ref().is_some_and(|b| is_at(b.hook)));
+    let mut open: Vec<&str> = bases.map(|(name, _)| name.as_str()).collect();
+    while let Some(name) = open.pop() {
+        let Some((name, chain)) = table.chains.get_key_value(name) else {
+            continue;
+        };
+        if reached.insert(name.as_str(), chain).is_none() {
+            let exprs = chain.rules.iter().flat_map(|rule| &rule.exprs);
+            open.extend(exprs.flat_map(|expr| targets(expr, table)));
+        }
+    }
+    reached
+}
+
+/// The chains that an expression may lead to.
+fn targets<'a>(expr: &'a Expr, table: &'a FirewallTable) -> Vec<&'a str> {
+    let target = |verdict: &'a Verdict| match verdict {
+        Verdict::Jump(chain) | Verdict::Goto(chain) => Some(chain.as_str()),
+        _ => None,
+    };
+    match expr {
+        Expr::Verdict(verdict) => target(verdict).into_iter().collect(),
+        Expr::Lookup(lookup) if lookup.verdict => {
+            let set = table.sets.get(&lookup.set);
+            let Some(elements) = set.and_then(|set| set.elements.as_ref()) else {
+                // To any.
+                return table.chains.keys().map(String::as_str).collect();
+            };
+            let verdicts = elements.iter().filter_map(|element| match &element.value {
+                Value::Verdict(verdict) => target(verdict),
+                _ => None,
+            });
+            verdicts.collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// A mark, or a part of one, in a register.
+#[derive(Clone, Copy)]
+struct Mark {
+    at: Reg,
+    len: usize,
+    /// The bits that are still those of the mark.
+    bits: u32,
+    /// Whether others were set.
+    is_changed: bool,
+}
+
+/// The marks in the registers of a rule that is being looked at.
+struct Marks<'a> {
+    table: &'a FirewallTable,
+    strange: Strange,
+    loaded: Vec<Mark>,
+}
+
+fn goes_by_mark(rule: &FirewallRule, table: &FirewallTable, strange: Strange) -> bool {
+    let mut marks = Marks {
+        table,
+        strange,
+        loaded: Vec::new(),
+    };
+    rule.exprs.iter().any(|expr| marks.matter(expr))
+}
+
+impl Marks<'_> {
+    /// Whether what an expression does depends on the strange bits.
+    fn matter(&mut self, expr: &Expr) -> bool {
+        match expr {
+            Expr::Load { source, dreg, len } => {
+                let bits = if is_mark(source) { u32::MAX } else { 0 };
+                self.put(*dreg, *len, bits, false);
+                false
+            }
+            Expr::Immediate { dreg, data } => {
+                self.put(*dreg, data.len(), 0, false);
+                false
+            }
+            Expr::Bitwise {
+                sreg,
+                dreg,
+                len,
+                how,
+            } => {
+                let (bits, is_changed) = self.changed(*sreg, *len, how);
+                self.put(*dreg, *len, bits, is_changed);
+                false
+            }
+            Expr::Cmp { sreg, data, .. } => self.is_strange(*sreg, data.len()),
+            Expr::Range { sreg, from, .. } => self.is_strange(*sreg, from.len()),
+            Expr::Lookup(lookup) => self.is_looked_up(lookup),
+            Expr::Match(found) => asked(found) & self.strange.bits != 0,
+            Expr::Target(found) => self.strange.kept && kept(found) & self.strange.bits != 0,
+            Expr::Effect(statement) => self.is_used(statement),
+            // It may use what is in the registers: `meta mark or ct mark` above all.
+            Expr::Unknown(_) => self.is_strange(0, expr::REGISTERS),
+            Expr::Condition(_) | Expr::Quiet(_) | Expr::Verdict(_) => false,
+        }
+    }
+
+    fn put(&mut self, at: Reg, len: usize, bits: u32, is_changed: bool) {
+        self.loaded
+            .retain(|mark| mark.at + mark.len <= at || at + len <= mark.at);
+        if bits != 0 {
+            self.loaded.push(Mark {
+                at,
+                len,
+                bits,
+                is_changed,
+            });
+        }
+    }
+
+    fn found(&self, at: Reg, len: usize) -> impl Iterator<Item = &Mark> {
+        let marks = self.loaded.iter();
+        marks.filter(move |mark| mark.at < at + len && at < mark.at + mark.len)
+    }
+
+    fn is_strange(&self, at: Reg, len: usize) -> bool {
+        let bits = self.strange.bits;
+        self.found(at, len).any(|mark| mark.bits & bits != 0)
+    }
+
+    /// What is left of a mark, and whether it has become another one.
+    fn changed(&self, sreg: Reg, len: usize, how: &Bitwise) -> (u32, bool) {
+        let mut found = self.found(sreg, len);
+        let Some(mark) = found.next() else {
+            return (0, false);
+        };
+        match how {
+            Bitwise::MaskXor(mask, xor) if mark.at == sreg && len == 4 => {
+                let mask = u32_at(mask, 0).unwrap_or(u32::MAX);
+                let sets = xor.iter().any(|byte| *byte != 0);
+                (mark.bits & mask, mark.is_changed || sets)
+            }
+            Bitwise::Swap(_) => (mark.bits, mark.is_changed),
+            _ => (mark.bits, true),
+        }
+    }
+
+    fn is_looked_up(&mut self, lookup: &Lookup) -> bool {
+        let set = self.table.sets.get(&lookup.set);
+        let len = set.map_or(expr::REGISTERS, |set| set.key_len);
+        let is_strange = self.is_strange(lookup.sreg, len);
+        if let Some(dreg) = lookup.dreg.filter(|_| !lookup.verdict) {
+            self.put(dreg, 4, 0, false);
+        }
+        is_strange
+    }
+
+    /// A mark that is only copied, from the packet to its connection and back, stays what it is.
+    fn is_used(&self, statement: &Statement) -> bool {
+        let sets_mark = match statement.name.as_str() {
+            "meta" => statement.fixed == expr::META_MARK.to_string(),
+            "ct" => statement.fixed.starts_with("3 "),
+            _ => false,
+        };
+        let registers = statement.registers.iter();
+        let mut used = registers.flat_map(|(_, reg)| self.found(*reg, 4));
+        used.any(|mark| {
+            let matters = !sets_mark || self.strange.kept && mark.is_changed;
+            matters && mark.bits & self.strange.bits != 0
+        })
+    }
+}
+
+/// `ct mark`, `ct original mark`; not `ct secmark`.
+fn is_mark(source: &Source) -> bool {
+    match source {
+        Source::Meta(key) => *key == expr::META_MARK,
+        Source::Other(name) => name.starts_with("ct ") && name.ends_with(" mark"),
+        _ => false,
+    }
+}
+
+/// The bits of marks that a match of xtables may ask for.
+fn asked(found: &Extension) -> u32 {
+    match (found.name.as_str(), found.revision) {
+        // struct xt_mark_mtinfo1, xt_connmark_mtinfo1: mark, mask.
+        ("mark" | "connmark", 1) => u32_at(&found.info, 4).unwrap_or(u32::MAX),
+        ("mark" | "connmark" | "bpf", _) => u32::MAX,
+        _ => 0,
+    }
+}
+
+/// The bits of marks that a target of xtables leaves as they are while it sets others.
+fn kept(found: &Extension) -> u32 {
+    const CONNMARK_SET: u8 = 0;
+    let word = |at: usize| u32_at(&found.info, at).unwrap_or(u32::MAX);
+    let sets = |value: u32, mask: u32| if value == 0 { 0 } else { !mask };
+    match (found.name.as_str(), found.revision) {
+        // struct xt_mark_tginfo2: mark, mask.
+        ("MARK", 2) => sets(word(0), word(4)),
+        // The mark, and the masks of the connection's and of the packet's.
+        ("CONNMARK", _) => match xt::connmark_mode(found) {
+            Some(CONNMARK_SET) => sets(word(0), word(4)),
+            Some(xt::CONNMARK_RESTORE) => !word(8),
+            Some(_) => !word(4),
+            None => u32::MAX,
+        },
+        // struct xt_tproxy_target_info: mask, mark.
+        ("TPROXY", _) => sets(word(4), word(0)),
+        ("MARK", _) => u32::MAX,
+        _ => 0,
+    }
+}
