@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What is in the way of placing new flows, where uplinks have addresses of their own.
 
-use super::{devices, rp_filter_key, Report};
+use super::Report;
 use crate::daemon::firewall::read;
 use crate::host::cgroup;
-use crate::host::sysctl::{forwards, largest4};
+use crate::host::sysctl::forwards;
 use crate::host::text::count;
 use crate::netlink;
 use crate::placement::config::{Forward, PlacementConfig};
+use crate::placement::forwarding::{by_metric, strict};
 use crate::placement::{all_left, preview, Left};
 use crate::steer::alike::Difference;
 use crate::topology::Topology;
@@ -102,10 +103,11 @@ fn check_forwarding(
         // Without privileges; that was said.
         (Forward::Auto, Err(_)) => return,
     }
-    if let Some(why) = &left.forwarded {
+    let by_firewall = left.forwarded.as_ref().map(|why| why.what.clone());
+    if let Some(why) = by_firewall.or_else(|| strict(&by_metric(topology))) {
         report.warn(
             "placing",
-            format!("forwarded connections are left to the kernel: {}", why.what),
+            format!("forwarded connections are left to the kernel: {why}"),
             "",
         );
         return;
@@ -130,19 +132,6 @@ fn check_forwarding(
                     "give the rule a mask (fwmark MARK/{:#x}), or set `forward = \"never\"` in [placement]",
                     !config.mark_mask.bits()
                 ),
-            );
-        }
-    }
-    for (_, ifname) in devices(topology) {
-        let strict = largest4(&ifname, "rp_filter") == Some(1);
-        let by_mark = largest4(&ifname, "src_valid_mark") == Some(1);
-        if strict && !by_mark {
-            report.warn(
-                "rp_filter",
-                format!(
-                    "{ifname}: strict, and blind to marks: replies to forwarded connections may be dropped"
-                ),
-                format!("`sysctl -w {}=2`", rp_filter_key(&ifname)),
             );
         }
     }

@@ -8,9 +8,10 @@ use super::aside::Aside;
 use super::config::Forward;
 use super::routing::MarkMask;
 use super::{nft, Placer};
-use crate::host::sysctl::forwards;
+use crate::host::sysctl::{forwards, largest4};
 use crate::netlink;
 use crate::steer::alike::Difference;
+use crate::topology::{Kind, Topology};
 
 /// Mark and device of each uplink.
 type Uplinks = Vec<(u32, String)>;
@@ -20,6 +21,8 @@ type Uplinks = Vec<(u32, String)>;
 pub(super) struct Forwarding {
     /// By which they come.
     pub(super) inner_devices: Vec<u32>,
+    /// The uplinks at which replies are checked by the main table alone ([`by_metric`]).
+    pub(super) by_metric: Vec<String>,
     /// What the nftables table was made for; `None`: it is not there.
     pub(super) table: Option<Uplinks>,
     /// Makes the table anew, for these uplinks.
@@ -45,7 +48,10 @@ impl Placer {
         let wanted = !self.is_idle() && self.is_forwarding_wanted();
         let held = self.left.forwarded.as_ref().filter(|_| wanted);
         let is_reading = held.is_some_and(Difference::is_reading);
-        let held = held.map(|why| format!("left to the kernel: {}", why.what));
+        let held = held.map(|why| why.what.clone());
+        let strict = || strict(&self.forwarding.by_metric).filter(|_| wanted);
+        let held = held.or_else(strict);
+        let held = held.map(|why| format!("left to the kernel: {why}"));
         let is_held = held.is_some();
         let (done, are) = match held {
             Some(held) => (self.programs.attach_to(&[]).map(|()| true), held),
@@ -117,6 +123,30 @@ impl Placer {
         }
         Ok(())
     }
+}
+
+/// The uplinks of which the main table knows only one as the way to everywhere: those whose default routes differ
+/// in metric. Of several next hops of one route the kernel takes each for right.
+pub(crate) fn by_metric(topology: &Topology) -> Vec<String> {
+    let groups = topology.groups.iter().filter(|g| g.kind == Kind::Place);
+    let members = groups.flat_map(|group| &group.members);
+    let paths = members.map(|member| &topology.paths[member.path]);
+    let ipv4 = paths.filter(|path| !path.key.ipv6);
+    ipv4.map(|path| path.ifname.clone()).collect()
+}
+
+/// Why replies to forwarded connections would be dropped at one of these uplinks. The kernel looks the way back up
+/// without the mark, so that it finds the preferred uplink.
+pub(crate) fn strict(uplinks: &[String]) -> Option<String> {
+    let is_strict = |name: &&String| {
+        largest4(name, "rp_filter") == Some(1) && largest4(name, "src_valid_mark") != Some(1)
+    };
+    let name = uplinks.iter().find(is_strict)?;
+    Some(format!(
+        "{name} filters strictly (rp_filter = 1), and would drop replies that come in there: \
+         `sysctl -w net.ipv4.conf.{}.rp_filter=2`",
+        name.replace('.', "/")
+    ))
 }
 
 /// Makes the table that keeps forwarded connections on their uplinks.

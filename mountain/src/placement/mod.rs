@@ -11,7 +11,7 @@
 mod aside;
 pub mod config;
 mod dead;
-mod forwarding;
+pub(crate) mod forwarding;
 mod held;
 mod left;
 pub(crate) mod nft;
@@ -219,6 +219,7 @@ impl Placer {
         self.say_left();
         let inner_devices = &mut self.forwarding.inner_devices;
         inner_devices.clone_from(&topology.inner_devices);
+        self.forwarding.by_metric = forwarding::by_metric(topology);
         self.look_at_forwarding();
         Ok(())
     }

@@ -307,6 +307,29 @@ fn forwarded_connections_choose_and_stay() {
     assert_eq!(net.refused(), 0);
 }
 
+/// A strict filter looks the way back up without the mark.
+#[test]
+fn forwarded_connections_are_left_while_an_uplink_filters_strictly() {
+    let net = Home::new().with_lan();
+    let filter = |value: &str| net.home.sysctl("net.ipv4.conf.u1.rp_filter", value);
+    filter("1");
+    net.up();
+    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    flows.assert_opens("tcp", EACH, SERVER[0], [EACH, 0]);
+    let left = || net.placement().left.join("\n");
+    let reason = "forwarded connections are left to the kernel: u1 filters strictly";
+    assert!(left().starts_with(reason), "{}", left());
+    net.home.mountain_says("status", reason);
+    let checked = stdout(&net.home.mountain("check --adopt"));
+    assert_has(&checked, &[reason]);
+    // The host's own have an address that leads back.
+    assert_by_both(&net.flows().open("tcp", EACH, SERVER[0]));
+    filter("2");
+    wait_until("they are placed", 3 * LEAVE, || net.placement().forwarding);
+    assert_by_both(&flows.open("tcp", EACH, SERVER[0]));
+    assert_eq!(left(), "");
+}
+
 #[test]
 fn a_forwarded_flow_is_placed_once() {
     // No path is late, however busy the machine is: flows would be placed again, though their connections stay.
