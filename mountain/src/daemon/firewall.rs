@@ -15,7 +15,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::Interest;
 use tokio::sync::watch;
 use tokio::task::{spawn_blocking, JoinHandle};
-use tokio::time::sleep;
+use tokio::time::{sleep, sleep_until};
 use tracing::{info, warn};
 
 use super::{Daemon, ADOPT_MS};
@@ -45,6 +45,8 @@ struct Answers {
     by_question: BTreeMap<Question, Option<Difference>>,
     /// Sockets below these stay.
     cgroups: Vec<CgroupProgram>,
+    /// How often nftables has announced a change, of our own tables too.
+    announced: u64,
 }
 
 /// Follows the firewall until it is dropped.
@@ -79,7 +81,7 @@ impl Follower {
         self.asked.send_modify(|_| {});
     }
 
-    /// Waits for an answer that differs from the one before. Cancel safe.
+    /// Waits for an answer that differs from the one before, or a change that nftables has announced. Cancel safe.
     pub(super) async fn changed(&mut self) {
         if self.answers.changed().await.is_err() {
             // The task is gone: what it last said is all there is.
@@ -149,7 +151,7 @@ async fn follow(mut asked: watch::Receiver<BTreeSet<Question>>, sender: watch::S
         // SAFETY: the socket keeps its descriptor until it is dropped.
         unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }.ok()
     });
-    let (mut look, mut is_new) = (Look::default(), true);
+    let (mut look, mut is_new, mut announced) = (Look::default(), true, 0);
     loop {
         let began = Instant::now();
         let questions = asked.borrow_and_update().clone();
@@ -161,38 +163,63 @@ async fn follow(mut asked: watch::Receiver<BTreeSet<Question>>, sender: watch::S
             return;
         };
         look = again;
+        let answers = Answers {
+            announced,
+            ..answers
+        };
         sender.send_if_modified(|known| {
             let differs = *known != answers;
             *known = answers;
             differs
         });
-        sleep(PAUSE.saturating_sub(began.elapsed())).await;
-        is_new = tokio::select! {
-            biased;
-            () = announced(&notifications) => true,
-            asked = asked.changed() => match asked {
-                Ok(()) => false,
-                Err(_) => return,
-            },
-            () = sleep(LOOK) => false,
-        };
+        let pause = Instant::now() + PAUSE.saturating_sub(began.elapsed());
+        let next = pause + LOOK;
+        is_new = false;
+        let mut is_due = false;
+        loop {
+            let until = if is_due { pause } else { next };
+            tokio::select! {
+                biased;
+                // That is passed on at once; the firewall is read after the pause.
+                whose = announcement(&notifications) => {
+                    announced += 1;
+                    sender.send_modify(|known| known.announced = announced);
+                    is_new |= whose == Whose::Others;
+                    is_due |= is_new;
+                }
+                asked = asked.changed() => match asked {
+                    Ok(()) => is_due = true,
+                    Err(_) => return,
+                },
+                () = sleep_until(until.into()) => break,
+            }
+        }
     }
 }
 
+/// Whose tables an announcement is about.
+#[derive(Clone, Copy, PartialEq)]
+enum Whose {
+    Others,
+    /// Ours only: we, or somebody who has removed one.
+    Ours,
+}
+
 /// Waits until nftables has announced a change. Cancel safe: what it was is told again.
-async fn announced(notifications: &Option<AsyncFd<netlink_sys::Socket>>) {
+async fn announcement(notifications: &Option<AsyncFd<netlink_sys::Socket>>) -> Whose {
     let Some(socket) = notifications else {
         return pending().await;
     };
     loop {
         let Ok(mut ready) = socket.readable().await else {
-            return sleep(PAUSE).await;
+            sleep(PAUSE).await;
+            return Whose::Others;
         };
         sleep(GATHER).await;
-        let concerns = concerns_others(ready.get_inner());
+        let whose = read_announced(ready.get_inner());
         ready.clear_ready();
-        if concerns {
-            return;
+        if let Some(whose) = whose {
+            return whose;
         }
     }
 }
@@ -233,6 +260,7 @@ impl Look {
         Answers {
             by_question: questions.iter().map(|q| (q.clone(), answer(q))).collect(),
             cgroups: cgroups.unwrap_or_default(),
+            announced: 0,
         }
     }
 
@@ -269,16 +297,17 @@ fn with_rules(ruleset: Ruleset) -> io::Result<Firewall> {
     })
 }
 
-/// Reads all that was announced; whether something of it concerns other tables than ours.
-fn concerns_others(socket: &netlink_sys::Socket) -> bool {
-    let mut concerns = false;
+/// Reads all that was announced. `None`: nothing was.
+fn read_announced(socket: &netlink_sys::Socket) -> Option<Whose> {
+    let mut whose = None;
     loop {
         let mut datagram = Vec::with_capacity(1 << 16);
         match socket.recv(&mut datagram, libc::MSG_DONTWAIT) {
-            Ok(_) => concerns |= ruleset::changed(&datagram, &OWN_TABLES),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return concerns,
+            Ok(_) if ruleset::changed(&datagram, &OWN_TABLES) => whose = Some(Whose::Others),
+            Ok(_) => whose = whose.or(Some(Whose::Ours)),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return whose,
             // Some were lost.
-            Err(_) => return true,
+            Err(_) => return Some(Whose::Others),
         }
     }
 }
@@ -344,6 +373,9 @@ impl Daemon {
 
     /// Writes what the firewall allows by now.
     pub(super) fn firewall_changed(&mut self) {
+        if let Some(placer) = &mut self.placer {
+            placer.firewall_changed();
+        }
         let held = self.firewall.held(self.paths.topology());
         self.bar_cgroups(self.firewall.cgroups());
         self.leave_new();

@@ -27,6 +27,8 @@ pub(super) struct Forwarding {
     pub(super) table: Option<Uplinks>,
     /// Makes the table anew, for these uplinks.
     pub(super) making: Aside<Uplinks>,
+    /// Whether new ones are marked, and kept.
+    pub(super) is_placing: bool,
     said: Option<String>,
     /// What was said, where that is a reason why new ones are left to the kernel.
     pub(super) left: Option<String>,
@@ -61,6 +63,7 @@ impl Placer {
                 (left, "left to the kernel".to_owned())
             }
         };
+        self.forwarding.is_placing = false;
         let (said, is_left) = match done {
             Ok(false) => return,
             Ok(true) if is_reading => return,
@@ -71,6 +74,7 @@ impl Placer {
             ),
         };
         self.forwarding.left = is_left.then(|| said.clone());
+        self.forwarding.is_placing = wanted && !is_left;
         if self.forwarding.said.as_ref() != Some(&said) {
             match is_left {
                 true => warn!("{said}"),
@@ -88,9 +92,28 @@ impl Placer {
         }
     }
 
+    /// Looks whether the table is still there, where packets are marked: somebody has changed the firewall, and may
+    /// have flushed it. To be called at once then, since what begins meanwhile is not kept where it began.
+    pub(crate) fn firewall_changed(&mut self) {
+        if self.forwarding.is_placing && !nft::is_there().unwrap_or(false) {
+            self.look_at_forwarding();
+        }
+    }
+
+    /// Marks packets once the table is there. Returns whether it is.
+    fn place_forwarded(&mut self) -> Result<bool> {
+        let is_there = self.make_sure_of_table();
+        match is_there {
+            Ok(true) => self.programs.attach_to(&self.forwarding.inner_devices)?,
+            // What is marked would not be kept.
+            _ => self.programs.attach_to(&[])?,
+        }
+        is_there
+    }
+
     /// Makes the table where it is not there as it should be. The first time this waits for nft; later
     /// the loop goes on, and [`Placer::give_up_dead`] takes the result. Returns whether it is done.
-    fn place_forwarded(&mut self) -> Result<bool> {
+    fn make_sure_of_table(&mut self) -> Result<bool> {
         let uplinks = &self.plan.uplinks;
         if let Some(made) = self.forwarding.making.ended() {
             self.forwarding.table = Some(made?);
@@ -98,30 +121,29 @@ impl Placer {
         if self.forwarding.making.is_busy() {
             return Ok(false);
         }
-        if self.forwarding.table.as_ref() != Some(uplinks) || !nft::is_there()? {
-            let (mask, uplinks) = (self.config.mark_mask, uplinks.clone());
-            let resets = self.config.reset_stuck_s > 0;
-            self.forwarding
-                .making
-                .begin(move || make_table(mask, uplinks, resets));
-            if self.forwarding.said.is_some() {
-                return Ok(false);
-            }
-            self.forwarding.table = self.forwarding.making.wait().transpose()?;
+        if self.forwarding.table.as_ref() == Some(uplinks) && nft::is_there()? {
+            return Ok(true);
         }
-        // Not before: what is marked must be kept.
-        self.programs.attach_to(&self.forwarding.inner_devices)?;
+        // The program marks nothing until there is one again.
+        self.programs.attach_to(&[])?;
+        let (mask, uplinks) = (self.config.mark_mask, uplinks.clone());
+        let resets = self.config.reset_stuck_s > 0;
+        self.forwarding
+            .making
+            .begin(move || make_table(mask, uplinks, resets));
+        if self.forwarding.said.is_some() {
+            return Ok(false);
+        }
+        self.forwarding.table = self.forwarding.making.wait().transpose()?;
         Ok(true)
     }
 
     fn leave_forwarded(&mut self) -> Result<()> {
         self.forwarding.wait();
         self.programs.attach_to(&[])?;
-        // The first time also what one that was killed has left.
-        if self.forwarding.table.take().is_some() || self.forwarding.said.is_none() {
-            nft::remove()?;
-        }
-        Ok(())
+        self.forwarding.table = None;
+        // It may also be what one that was killed has left.
+        nft::remove().map(drop)
     }
 }
 

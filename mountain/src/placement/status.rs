@@ -68,7 +68,7 @@ impl Placer {
         Ok(PlacementStatus {
             uplinks: uplinks.collect(),
             mark_mask: format!("{:#x}", self.config.mark_mask.bits()),
-            forwarding: self.forwarding.table.is_some() && self.forwarding.left.is_none(),
+            forwarding: self.forwarding.is_placing,
             inner_devices: self.programs.attached(),
             left: (self.said_left.iter().chain(&self.forwarding.left))
                 .cloned()

@@ -330,6 +330,40 @@ fn forwarded_connections_are_left_while_an_uplink_filters_strictly() {
     assert_eq!(left(), "");
 }
 
+/// What `systemctl reload nftables` does: all is flushed and the same rules are made again, in one step.
+#[test]
+fn forwarded_connections_go_on_when_the_firewall_is_loaded_anew() {
+    let net = Home::new().with_lan().running();
+    let lan = net.lan.as_ref().unwrap();
+    let mut flows = net.flows_in(lan);
+    let opened = flows.open("tcp", EACH, SERVER[0]);
+    assert_by_both(&opened);
+    let rules = net.home.run("nft list table inet home");
+    let is_there = || net.home.run("nft list tables").contains("mountain_start");
+    for _ in 0..3 {
+        net.home.nft(&format!(
+            "flush ruleset
+{rules}"
+        ));
+        let flushed = std::time::Instant::now();
+        wait_until("the table is back", LEAVE, is_there);
+        let took = flushed.elapsed();
+        assert!(
+            took < std::time::Duration::from_secs(3),
+            "not by the look every 5 s: {took:?}"
+        );
+        wait_until("new ones are placed", LEAVE, || net.placement().forwarding);
+        assert_eq!(flows.ask(), opened, "and those that run go on");
+    }
+    // While there is no table nothing is marked.
+    net.home.run("nft delete table inet mountain_start");
+    wait_until("it is back", LEAVE, is_there);
+    wait_until("new ones are placed", LEAVE, || net.placement().forwarding);
+    let mut new = net.flows_in(lan);
+    assert_by_both(&new.open("tcp", EACH, SERVER[0]));
+    assert_eq!(net.refused(), 0);
+}
+
 #[test]
 fn a_forwarded_flow_is_placed_once() {
     // No path is late, however busy the machine is: flows would be placed again, though their connections stay.
