@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::{bail, Result};
+use anyhow::{bail, Context, Result};
 use clap::Args;
 
 use crate::cli::need_root;
@@ -52,7 +52,10 @@ impl Down {
 fn here() -> Result<Found> {
     let run_dir = RunDir::of_this_namespace()?;
     match run_dir.ask(&Request::Stop)? {
-        Some(_) if run_dir.wait_gone(TIMEOUT)? => Ok(Found::Daemon),
+        Some(_) if run_dir.wait_gone(TIMEOUT)? => {
+            clear_after(&run_dir)?;
+            Ok(Found::Daemon)
+        }
         Some(_) => bail!("the daemon did not end within {} s", TIMEOUT.as_secs()),
         // One that was just killed holds its lock until it is gone.
         None if !run_dir.wait_gone(TIMEOUT)? => {
@@ -67,6 +70,17 @@ fn here() -> Result<Found> {
             Ok(if left { Found::Left } else { Found::Nothing })
         }
     }
+}
+
+/// Takes back what the daemon that has just ended could not, unless another one runs by now.
+fn clear_after(run_dir: &RunDir) -> Result<()> {
+    let Some(_lock) = run_dir.lock()? else {
+        return Ok(());
+    };
+    let cleared = placement::clear();
+    run_dir.remove();
+    let left = "the daemon has ended, but some of its rules or tables are still there: run `mountain down` again";
+    cleared.map(drop).context(left)
 }
 
 /// In each network namespace; one where it fails does not keep it from the others.

@@ -378,13 +378,9 @@ impl Drop for Placer {
         if self.leaves {
             return;
         }
-        if self.forwarding.table.is_some() {
-            if let Err(e) = nft::remove() {
-                warn!("{e:#}");
-            }
-        }
-        if let Err(e) = uplinks::remove_all() {
-            warn!("{e:#}");
+        // The table may be an earlier run's, which this one has not touched.
+        if let Err(e) = clear() {
+            warn!("{e:#}; `mountain down` tries again");
         }
     }
 }
@@ -412,8 +408,9 @@ pub(crate) fn try_load(config: &PlacementConfig) -> Result<()> {
 /// # Errors
 /// When the kernel refuses.
 pub(crate) fn clear() -> Result<bool> {
-    let table = nft::remove()?;
-    Ok(uplinks::remove_all()? || table)
+    // Each, whatever becomes of the other.
+    let (table, routing) = (nft::remove(), uplinks::remove_all());
+    Ok(table? | routing?)
 }
 
 /// What `up` would add to the kernel's routing, in the words of ip(8); nothing where no group's flows

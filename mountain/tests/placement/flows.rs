@@ -134,6 +134,20 @@ fn kill_9_breaks_no_connection_and_the_next_up_takes_over() {
     assert_eq!(net.refused(), 0);
 }
 
+/// The table is an earlier run's, and the one that ends has had no use for it.
+#[test]
+fn down_removes_the_table_of_an_earlier_run() {
+    let net = Home::new().with_lan().running();
+    net.kill_daemon();
+    net.home.sysctl("net.ipv4.conf.u1.rp_filter", "1");
+    net.up();
+    assert!(!net.placement().forwarding);
+    let tables = || net.home.run("nft list tables");
+    assert!(tables().contains("mountain_start"), "flows go on by it");
+    net.home.mountain_ok("down");
+    assert!(!tables().contains("mountain"), "{}", tables());
+}
+
 /// The kernel takes an uplink's own route away with its link, and nobody puts it back.
 #[test]
 fn an_uplink_that_comes_back_after_kill_9_is_the_kernels() {
