@@ -276,15 +276,13 @@ impl PlacementPrograms {
         }
     }
 
-    /// Replaces groups, their destinations, ip rules that come before ours, and the networks that the uplinks'
-    /// addresses are in. Of a group with `prefixes` new flows to these are placed. The masks of groups with
-    /// other members start empty.
+    /// Replaces groups, their destinations, and ip rules that come before ours. Of a group with `prefixes` new flows
+    /// to these are placed. The masks of groups with other members start empty.
     pub(crate) fn set_topology(
         &mut self,
         groups: &[ProgramGroup],
         not_ours: &[IpNet],
         fib_rules: &[FibRule],
-        uplink_nets: &[IpNet],
     ) -> Result<()> {
         if groups.len() > MAX_GROUPS {
             bail!(
@@ -320,8 +318,20 @@ impl PlacementPrograms {
             bss.fib_rules[i] = same(encode::fib_rule(fib_rule));
         }
         bss.config.n_fib_rules = fib_rules.len() as u32;
-        // More than there is room for: the programs place no forwarded flow.
-        for (slot, net) in bss.uplink_nets.iter_mut().zip(uplink_nets) {
+        self.groups = members;
+        tries::lock(&self.dests).write(super::destinations(groups, not_ours))?;
+        self.forget_recent();
+        Ok(())
+    }
+
+    /// Replaces the networks whose forwarded flows are left to the kernel, as they are right on one uplink only: those
+    /// that the uplinks' addresses are in, and those that nobody here translates.
+    pub(crate) fn set_nets(&mut self, nets: &[IpNet]) {
+        let bss = self.bss();
+        // More than there is room for, as also while they are written: the programs place no forwarded flow.
+        publish(&mut bss.config.n_uplink_nets, u32::MAX);
+        atomic::fence(Ordering::SeqCst);
+        for (slot, net) in bss.uplink_nets.iter_mut().zip(nets) {
             let (addr, mask) = encode::prefix(Some(*net));
             *slot = types::mtn_uplink_net {
                 addr,
@@ -330,11 +340,9 @@ impl PlacementPrograms {
                 ..Default::default()
             };
         }
-        bss.config.n_uplink_nets = uplink_nets.len() as u32;
-        self.groups = members;
-        tries::lock(&self.dests).write(super::destinations(groups, not_ours))?;
+        atomic::fence(Ordering::SeqCst);
+        publish(&mut bss.config.n_uplink_nets, nets.len() as u32);
         self.forget_recent();
-        Ok(())
     }
 
     /// Has every forwarded flow be placed anew. To be called when all is written that they are placed by.

@@ -9,7 +9,7 @@ use crate::host::text::count;
 use crate::netlink;
 use crate::placement::config::{Forward, PlacementConfig};
 use crate::placement::forwarding::{by_metric, strict};
-use crate::placement::{all_left, preview, Left};
+use crate::placement::{all_left, but_for, preview, Left};
 use crate::steer::alike::Difference;
 use crate::topology::Topology;
 
@@ -103,8 +103,9 @@ fn check_forwarding(
         // Without privileges; that was said.
         (Forward::Auto, Err(_)) => return,
     }
-    let by_firewall = left.forwarded.as_ref().map(|why| why.what.clone());
-    if let Some(why) = by_firewall.or_else(|| strict(&by_metric(topology))) {
+    let (why, nets) = left.of_forwarded(config.forward);
+    let why = why.map(str::to_owned);
+    if let Some(why) = why.or_else(|| strict(&by_metric(topology))) {
         report.warn(
             "placing",
             format!("forwarded connections are left to the kernel: {why}"),
@@ -115,8 +116,9 @@ fn check_forwarding(
     report.ok(
         "placing",
         format!(
-            "forwarded connections choose their uplink too, from {}",
-            count(topology.inner_devices.len(), "inner device")
+            "forwarded connections choose their uplink too, from {}{}",
+            count(topology.inner_devices.len(), "inner device"),
+            but_for(nets)
         ),
     );
     for fib_rule in &topology.fib_rules {

@@ -7,10 +7,9 @@ use tracing::{info, warn};
 use super::aside::Aside;
 use super::config::Forward;
 use super::routing::MarkMask;
-use super::{nft, Placer};
+use super::{but_for, nft, Placer};
 use crate::host::sysctl::{forwards, largest4};
 use crate::netlink;
-use crate::steer::alike::Difference;
 use crate::topology::{Kind, Topology};
 
 /// Mark and device of each uplink.
@@ -35,6 +34,12 @@ pub(super) struct Forwarding {
 }
 
 impl Forwarding {
+    /// Takes what a topology says of forwarded connections.
+    pub(super) fn follow(&mut self, topology: &Topology) {
+        self.inner_devices.clone_from(&topology.inner_devices);
+        self.by_metric = by_metric(topology);
+    }
+
     /// Waits until a table that is being made is there.
     pub(super) fn wait(&mut self) {
         if let Some(Ok(made)) = self.making.wait() {
@@ -48,33 +53,33 @@ impl Placer {
     /// puts the table back if something has removed it.
     pub(super) fn look_at_forwarding(&mut self) {
         let wanted = !self.is_idle() && self.is_forwarding_wanted();
-        let held = self.left.forwarded.as_ref().filter(|_| wanted);
-        let is_reading = held.is_some_and(Difference::is_reading);
-        let held = held.map(|why| why.what.clone());
-        let strict = || strict(&self.forwarding.by_metric).filter(|_| wanted);
-        let held = held.or_else(strict);
+        let (why, nets) = self.left.of_forwarded(self.config.forward);
+        let why = why.map(str::to_owned);
+        let why = why.or_else(|| strict(&self.forwarding.by_metric));
+        let held = why.filter(|_| wanted);
         let held = held.map(|why| format!("left to the kernel: {why}"));
+        let placed = format!("placed{}", but_for(nets));
         let is_held = held.is_some();
+        let is_partly = wanted && !nets.is_empty();
         let (done, are) = match held {
             Some(held) => (self.programs.attach_to(&[]).map(|()| true), held),
-            None if wanted => (self.place_forwarded(), "placed".to_owned()),
+            None if wanted => (self.place_forwarded(), placed),
             None => {
                 let left = self.leave_forwarded().map(|()| true);
                 (left, "left to the kernel".to_owned())
             }
         };
-        self.forwarding.is_placing = false;
+        self.forwarding.is_placing = wanted && !is_held && matches!(done, Ok(true));
         let (said, is_left) = match done {
             Ok(false) => return,
-            Ok(true) if is_reading => return,
+            Ok(true) if wanted && self.left.is_reading => return,
             Ok(true) => (format!("forwarded connections are {are}"), is_held),
             Err(e) => (
                 format!("forwarded connections cannot be placed: {e:#}"),
                 true,
             ),
         };
-        self.forwarding.left = is_left.then(|| said.clone());
-        self.forwarding.is_placing = wanted && !is_left;
+        self.forwarding.left = (is_left || is_partly).then(|| said.clone());
         if self.forwarding.said.as_ref() != Some(&said) {
             match is_left {
                 true => warn!("{said}"),

@@ -39,7 +39,7 @@ use crate::topology::{Kind, PathMasks, Topology};
 use config::{PlacementConfig, RuleConfig, SpreadBy};
 use dead::Dead;
 use forwarding::Forwarding;
-pub(crate) use left::{all_left, Left};
+pub(crate) use left::{all_left, but_for, Left};
 use routing::{describe, plan, PlacementPlan};
 pub use status::PlacementStatus;
 use suspension::Suspensions;
@@ -76,6 +76,8 @@ pub struct Placer {
     dead: Dead,
     /// Destinations that no uplink's default route decides about.
     not_ours: Vec<IpNet>,
+    /// Networks that the uplinks' addresses are in.
+    uplink_nets: Vec<IpNet>,
     mode: SteerMode,
     forwarding: Forwarding,
     suspensions: Suspensions,
@@ -123,6 +125,7 @@ impl Placer {
             alive: 0,
             dead: Dead::default(),
             not_ours: Vec::new(),
+            uplink_nets: Vec::new(),
             mode: SteerMode::Pass,
             forwarding: Forwarding::default(),
             suspensions: Suspensions::default(),
@@ -200,13 +203,10 @@ impl Placer {
         self.programs.set_paths(&marks);
         self.dead.retain(|id| marks.contains_key(&id));
         let (groups, not_ours) = destinations(topology, groups);
+        self.uplink_nets.clone_from(&topology.uplink_nets);
+        self.write_nets();
         self.programs
-            .set_topology(
-                &groups,
-                &not_ours,
-                &topology.fib_rules,
-                &topology.uplink_nets,
-            )
+            .set_topology(&groups, &not_ours, &topology.fib_rules)
             .context("writing the routes of new flows to the kernel's tables")?;
         self.not_ours = not_ours;
         self.known.clone_from(known);
@@ -217,9 +217,7 @@ impl Placer {
         self.plan = plan;
         self.say_suspended(topology);
         self.say_left();
-        let inner_devices = &mut self.forwarding.inner_devices;
-        inner_devices.clone_from(&topology.inner_devices);
-        self.forwarding.by_metric = forwarding::by_metric(topology);
+        self.forwarding.follow(topology);
         self.look_at_forwarding();
         Ok(())
     }

@@ -13,7 +13,9 @@
 //! translates their sources.
 
 use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr};
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::netlink::ruleset::{
@@ -42,6 +44,8 @@ pub(crate) enum About {
     Running,
     /// Only what it does to source addresses: of flows that choose their uplink before they meet the firewall.
     Nat,
+    /// Whether it may translate what comes from a network behind this host.
+    Source(IpNet),
     /// What it does before routing to packets that bear marks of ours, where rules of the FIB go by marks.
     Marks {
         /// Those rules.
@@ -71,6 +75,19 @@ impl Question {
             unchanged: BTreeSet::new(),
             ..Self::of(group, topology)
         }
+    }
+
+    /// About the networks behind this host whose flows begin in a group.
+    pub(crate) fn of_nets(group: &Group, topology: &Topology) -> Vec<(IpNet, Self)> {
+        let question = Self::of_new(group, topology);
+        let nets = topology.inner_nets.iter();
+        let nets = nets.filter(|net| net.addr().is_ipv6() == question.ipv6);
+        nets.map(|net| {
+            let about = About::Source(*net);
+            let question = question.clone();
+            (*net, Self { about, ..question })
+        })
+        .collect()
     }
 
     /// About the marks of the flows that begin in a group: of this host's `own`, or of forwarded ones. Where no
@@ -137,14 +154,18 @@ impl Firewall {
         }
         let programs = &self.bpf[usize::from(question.ipv6)];
         // A program at these hooks cannot translate.
-        let by_nat = question.about == About::Nat;
+        let by_nat = question.about != About::Running;
         if let Some(hook) = programs.first().filter(|_| !by_nat) {
             return Some(Difference::new(format!(
                 "a BPF program at Netfilter's {} hook may judge packets by their device",
                 hook.name()
             )));
         }
-        if self.ruleset.is_empty() {
+        let source = match question.about {
+            About::Source(net) => Some(net),
+            _ => None,
+        };
+        if self.ruleset.is_empty() && source.is_none() {
             return None;
         }
         let known = |index: &u32| self.devices.iter().find(|device| device.ifindex == *index);
@@ -155,12 +176,36 @@ impl Firewall {
         let place = |hook: Hook| Place::new(Packets::of(question.ipv6), hook);
         if by_nat {
             let nat = place(Hook::Postrouting).only_nat();
-            return at_place(&self.ruleset, nat, &devices);
+            return match source {
+                Some(net) => self.untranslated(net, nat, &devices),
+                None => at_place(&self.ruleset, nat, &devices),
+            };
         }
         AFTER_ROUTING
             .into_iter()
             .find_map(|hook| at_place(&self.ruleset, place(hook), &devices))
             .or_else(|| self.rewriting(question, devices.first()?))
+    }
+
+    /// The first device by which packets from a network leave untranslated. One without a mark has to be translated:
+    /// rules by mark (as of Kubernetes) are for what somebody has chosen.
+    fn untranslated(&self, net: IpNet, nat: Place, devices: &[&Link]) -> Option<Difference> {
+        let is_translated = |device: &Link, source: IpAddr| {
+            let facts = Facts {
+                source: Some(source),
+                mark: Some(0),
+                ..facts(nat.hook, device)
+            };
+            let effects = self.ruleset.residue(&nat, &facts).effects();
+            effects.iter().any(|effect| effect.kind == EffectKind::Nat)
+        };
+        let ends = ends(net);
+        let device = (devices.iter())
+            .find(|device| !ends.iter().all(|source| is_translated(device, *source)))?;
+        Some(Difference::new(format!(
+            "the firewall does not translate packets from {net} that leave by {}",
+            device.name
+        )))
     }
 
     /// The first rule before routing to which marks of ours are strange, as it gives packets marks of its own: these
@@ -210,6 +255,17 @@ impl Firewall {
                 rule: Some(rule.to_string()),
             })
         })
+    }
+}
+
+/// Two addresses of hosts of a network, from either end: a rule may be about a part of it.
+fn ends(net: IpNet) -> [IpAddr; 2] {
+    match (net.network(), net.broadcast()) {
+        // The first host is mostly the router itself.
+        (IpAddr::V4(first), IpAddr::V4(last)) if net.prefix_len() <= 29 => {
+            [u32::from(first) + 2, u32::from(last) - 1].map(|n| Ipv4Addr::from(n).into())
+        }
+        (first, last) => [first, last],
     }
 }
 

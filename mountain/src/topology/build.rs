@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use libc::RTN_UNICAST;
 
-use self::addresses::{inner_devices, own_addresses, source_address, uplink_nets};
+use self::addresses::{inner_devices, inner_nets, own_addresses, source_address, uplink_nets};
 use super::read::Filter;
 use super::rules::{self, Reach};
 use super::{
@@ -408,6 +408,7 @@ impl<'a> Builder<'a> {
             self.topology.kept = self.kept();
             self.topology.inner_devices = inner_devices(self.snapshot, &devices);
             self.topology.uplink_nets = uplink_nets(self.snapshot, &devices);
+            self.topology.inner_nets = inner_nets(self.snapshot, &devices);
             self.topology.rule_priorities =
                 [false, true].map(|ipv6| rules::last_priority(self.snapshot, ipv6));
             self.topology.by_mark =

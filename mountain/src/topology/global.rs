@@ -43,6 +43,12 @@ fn within(address: IpAddr) -> impl Fn(&str) -> bool {
     }
 }
 
+/// The networks that NAT translates.
+pub(super) fn private_nets() -> Vec<IpNet> {
+    let parse = |net: &str| net.parse().expect("a prefix");
+    PRIVATE.into_iter().map(parse).collect()
+}
+
 /// Whether an address means the same everywhere.
 fn is_global(address: IpAddr) -> bool {
     let within = within(address);

@@ -5,9 +5,11 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use libc::RTN_UNICAST;
 
 use crate::netlink::link::{Address, Link};
-use crate::netlink::snapshot::Snapshot;
+use crate::netlink::snapshot::{Snapshot, TABLE_MAIN};
+use crate::topology::global::private_nets;
 use crate::topology::PathKey;
 
 /// The address our probes of a path are sent from.
@@ -47,6 +49,27 @@ pub(super) fn uplink_nets(snapshot: &Snapshot, uplinks: &BTreeSet<u32>) -> Vec<I
     nets = IpNet::aggregate(&nets);
     nets.sort();
     nets
+}
+
+/// Private networks to which the main table leads by other devices than uplinks. A host may have a route to each
+/// container of its; those that are closer together than this are taken for one network.
+pub(super) fn inner_nets(snapshot: &Snapshot, uplinks: &BTreeSet<u32>) -> Vec<IpNet> {
+    let private = private_nets();
+    let routes = snapshot.routes.iter().filter(|route| {
+        let inside = route.hops.iter().all(|hop| !uplinks.contains(&hop.ifindex));
+        route.table == TABLE_MAIN
+            && route.kind == RTN_UNICAST
+            && !route.hops.is_empty()
+            && inside
+            && private.iter().any(|net| net.contains(&route.prefix))
+    });
+    let together = |prefix: IpNet| {
+        let longest = if prefix.addr().is_ipv6() { 64 } else { 24 };
+        let net = IpNet::new(prefix.addr(), prefix.prefix_len().min(longest));
+        net.map_or(prefix, |net| net.trunc())
+    };
+    let nets: BTreeSet<IpNet> = routes.map(|route| together(route.prefix)).collect();
+    nets.into_iter().collect()
 }
 
 /// Where connections of the networks behind this host come in: by devices that are no uplinks, nor ports
