@@ -167,6 +167,10 @@ impl Daemon {
             true => done.and_then(|()| self.catch_up()),
             false => done,
         };
+        // Before new flows are placed again: a rule that others have added must come first.
+        if let Some(Err(e)) = self.placer.as_mut().map(Placer::repair) {
+            warn!("{e:#}");
+        }
         match done {
             Ok(()) => {
                 self.failed_at = None;
@@ -182,9 +186,6 @@ impl Daemon {
                 self.failed_at = Some(Instant::now());
                 self.suspend(format!("{e:#}"));
             }
-        }
-        if let Some(Err(e)) = self.placer.as_mut().map(Placer::repair) {
-            warn!("{e:#}");
         }
         self.resolve_missing();
         self.tick();

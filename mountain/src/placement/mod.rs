@@ -250,13 +250,16 @@ impl Placer {
         self.plan == PlacementPlan::default()
     }
 
-    /// Puts back what others have removed of rules and routes.
+    /// Puts back what others have removed of rules and routes, and its rules behind those that others have added.
     ///
     /// # Errors
     /// When the kernel refuses.
     pub(crate) fn repair(&mut self) -> Result<()> {
         if uplinks::apply(&self.plan.routing)? {
-            info!("routing rules or tables of the uplinks were changed by others: put back");
+            info!(
+                "others have changed routing rules or tables of the uplinks, or added a rule of the same \
+                 priority: put back, behind all rules of others"
+            );
         }
         Ok(())
     }

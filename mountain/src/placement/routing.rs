@@ -17,7 +17,8 @@
 //! device is down, one that says "unreachable": a flow that cannot go on is told so, rather than
 //! sent out by another uplink whose provider drops it. All rules stand behind every rule that others have made, so that those go on deciding.
 //! They have one priority, and the order in which they are added is that in which they are tried. Addresses
-//! come before marks: a packet that has the address of an uplink leaves by it, whatever its mark.
+//! come before marks: a packet that has the address of an uplink leaves by it, whatever its mark. A rule of the same
+//! priority that others add later would stand behind ours: ours are added anew then ([`Found`]).
 //!
 //! An address gets no rule while a connection from it is translated ([`super::held`]): the kernel has sent that
 //! by another uplink, whose address its other end knows, and the rule would take it away from there.
@@ -40,7 +41,7 @@ use std::net::IpAddr;
 use anyhow::{bail, Result};
 use serde::Deserialize;
 
-use crate::netlink::snapshot::TABLE_MAIN;
+use crate::netlink::snapshot::{FibRule, TABLE_MAIN};
 use crate::topology::{Kept, Path, Topology};
 
 /// Tables of the uplinks: this plus the uplink's number.
@@ -319,7 +320,27 @@ impl Routing {
     }
 }
 
-/// What has to be done so that `wanted` is there instead of `there`.
+/// What is in the kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// Of ours, rules in the kernel's order.
+    pub routing: Routing,
+    /// Whether a rule of others stands behind one of ours of its priority, so that ours decides before it; by
+    /// family ([IPv4, IPv6]).
+    pub overruled: [bool; 2],
+}
+
+impl Found {
+    /// Takes note of the rule of others that comes next in the kernel's order.
+    pub(crate) fn meet(&mut self, rule: Option<&FibRule>) {
+        let Some(rule) = rule else { return };
+        let mut ours = self.routing.rules.iter();
+        self.overruled[usize::from(rule.ipv6)] |=
+            ours.any(|own| own.ipv6 == rule.ipv6 && own.priority == rule.priority);
+    }
+}
+
+/// What has to be done so that `wanted` is there instead of what is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Changes {
     pub remove_rules: Vec<IpRule>,
@@ -347,9 +368,11 @@ fn rank(rule: &IpRule) -> u8 {
 /// From what is there, in the kernel's order, to what is wanted.
 ///
 /// Routes come before the rules that lead to them, and go after. What stays is not touched, but a rule that
-/// has to stand behind a new one is added anew, as the kernel puts a new one behind those of its priority.
-pub(crate) fn changes(there: &Routing, wanted: &Routing) -> Changes {
+/// has to stand behind a new one, or behind one of others, is added anew, as the kernel puts a new one behind those
+/// of its priority.
+pub(crate) fn changes(found: &Found, wanted: &Routing) -> Changes {
     let mut changes = Changes::default();
+    let there = &found.routing;
     for ipv6 in [false, true] {
         let of = |rules: &[IpRule]| -> Vec<IpRule> {
             let rules = rules.iter().filter(|rule| rule.ipv6 == ipv6);
@@ -368,7 +391,8 @@ pub(crate) fn changes(there: &Routing, wanted: &Routing) -> Changes {
         }
         let mut kept: Vec<IpRule> = Vec::new();
         for rule in have {
-            let stays = first_new.is_none_or(|first| rank(&rule) <= first);
+            let stays = !found.overruled[usize::from(ipv6)]
+                && first_new.is_none_or(|first| rank(&rule) <= first);
             // One that is there twice is there once too often.
             match want.contains(&rule) && stays && !kept.contains(&rule) {
                 true => kept.push(rule),

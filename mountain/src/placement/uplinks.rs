@@ -17,7 +17,9 @@ use libc::{RTM_DELROUTE, RTM_DELRULE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, R
 use libc::{RTN_UNICAST, RTN_UNREACHABLE, RT_SCOPE_UNIVERSE, RT_TABLE_UNSPEC};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
 
-use super::routing::{changes, Changes, IpRule, Routing, Selects, To, UplinkRoute, EVERYBODY};
+use super::routing::{
+    changes, Changes, Found, IpRule, Routing, Selects, To, UplinkRoute, EVERYBODY,
+};
 use crate::netlink::own::{is_own_route, is_own_rule, PROTOCOL};
 use crate::netlink::snapshot::{self, Action};
 use crate::netlink::uapi::{
@@ -56,22 +58,24 @@ pub(crate) fn remove_all() -> Result<bool> {
 /// When the kernel refuses a dump.
 pub(crate) fn there() -> Result<Routing> {
     let mut socket = Socket::open().context("cannot open an rtnetlink socket")?;
-    read(&mut socket)
+    Ok(read(&mut socket)?.routing)
 }
 
-fn read(socket: &mut Socket) -> Result<Routing> {
-    let mut found = Routing::default();
+fn read(socket: &mut Socket) -> Result<Found> {
+    let mut found = Found::default();
     let mut header = [0; RTM_HEADER_LEN];
     socket
-        .dump_families(RTM_GETRULE, header, |payload| {
-            found.rules.extend(decode_rule(payload));
+        .dump_families(RTM_GETRULE, header, |payload| match is_own_rule(payload) {
+            true => found.routing.rules.extend(decode_rule(payload)),
+            // Where it stands is enough, whichever device it names.
+            false => found.meet(snapshot::decode_rule(payload, &HashMap::new()).as_ref()),
         })
         .context("cannot list the routing rules")?;
     // The kernel leaves out those of other protocols: there may be a million.
     header[5] = PROTOCOL;
     socket
         .dump_families(RTM_GETROUTE, header, |payload| {
-            found.routes.extend(decode_route(payload));
+            found.routing.routes.extend(decode_route(payload));
         })
         .context("cannot list the routes")?;
     Ok(found)

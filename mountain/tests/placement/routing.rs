@@ -89,6 +89,32 @@ fn rules_that_were_there_come_first() {
     assert_eq!(net.refused(), 0);
 }
 
+/// Of the priority that Mountain's own rules have: the kernel puts a later one behind them.
+#[test]
+fn a_rule_of_the_same_priority_that_comes_later_decides() {
+    let net = Home::new();
+    net.home
+        .ip("route add default via 10.41.0.1 dev u1 table 55");
+    net.up();
+    let rules = || net.home.ip("-4 rule");
+    let before = rules();
+    net.home.ip("rule add pref 32765 to 10.50.0.2 lookup 55");
+    wait_until("Mountain's rules stand behind it", LEAVE, || {
+        let rules = rules();
+        let at = |what: &str| rules.lines().position(|rule| rule.contains(what));
+        at("to 10.50.0.2").unwrap() < at("uidrange").unwrap()
+            && rules.lines().count() == before.lines().count() + 1
+    });
+    net.home.wait_settled();
+    let mut flows = net.flows();
+    for kind in ["tcp", "udp", "msg"] {
+        flows.assert_opens(kind, 16, SERVER[0], [0, 16]);
+    }
+    assert_eq!(net.refused(), 0, "address and uplink are of one provider");
+    net.home.ip("rule del pref 32765 to 10.50.0.2 lookup 55");
+    assert_eq!(rules(), before, "in the same order, each once");
+}
+
 /// As when a VPN comes up: what has chosen already, and goes on sending, follows as well.
 #[test]
 fn a_rule_or_route_that_comes_later_holds_for_running_exchanges() {

@@ -61,6 +61,15 @@ fn home() -> Topology {
     }
 }
 
+/// No rule of others has come since.
+fn changes(there: &Routing, wanted: &Routing) -> Changes {
+    let found = Found {
+        routing: there.clone(),
+        ..Found::default()
+    };
+    super::changes(&found, wanted)
+}
+
 fn mask() -> MarkMask {
     MarkMask::DEFAULT
 }
@@ -263,4 +272,28 @@ fn rules_that_do_not_begin_with_main_are_added_anew() {
     let change = changes(&twice, &wanted);
     assert_eq!(change.remove_rules, [wanted.rules[1]]);
     assert!(change.add_rules.is_empty());
+}
+
+#[test]
+fn a_rule_of_others_that_comes_later_goes_before_ours() {
+    let wanted = plan(&home(), mask(), &BTreeSet::new()).unwrap().routing;
+    let others = |ipv6, priority| FibRule {
+        ipv6,
+        priority,
+        ..FibRule::default()
+    };
+    let mut found = Found::default();
+    // There before ours, or of another priority, or of the other family, whose rules have another one.
+    found.meet(Some(&others(false, 32765)));
+    found.routing = wanted.clone();
+    found.meet(Some(&others(false, 32764)));
+    found.meet(Some(&others(false, 199)));
+    found.meet(None);
+    assert!(super::changes(&found, &wanted).none());
+    found.meet(Some(&others(false, 32765)));
+    let change = super::changes(&found, &wanted);
+    let of_ipv4: Vec<IpRule> = wanted.rules.iter().filter(|r| !r.ipv6).copied().collect();
+    assert_eq!(change.add_rules, of_ipv4, "in their order, behind it");
+    assert_eq!(change.remove_rules, of_ipv4, "of two the first");
+    assert!(change.add_routes.is_empty() && change.remove_routes.is_empty());
 }
