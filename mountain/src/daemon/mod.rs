@@ -450,7 +450,8 @@ impl Daemon {
             if self.forwarding_at.elapsed() >= FORWARDING {
                 self.forwarding_at = Instant::now();
                 placer.look_around();
-                if placer.may_release() {
+                // While nothing is steered, `paths` may be older than what rules and tables have followed.
+                if self.suspended.is_none() && placer.may_release() {
                     let groups = self.paths.groups();
                     if let Err(e) = self.update_placer(&groups) {
                         warn!("{e:#}");

@@ -7,8 +7,8 @@
 //!
 //! Fail closed: when a change cannot be followed as a whole, and while a large part of the table is
 //! being written, nothing is steered and new flows choose nothing. What running flows need (rules,
-//! tables, marks) stays. Datagrams of sockets that are not connected go as the kernel sends them, since a rule or
-//! route that is not followed yet may take them.
+//! tables, marks) stays, and rules and tables follow each reading. Datagrams of sockets that are not connected go as
+//! the kernel sends them, since a rule or route that is not followed yet may take them.
 
 use std::future::pending;
 use std::time::{Duration, Instant};
@@ -20,7 +20,6 @@ use tracing::{info, warn};
 use super::{Daemon, ADOPT_MS, FORWARDING, TRY_AGAIN};
 use crate::bpf::tries::{self, Entries, Shared};
 use crate::bpf::{destinations, ProgramGroup, SteerMode};
-use crate::placement::Placer;
 use crate::steer::PolicyKind;
 use crate::topology::{read_topology_blocking, Filter, Topology};
 
@@ -152,6 +151,11 @@ impl Daemon {
     /// Follows a reading, or says what must be written first because it takes long. `settled`: it shows all
     /// for which placing is paused.
     pub(super) fn follow(&mut self, read: Result<Topology>, settled: bool) -> Option<Box<Fill>> {
+        // Before all that may fail or take long.
+        let routed = match &read {
+            Ok(topology) => self.route_uplinks(topology),
+            Err(_) => Ok(()),
+        };
         let done = match read.map(|topology| self.large_part(topology)) {
             Ok(Err(fill)) => {
                 self.suspend("the kernel's routes are being written to the tables".into());
@@ -163,14 +167,12 @@ impl Daemon {
             }
             Err(e) => Err(e),
         };
+        // Where others' rules do not come first, or a mark leads nowhere, nothing is placed.
+        let done = done.and(routed);
         let done = match settled {
             true => done.and_then(|()| self.catch_up()),
             false => done,
         };
-        // Before new flows are placed again: a rule that others have added must come first.
-        if let Some(Err(e)) = self.placer.as_mut().map(Placer::repair) {
-            warn!("{e:#}");
-        }
         match done {
             Ok(()) => {
                 self.failed_at = None;
@@ -190,6 +192,14 @@ impl Daemon {
         self.resolve_missing();
         self.tick();
         None
+    }
+
+    /// Has what is in the kernel of the uplinks' rules and tables follow a reading.
+    fn route_uplinks(&mut self, topology: &Topology) -> Result<()> {
+        match self.placer.as_mut().filter(|placer| !placer.is_idle()) {
+            Some(placer) => placer.route(topology),
+            None => Ok(()),
+        }
     }
 
     /// Steers nothing until a change was followed as a whole. Says why, once.

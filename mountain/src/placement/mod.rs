@@ -148,23 +148,21 @@ impl Placer {
         groups: &[ProgramGroup],
         known: &BTreeMap<usize, PlacementPath>,
     ) -> Result<()> {
-        if self.is_idle() {
+        if self.is_idle() && topology.has_placed() {
             self.leave_unconnected();
         }
-        self.hold_snated(topology)?;
         // Before the first rule: one that fails is tried again, and rules that come and go would be changes of
         // the routing each time.
         let followed = self.follow_cgroup();
         if self.cgroup_id.is_none() {
             followed?;
         }
-        let plan = plan(topology, self.config.mark_mask, &self.held)?;
         // Tables before marks, so that no mark leads nowhere.
-        uplinks::apply(&plan.routing).context("cannot set up the uplinks' routing")?;
+        self.route(topology)?;
         let (mut marks, mut closed) = (BTreeMap::new(), BTreeSet::new());
-        self.uplinks.clear();
+        let before = std::mem::take(&mut self.uplinks);
         for (&id, path) in known {
-            let Some(&mark) = plan.marks.get(&path.index) else {
+            let Some(&mark) = self.plan.marks.get(&path.index) else {
                 continue;
             };
             let uplink = &topology.paths[path.index];
@@ -196,6 +194,9 @@ impl Placer {
             };
             marks.insert(id, mark);
         }
+        if marks_of(&before) != marks_of(&self.uplinks) {
+            self.suspensions.looks.clear();
+        }
         for said in closed.difference(&self.closed) {
             warn!("{said}");
         }
@@ -211,10 +212,6 @@ impl Placer {
         self.not_ours = not_ours;
         self.known.clone_from(known);
         self.look_at_rules();
-        if self.plan.marks != plan.marks {
-            self.suspensions.looks.clear();
-        }
-        self.plan = plan;
         self.say_suspended(topology);
         self.say_left();
         self.forwarding.follow(topology);
@@ -250,17 +247,27 @@ impl Placer {
         self.plan == PlacementPlan::default()
     }
 
-    /// Puts back what others have removed of rules and routes, and its rules behind those that others have added.
+    /// Has rules and tables of the uplinks follow a topology. Puts back what others have removed of them, and rules
+    /// behind those that others have added.
+    ///
+    /// [`Placer::update`] does it as well, but comes late in what a reading leads to, and may never be reached. Rules and
+    /// tables that stay as they were lead running flows to a gateway that is gone, or past a VPN.
     ///
     /// # Errors
-    /// When the kernel refuses.
-    pub(crate) fn repair(&mut self) -> Result<()> {
-        if uplinks::apply(&self.plan.routing)? {
+    /// When the kernel refuses, or there are more uplinks than marks.
+    pub(crate) fn route(&mut self, topology: &Topology) -> Result<()> {
+        self.hold_snated(topology)?;
+        let plan = plan(topology, self.config.mark_mask, &self.held)?;
+        let changed =
+            uplinks::apply(&plan.routing).context("cannot set up the uplinks' routing")?;
+        if changed && plan.routing == self.plan.routing {
             info!(
                 "others have changed routing rules or tables of the uplinks, or added a rule of the same \
                  priority: put back, behind all rules of others"
             );
         }
+        // What is in the kernel, whatever fails from here on.
+        self.plan = plan;
         Ok(())
     }
 
@@ -430,6 +437,11 @@ pub(crate) fn preview(topology: &Topology, config: &PlacementConfig) -> Result<V
         found.map_or(ifindex.to_string(), |path| path.ifname.clone())
     };
     Ok(describe(&plan.routing, device))
+}
+
+/// The mark of each uplink, by path id.
+fn marks_of(uplinks: &BTreeMap<usize, Uplink>) -> Vec<(usize, u32)> {
+    uplinks.iter().map(|(id, u)| (*id, u.mark)).collect()
 }
 
 /// Groups with the destinations of new flows that choose, which is default routes only, and all other

@@ -403,3 +403,58 @@ fn a_kill_switch_holds() {
     poke(&net, &SERVER);
     assert_eq!(leaks(&net), before, "the VPN is down");
 }
+
+/// More rules of IPv6 than there is room for: nothing is steered. Rules and tables must follow all the same.
+#[test]
+fn the_uplinks_routing_is_followed_while_nothing_is_steered() {
+    let net = Home::new().running();
+    net.home
+        .ip("-6 route add default via fd41::1 dev u1 table 55");
+    let rules = |verb: &str| {
+        for n in 1..=65 {
+            let rule = format!("pref {} from fd99::{n:x} lookup 55", 1000 + n);
+            net.home.ip(&format!("-6 rule {verb} {rule}"));
+        }
+    };
+    rules("add");
+    wait_until("nothing is steered", LEAVE, || {
+        net.home.status().suspended.is_some()
+    });
+    let own_tables = || net.home.ip("-4 route show table all proto 77");
+    let own_rules = || net.home.ip("-4 rule");
+    assert!(own_tables().contains("via 10.40.0.1 dev u0"));
+
+    // Another router.
+    net.home
+        .ip("route change default via 10.40.0.9 dev u0 metric 100");
+    wait_until("the uplink's table has its new gateway", LEAVE, || {
+        own_tables().contains("via 10.40.0.9 dev u0")
+    });
+    net.home
+        .ip("route change default via 10.40.0.1 dev u0 metric 100");
+    wait_until("and the old one", LEAVE, || {
+        own_tables().contains("via 10.40.0.1 dev u0")
+    });
+
+    // A VPN: what has an uplink's address or mark enters it as well.
+    let tunnel = Tunnel::open(&net.home, "tun0");
+    VPNS[0].tell(&net, &[0], VPNS[0].commands);
+    wait_until("the uplinks' rules are gone", LEAVE, || {
+        !own_rules().contains("from 10.40.0.2") && !own_rules().contains("fwmark")
+    });
+    assert!(
+        net.home.status().suspended.is_some(),
+        "the test proves nothing"
+    );
+    drop(tunnel);
+    wait_until("and there again", LEAVE, || {
+        own_rules().contains("from 10.40.0.2")
+    });
+    rules("del");
+    wait_until("steering goes on", LEAVE, || {
+        net.home.status().suspended.is_none()
+    });
+    net.wait_good();
+    assert_by_both(&net.flows().open("udp", 40, SERVER[0]));
+    assert_eq!(net.refused(), 0);
+}
