@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use libc::{RTA_ENCAP_TYPE, RTA_GATEWAY, RTA_OIF, RTA_VIA};
+use libc::{RTA_ENCAP_TYPE, RTA_FLOW, RTA_GATEWAY, RTA_OIF, RTA_VIA};
 
 use super::wire::{self, u32_at, Attributes};
 
@@ -19,6 +19,8 @@ pub(crate) struct NextHop {
     pub dead: bool,
     pub encapsulated: bool,
     pub blackhole: bool,
+    /// Realms (RTA_FLOW), by which tc and Netfilter tell packets apart.
+    pub realms: Option<u32>,
 }
 
 const RTNH_F_DEAD: u32 = 1;
@@ -72,6 +74,7 @@ pub(crate) fn decode_object(payload: &[u8]) -> Option<(u32, NextHopObject)> {
             dead: flags & (RTNH_F_DEAD | RTNH_F_LINKDOWN) != 0,
             encapsulated: attributes.has(NHA_ENCAP_TYPE),
             blackhole: attributes.has(NHA_BLACKHOLE),
+            realms: None,
         }),
     ))
 }
@@ -137,6 +140,7 @@ pub(crate) fn decode_hop(
         dead: flags & (RTNH_F_DEAD | RTNH_F_LINKDOWN) != 0,
         encapsulated: attributes.has(RTA_ENCAP_TYPE),
         blackhole: false,
+        realms: attributes.u32(RTA_FLOW),
     }
 }
 

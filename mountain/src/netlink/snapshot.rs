@@ -10,7 +10,8 @@ use std::net::IpAddr;
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
-use libc::{RTA_DST, RTA_MULTIPATH, RTA_PREF, RTA_PREFSRC, RTA_PRIORITY, RTA_SRC, RTA_TABLE};
+use libc::{RTA_DST, RTA_METRICS, RTA_MULTIPATH, RTA_PREF, RTA_PREFSRC};
+use libc::{RTA_PRIORITY, RTA_SRC, RTA_TABLE};
 use libc::{RTM_GETADDR, RTM_GETLINK, RTM_GETNEIGH, RTM_GETROUTE, RTM_GETRULE};
 
 use super::kinds;
@@ -62,6 +63,8 @@ pub(crate) struct Route {
     pub preference: Preference,
     /// The source address that it gives to packets without one.
     pub preferred_source: Option<IpAddr>,
+    /// RTA_METRICS, see [`RouteOptions::metrics`].
+    pub metrics: Vec<u8>,
     pub kind: u8,
     /// Made of several next hops by RTA_MULTIPATH or a nexthop group, even if only one is left.
     pub multipath: bool,
@@ -72,6 +75,23 @@ impl Route {
     pub(crate) fn is_ipv6(&self) -> bool {
         self.prefix.addr().is_ipv6()
     }
+
+    /// What the route says of packets that leave by one of its next hops.
+    pub(crate) fn options(&self, hop: &NextHop) -> RouteOptions {
+        RouteOptions {
+            metrics: self.metrics.clone(),
+            realms: hop.realms,
+        }
+    }
+}
+
+/// What a route says of its packets besides next hop and source. A copy of the route has to say it as well.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RouteOptions {
+    /// MTU, congestion control, initial windows and the like, as RTA_METRICS has them: the kernel takes what it tells.
+    pub metrics: Vec<u8>,
+    /// Realms (RTA_FLOW).
+    pub realms: Option<u32>,
 }
 
 /// Where a rule leads.
@@ -264,6 +284,10 @@ pub(crate) fn decode_route(payload: &[u8], objects: &HashMap<u32, NextHopObject>
             _ => Preference::Medium,
         },
         preferred_source: attributes.ip(RTA_PREFSRC),
+        metrics: attributes
+            .get(RTA_METRICS)
+            .map(<[u8]>::to_vec)
+            .unwrap_or_default(),
         kind,
         multipath,
         hops,

@@ -250,8 +250,8 @@ impl Placer {
     /// Has rules and tables of the uplinks follow a topology. Puts back what others have removed of them, and rules
     /// behind those that others have added.
     ///
-    /// [`Placer::update`] does it as well, but comes late in what a reading leads to, and may never be reached. Rules and
-    /// tables that stay as they were lead running flows to a gateway that is gone, or past a VPN.
+    /// [`Placer::update`] does it as well, but comes late in what a reading leads to, and may never be reached.
+    /// Rules and tables that stay as they were lead running flows to a gateway that is gone, or past a VPN.
     ///
     /// # Errors
     /// When the kernel refuses, or there are more uplinks than marks.

@@ -13,9 +13,10 @@
 //! 32766: from all lookup main                             (the kernel's own)
 //! ```
 //!
-//! The one by users makes copies of other routes needless: a table holds the uplink's default route or, while its
-//! device is down, one that says "unreachable": a flow that cannot go on is told so, rather than
-//! sent out by another uplink whose provider drops it. All rules stand behind every rule that others have made, so that those go on deciding.
+//! The one by users makes copies of other routes needless: a table holds the uplink's default route, with all that
+//! the main table's says, or, while its device is down, one that says "unreachable": a flow that cannot go on is told
+//! so, rather than sent out by another uplink whose provider drops it. All rules stand behind every rule that others
+//! have made, so that those go on deciding.
 //! They have one priority, and the order in which they are added is that in which they are tried. Addresses
 //! come before marks: a packet that has the address of an uplink leaves by it, whatever its mark. A rule of the same
 //! priority that others add later would stand behind ours: ours are added anew then ([`Found`]).
@@ -42,7 +43,7 @@ use anyhow::{bail, Result};
 use serde::Deserialize;
 
 use crate::netlink::snapshot::{FibRule, TABLE_MAIN};
-use crate::topology::{Kept, Path, Topology};
+use crate::topology::{Kept, Path, RouteOptions, Topology};
 
 /// Tables of the uplinks: this plus the uplink's number.
 pub(crate) const TABLE_BASE: u32 = 19_700;
@@ -121,7 +122,7 @@ pub(crate) struct IpRule {
 }
 
 /// A route in an uplink's table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct UplinkRoute {
     /// Family of what it routes; the gateway's may be another one.
     pub ipv6: bool,
@@ -132,12 +133,13 @@ pub(crate) struct UplinkRoute {
 }
 
 /// Where it leads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum To {
     Gateway {
         ifindex: u32,
         gateway: IpAddr,
         preferred_source: Option<IpAddr>,
+        options: RouteOptions,
     },
     /// For as long as there is no other.
     Unreachable,
@@ -271,7 +273,7 @@ fn kept_routes(path: &Path, table: u32, kept: &[Kept]) -> Vec<UplinkRoute> {
             ipv6,
             table,
             host: Some(kept.host),
-            to: to?,
+            to: to.clone()?,
         })
     });
     routes.collect()
@@ -283,6 +285,7 @@ fn by_gateway(path: &Path) -> Option<To> {
         ifindex: path.key.ifindex,
         gateway,
         preferred_source: path.preferred_source,
+        options: path.options.clone(),
     })
 }
 
@@ -403,14 +406,14 @@ pub(crate) fn changes(found: &Found, wanted: &Routing) -> Changes {
         changes.add_rules.extend(new);
     }
     let missing = wanted.routes.iter().filter(|r| !there.routes.contains(r));
-    changes.add_routes = missing.copied().collect();
+    changes.add_routes = missing.cloned().collect();
     // A route that takes another one's place does so at once (see [`super::uplinks`]).
     let replaced = |route: &UplinkRoute| {
         let kind = |r: &UplinkRoute| (r.table, r.ipv6, r.host, r.to == To::Unreachable);
         wanted.routes.iter().any(|r| kind(r) == kind(route))
     };
     let gone = there.routes.iter().filter(|route| !replaced(route));
-    changes.remove_routes = gone.copied().collect();
+    changes.remove_routes = gone.cloned().collect();
     changes
 }
 
@@ -427,17 +430,22 @@ pub(crate) fn describe(routing: &Routing, device: impl Fn(u32) -> String) -> Vec
             Some(host) => host.to_string(),
             None => "default".to_owned(),
         };
-        match route.to {
+        match &route.to {
             To::Unreachable => format!("{family} route add unreachable {prefix} table {table}"),
             To::Gateway {
                 ifindex,
                 gateway,
                 preferred_source,
+                options,
             } => {
                 let source = preferred_source.map_or(String::new(), |s| format!(" src {s}"));
-                let device = device(ifindex);
+                let device = device(*ifindex);
+                let more = match *options == RouteOptions::default() {
+                    true => "",
+                    false => " # and the metrics and realms of the main table's route",
+                };
                 format!(
-                    "{family} route add {prefix} via {gateway} dev {device}{source} table {table}"
+                    "{family} route add {prefix} via {gateway} dev {device}{source} table {table}{more}"
                 )
             }
         }

@@ -12,7 +12,8 @@ use std::io;
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
-use libc::{RTA_DST, RTA_GATEWAY, RTA_OIF, RTA_PREFSRC, RTA_PRIORITY, RTA_TABLE, RTA_VIA};
+use libc::{RTA_DST, RTA_FLOW, RTA_GATEWAY, RTA_METRICS, RTA_OIF, RTA_PREFSRC};
+use libc::{RTA_PRIORITY, RTA_TABLE, RTA_VIA};
 use libc::{RTM_DELROUTE, RTM_DELRULE, RTM_GETROUTE, RTM_GETRULE, RTM_NEWROUTE, RTM_NEWRULE};
 use libc::{RTN_UNICAST, RTN_UNREACHABLE, RT_SCOPE_UNIVERSE, RT_TABLE_UNSPEC};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
@@ -131,24 +132,31 @@ fn encode_route(route: &UplinkRoute) -> Vec<u8> {
     if let Some(host) = route.host {
         push_attribute(&mut body, RTA_DST, &ip_bytes(host));
     }
-    match route.to {
+    match &route.to {
         To::Unreachable => push_attribute(&mut body, RTA_PRIORITY, &METRIC_LAST.to_ne_bytes()),
         To::Gateway {
             ifindex,
             gateway,
             preferred_source,
+            options,
         } => {
             push_attribute(&mut body, RTA_OIF, &ifindex.to_ne_bytes());
             if gateway.is_ipv6() == route.ipv6 {
-                push_attribute(&mut body, RTA_GATEWAY, &ip_bytes(gateway));
+                push_attribute(&mut body, RTA_GATEWAY, &ip_bytes(*gateway));
             } else {
                 // struct rtvia: family (2), address
                 let mut via = u16::from(family(gateway.is_ipv6())).to_ne_bytes().to_vec();
-                via.extend(ip_bytes(gateway));
+                via.extend(ip_bytes(*gateway));
                 push_attribute(&mut body, RTA_VIA, &via);
             }
             if let Some(source) = preferred_source {
-                push_attribute(&mut body, RTA_PREFSRC, &ip_bytes(source));
+                push_attribute(&mut body, RTA_PREFSRC, &ip_bytes(*source));
+            }
+            if !options.metrics.is_empty() {
+                push_attribute(&mut body, RTA_METRICS, &options.metrics);
+            }
+            if let Some(realms) = options.realms {
+                push_attribute(&mut body, RTA_FLOW, &realms.to_ne_bytes());
             }
         }
     }
@@ -172,6 +180,7 @@ fn decode_route(payload: &[u8]) -> Option<UplinkRoute> {
                 ifindex: hop.ifindex,
                 gateway: hop.gateway?,
                 preferred_source: route.preferred_source,
+                options: route.options(hop),
             },
             _ => return None,
         },
@@ -242,7 +251,8 @@ fn decode_rule(payload: &[u8]) -> Option<IpRule> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netlink::wire::AF_INET;
+    use crate::netlink::snapshot::RouteOptions;
+    use crate::netlink::wire::{attribute, AF_INET};
     use std::net::IpAddr;
 
     fn ip(text: &str) -> IpAddr {
@@ -255,8 +265,21 @@ mod tests {
             ifindex: 3,
             gateway,
             preferred_source,
+            options: RouteOptions::default(),
+        };
+        // mtu 1400
+        let metrics = attribute(2, &1400u32.to_ne_bytes());
+        let with_options = To::Gateway {
+            ifindex: 3,
+            gateway: ip("192.0.2.1"),
+            preferred_source: None,
+            options: RouteOptions {
+                metrics,
+                realms: Some(7),
+            },
         };
         for (ipv6, to) in [
+            (false, with_options),
             (false, gateway(ip("192.0.2.1"), Some(ip("192.0.2.9")))),
             (false, gateway(ip("fe80::1"), None)),
             (true, gateway(ip("fe80::1"), None)),
@@ -273,7 +296,7 @@ mod tests {
                     ipv6,
                     table,
                     host,
-                    to,
+                    to: to.clone(),
                 };
                 assert_eq!(decode_route(&encode_route(&route)), Some(route));
             }

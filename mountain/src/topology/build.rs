@@ -11,8 +11,8 @@ use self::addresses::{inner_devices, inner_nets, own_addresses, source_address, 
 use super::read::Filter;
 use super::rules::{self, Reach};
 use super::{
-    FibRule, Group, Kept, Member, Path, PathKey, Rewritable, Topology, MAX_GROUPS, MAX_GROUP_PATHS,
-    MAX_KEPT, MAX_PATHS,
+    FibRule, Group, Kept, Member, Path, PathKey, Rewritable, RouteOptions, Topology, MAX_GROUPS,
+    MAX_GROUP_PATHS, MAX_KEPT, MAX_PATHS,
 };
 use crate::netlink::link::{Address, Link};
 use crate::netlink::nexthop::NextHop;
@@ -337,6 +337,7 @@ impl<'a> Builder<'a> {
                 .map(|a| a.address)
                 .collect(),
             preferred_source: None,
+            options: RouteOptions::default(),
             mtu: link.mtu,
             ethernet: link.ethernet,
             wwan: link.wwan,

@@ -17,7 +17,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-pub use crate::netlink::snapshot::FibRule;
+pub use crate::netlink::snapshot::{FibRule, RouteOptions};
 pub use global::is_translated_later;
 pub use read::{read_topology, read_topology_blocking, Filter};
 
@@ -70,6 +70,8 @@ pub struct Path {
     pub taken: Vec<(IpAddr, u32)>,
     /// The source that the path's own default route prefers, where it names one.
     pub preferred_source: Option<IpAddr>,
+    /// What that route says besides.
+    pub options: RouteOptions,
     /// Link-layer address of the gateway while the kernel's neighbour entry is usable
     /// (REACHABLE, STALE, DELAY, PROBE, PERMANENT, NOARP); `None` otherwise.
     pub gateway_mac: Option<[u8; 6]>,

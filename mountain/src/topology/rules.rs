@@ -358,6 +358,7 @@ mod tests {
             metric: 0,
             preference: Preference::Medium,
             preferred_source: None,
+            metrics: Vec::new(),
             kind: 1,
             multipath: false,
             hops: Vec::new(),

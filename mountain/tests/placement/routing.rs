@@ -143,6 +143,47 @@ fn a_rule_or_route_that_comes_later_holds_for_running_exchanges() {
     );
 }
 
+/// As for a provider behind which larger packets vanish.
+#[test]
+fn an_uplinks_table_says_all_that_its_default_route_says() {
+    let net = Home::new();
+    let change = |options: &str| {
+        for (family, gateway) in [("-4", "10.41.0.1"), ("-6", "fd41::1")] {
+            net.home.ip(&format!(
+                "{family} route change default via {gateway} dev u1 metric 600 {options}"
+            ));
+        }
+    };
+    let routes = |more: &str| net.home.ip(&format!("route show {more}"));
+    let says = |options: &str| {
+        ["-4", "-6"].iter().all(|family| {
+            let own = net
+                .home
+                .ip(&format!("{family} route show table all proto 77"));
+            own.lines()
+                .any(|route| route.contains("dev u1") && route.contains(options))
+        })
+    };
+    let options = "mtu lock 1400 advmss 1300 initcwnd 20 congctl reno";
+    change(options);
+    net.home
+        .ip("route change default via 10.40.0.1 dev u0 metric 100 realms 7");
+    net.up();
+    assert!(says(options), "{}", routes("table all"));
+    // Not every kernel has realms.
+    let realms = "realms 7";
+    let has_realms = routes("default").contains(realms);
+    assert_eq!(routes("table all proto 77").contains(realms), has_realms);
+    change("mtu 1300");
+    wait_until("the tables follow", LEAVE, || {
+        says("mtu 1300") && !says("advmss")
+    });
+    // Written once: the kernel tells what it was given.
+    net.home.wait_settled();
+    both_are_used(&net, SERVER[0]);
+    both_are_used(&net, SERVER[1]);
+}
+
 /// A VPN that marks its own socket, so that a rule of its takes the packets past the tunnel, in bits of which
 /// some are ours: losing them would lead them into it.
 #[test]

@@ -23,6 +23,7 @@ fn path(ifindex: u32, gateway: &str, addresses: &[&str]) -> Path {
         fresh: vec![],
         taken: Vec::new(),
         preferred_source: None,
+        options: RouteOptions::default(),
         gateway_mac: None,
     }
 }
@@ -239,6 +240,15 @@ fn only_what_differs_is_changed() {
     assert_eq!(selects(&change.add_rules), expected);
     assert_eq!(change.add_routes.len(), 1);
     assert_eq!(change.remove_routes, [], "replaced in place");
+
+    // Another MTU.
+    home.paths[1].options.metrics = vec![8, 0, 2, 0, 120, 5, 0, 0];
+    let slower = plan(&home, mask(), &BTreeSet::new()).unwrap().routing;
+    let change = changes(&renewed, &slower);
+    assert_eq!(change.add_routes, [slower.routes[1].clone()]);
+    assert!(change.add_rules.is_empty() && change.remove_routes.is_empty());
+    let lines = describe(&slower, |i| format!("u{i}"));
+    assert!(lines[1].ends_with("# and the metrics and realms of the main table's route"));
 }
 
 #[test]

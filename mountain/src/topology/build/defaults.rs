@@ -62,7 +62,15 @@ impl Builder<'_> {
             && own_sources(&paths).is_ok()
             && self.check_throws(route.is_ipv6()).is_ok();
         match (starts, self.check_marks(route.is_ipv6())) {
-            (true, Ok(())) => Kind::PlaceAndMove,
+            (true, Ok(())) => {
+                // Routes to other prefixes may use the same paths and say something else.
+                for hop in &route.hops {
+                    if let Some(&index) = self.path_index.get(&key(hop, route)) {
+                        self.topology.paths[index].options = route.options(hop);
+                    }
+                }
+                Kind::PlaceAndMove
+            }
             (true, Err(why)) => {
                 self.skip(route, &format!("new flows choose no uplink: {why}"));
                 Kind::Move
@@ -180,6 +188,7 @@ impl Builder<'_> {
                 }
                 let mut path = self.new_path(key(hop, route), link, hop);
                 path.preferred_source = route.preferred_source;
+                path.options = route.options(hop);
                 match path.addresses.is_empty() {
                     true => Err(format!("{name} has no address of its own")),
                     false => Ok(path),

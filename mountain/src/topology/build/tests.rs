@@ -28,6 +28,7 @@ fn route(table: u32, prefix: &str, devices: &[u32]) -> Route {
         metric: 0,
         preference: Preference::Medium,
         preferred_source: None,
+        metrics: Vec::new(),
         kind: RTN_UNICAST,
         multipath: devices.len() > 1,
         hops: devices.iter().map(hop).collect(),

@@ -24,6 +24,7 @@ fn default_by(ifindex: u32, gateway: &str, metric: u32) -> Route {
         metric,
         preference: Preference::Medium,
         preferred_source: None,
+        metrics: Vec::new(),
         kind: RTN_UNICAST,
         multipath: false,
         hops: vec![NextHop {
@@ -90,6 +91,8 @@ fn devices(topology: &Topology, group: usize) -> Vec<&str> {
 fn routes_that_differ_in_metric_are_a_group_when_asked_for() {
     let mut home = home();
     home.routes[1].preferred_source = Some(ip("192.0.2.10"));
+    home.routes[1].metrics = vec![8, 0, 2, 0, 120, 5, 0, 0];
+    home.routes[0].hops[0].realms = Some(7);
     let topology = adopted(&home);
     assert_eq!(topology.groups.len(), 1, "{:?}", topology.skipped);
     assert_eq!(topology.groups[0].kind, Kind::Place);
@@ -101,6 +104,10 @@ fn routes_that_differ_in_metric_are_a_group_when_asked_for() {
     assert!(topology.groups[0].members.iter().all(|m| m.weight == 1));
     assert_eq!(topology.paths[0].preferred_source, Some(ip("192.0.2.10")));
     assert_eq!(topology.paths[1].preferred_source, None);
+    assert_eq!(topology.paths[0].options.metrics, home.routes[1].metrics);
+    assert_eq!(topology.paths[0].options.realms, None);
+    assert!(topology.paths[1].options.metrics.is_empty());
+    assert_eq!(topology.paths[1].options.realms, Some(7));
     assert_eq!(topology.paths[1].addresses, [ip("198.51.100.7")]);
     assert_eq!(topology.rule_priorities, [32765, 32765]);
     assert_eq!(topology.skipped, Vec::<String>::new());
@@ -432,8 +439,14 @@ fn a_multipath_default_chooses_at_the_start_where_sources_differ() {
     let hop = home.routes.remove(0).hops.remove(0);
     home.routes[0].hops.push(hop);
     home.routes[0].multipath = true;
+    home.routes[0].metrics = vec![8, 0, 2, 0, 120, 5, 0, 0];
+    home.routes[0].hops[1].realms = Some(7);
     let topology = build(&home, &Filter::default());
     assert_eq!(topology.groups[0].kind, Kind::PlaceAndMove);
+    for (path, realms) in topology.paths.iter().zip([None, Some(7)]) {
+        assert_eq!(path.options.metrics, home.routes[0].metrics);
+        assert_eq!(path.options.realms, realms);
+    }
     assert!(topology.places());
 
     // A rule for unmarked packets would no longer match those that bear our mark.
