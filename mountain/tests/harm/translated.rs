@@ -106,25 +106,25 @@ fn forwarded_flows_leave_no_uplink_untranslated() {
 #[test]
 fn flows_that_nobody_here_translates_are_left_to_the_kernel() {
     let net = two_providers();
-    let (server, lan) = (listener(&net, SERVER4), lan(&net));
+    let (server, lan) = (listener(&net, SERVER4), net.inner());
     lan.bring_up("lo", &["10.41.0.2/32", "10.42.0.2/32"]);
-    net.client.ip("route add 10.41.0.0/24 via 10.40.0.2");
-    net.client.ip("route add 10.42.0.2 via 10.40.0.2");
+    net.client.ip("route add 10.41.0.0/24 via 10.50.0.2");
+    net.client.ip("route add 10.42.0.2 via 10.50.0.2");
     // As Docker writes it.
-    let containers = "ip saddr 10.41.0.0/24 oifname != l0";
+    let containers = "ip saddr 10.41.0.0/24 oifname != lan";
     masquerade(&net.client, "ip", containers);
     up(&net);
     let both = BTreeSet::from(["10.30.0.1".to_owned(), "10.30.1.1".to_owned()]);
     assert_eq!(begun(&server, &lan, "10.41.0.2"), both);
     let hook = "filter hook prerouting priority 0";
-    let rule = "ip saddr { 10.40.0.0/24, 10.42.0.2 } iifname s1 counter";
+    let rule = "ip saddr { 10.50.0.0/24, 10.42.0.2 } iifname s1 counter";
     net.server.chain("ip t c", hook, rule);
-    for address in ["10.40.0.2", "10.42.0.2"] {
+    for address in ["10.50.0.2", "10.42.0.2"] {
         let only = BTreeSet::from([address.to_owned()]);
         assert_eq!(begun(&server, &lan, address), only);
     }
     assert_eq!(net.server.counted("chain ip t c"), [0]);
-    let said = "from 10.40.0.0/24, 10.42.0.0/24: the firewall does not translate them";
+    let said = "from 10.50.0.0/24, 10.42.0.0/24: the firewall does not translate them";
     let left = net.client.status().placement.unwrap().left;
     assert!(left[0].contains(said), "{left:?}");
     let checked = stdout(&net.client.mountain("check --adopt"));
