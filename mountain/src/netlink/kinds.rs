@@ -5,6 +5,9 @@
 //! there to another default route would take them out of it, so a tunnel is an uplink only where the
 //! configuration names it. A device's ARPHRD type does not tell: a tap device looks like Ethernet. Its link kind
 //! does (IFLA_INFO_KIND). Every kind that is not known to be a wire counts as a tunnel.
+//!
+//! A veth is what a container has in the place of a wire. On a host with wires of its own it leads to a
+//! namespace, and there may be a VPN in that. So the two are told apart, see [`Wire`].
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,13 +32,23 @@ pub enum Lower {
     Elsewhere,
 }
 
-/// Whether packets that leave by this device, towards this gateway, leave the host by a wire or radio
-/// that is an uplink of its own; else says what it is instead.
-pub(crate) fn is_wire(
+/// What packets leave by that leave by no tunnel of this namespace. The one that is known less of comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Wire {
+    /// A device whose other end, or whose lower device, is in another network namespace: a container's
+    /// uplink, or the way to a VPN that lives there.
+    Namespace,
+    /// A wire or radio of this host.
+    Own,
+}
+
+/// What packets leave by that leave by this device, towards this gateway, if that may be an uplink; else
+/// says what it is instead.
+pub(crate) fn wire(
     snapshot: &Snapshot,
     ifindex: u32,
     gateway: Option<IpAddr>,
-) -> Result<(), String> {
+) -> Result<Wire, String> {
     let mac = gateway.and_then(|gateway| snapshot.neighbours.get(&(ifindex, gateway)));
     look(snapshot, ifindex, mac.copied(), DEEPEST)
 }
@@ -45,7 +58,7 @@ fn look(
     ifindex: u32,
     gateway: Option<[u8; 6]>,
     depth: u32,
-) -> Result<(), String> {
+) -> Result<Wire, String> {
     let Some(link) = snapshot.links.get(&ifindex) else {
         return Err(format!("device {ifindex} is gone"));
     };
@@ -56,16 +69,22 @@ fn look(
     let below = |ifindex| {
         look(snapshot, ifindex, gateway, depth - 1).map_err(|why| format!("{name}: {why}"))
     };
+    // What is behind any of them is no more certain than what is behind the least certain one.
+    let behind_all = || {
+        ports(&snapshot.links, ifindex)
+            .try_fold(Wire::Own, |least, port| Ok(least.min(below(port)?)))
+    };
     // DEVTYPE is that of the device's driver; a tunnel of that name has a kind of its own.
     let is_wwan = link.wwan && matches!(link.kind.as_deref(), None | Some("wwan"));
     match link.kind.as_deref() {
-        _ if is_wwan => Ok(()),
-        None | Some("dsa" | "veth") if link.ethernet => Ok(()),
+        _ if is_wwan => Ok(Wire::Own),
+        None | Some("dsa") if link.ethernet => Ok(Wire::Own),
+        Some("veth") if link.ethernet => Ok(Wire::Namespace),
         Some("vlan" | "macvlan" | "ipvlan") => match link.lower {
             Lower::Here(lower) => below(lower),
-            Lower::None | Lower::Elsewhere => Ok(()),
+            Lower::None | Lower::Elsewhere => Ok(Wire::Namespace),
         },
-        Some("bond" | "team") => ports(&snapshot.links, ifindex).try_for_each(below),
+        Some("bond" | "team") => behind_all(),
         Some("bridge") => {
             let learned = gateway.and_then(|mac| snapshot.bridged.get(&(ifindex, mac)));
             match learned {
@@ -74,12 +93,11 @@ fn look(
                     Err(format!("{name} is a bridge without a port"))
                 }
                 // Until the bridge has met the gateway, it may be behind any of its ports.
-                None => ports(&snapshot.links, ifindex)
-                    .try_for_each(below)
+                None => behind_all()
                     .map_err(|why| format!("{why} (not learned yet: the gateway's port)")),
             }
         }
-        Some("ppp") if link.pppoe => Ok(()),
+        Some("ppp") if link.pppoe => Ok(Wire::Own),
         Some("ppp") => Err(format!("{name} is not known to run over PPPoE (ppp)")),
         Some(kind) => Err(format!("{name} counts as a tunnel ({kind})")),
         None => Err(format!("{name} counts as a tunnel (no Ethernet)")),

@@ -70,18 +70,19 @@ fn host(devices: &[Device]) -> Snapshot {
     }
 }
 
-fn judge(devices: &[Device]) -> Result<(), String> {
-    is_wire(&host(devices), 2, None)
+fn judge(devices: &[Device]) -> Result<Wire, String> {
+    wire(&host(devices), 2, None)
 }
 
 #[test]
-fn hardware_ethernet_and_the_ends_of_containers_are_wires() {
-    for (name, kind) in [
-        ("eth0", None),
-        ("lan1", Some("dsa")),
-        ("eth0", Some("veth")),
+fn hardware_ethernet_is_a_wire_and_the_end_of_a_container_leads_to_a_namespace() {
+    for (name, kind, expected) in [
+        ("eth0", None, Wire::Own),
+        ("lan1", Some("dsa"), Wire::Own),
+        ("eth0", Some("veth"), Wire::Namespace),
     ] {
-        assert_eq!(judge(&[device(name, ETHER, kind)]), Ok(()), "{kind:?}");
+        let judged = judge(&[device(name, ETHER, kind)]);
+        assert_eq!(judged, Ok(expected), "{kind:?}");
     }
 }
 
@@ -132,7 +133,8 @@ fn a_device_on_another_is_what_that_one_is() {
             index: 3,
             ..device("lower", ETHER, kind)
         };
-        assert_eq!(judge(&[upper, lower(None)]), Ok(()));
+        assert_eq!(judge(&[upper, lower(None)]), Ok(Wire::Own));
+        assert_eq!(judge(&[upper, lower(Some("veth"))]), Ok(Wire::Namespace));
         let why = judge(&[upper, lower(Some("tun"))]).unwrap_err();
         assert_eq!(why, "upper: lower counts as a tunnel (tun)");
         judge(&[upper]).unwrap_err();
@@ -141,14 +143,15 @@ fn a_device_on_another_is_what_that_one_is() {
             link: Some((3, Some(0))),
             ..upper
         };
-        assert_eq!(judge(&[elsewhere, lower(Some("tun"))]), Ok(()));
+        let judged = judge(&[elsewhere, lower(Some("tun"))]);
+        assert_eq!(judged, Ok(Wire::Namespace));
         // One that names itself stands on nothing.
         let own = Device {
             link: Some((3, None)),
             index: 3,
             ..upper
         };
-        assert_eq!(judge(&[upper, own]), Ok(()));
+        assert_eq!(judge(&[upper, own]), Ok(Wire::Namespace));
         // In a picture that changed while it was read.
         let round = [3, 2].map(|other| Device {
             link: Some((other, None)),
@@ -169,7 +172,7 @@ fn a_bond_is_what_its_ports_are() {
             master: Some(2),
             ..device("port", ETHER, None)
         };
-        assert_eq!(judge(&[bond, port(3, None), port(4, None)]), Ok(()));
+        assert_eq!(judge(&[bond, port(3, None), port(4, None)]), Ok(Wire::Own));
         let why = judge(&[bond, port(3, None), port(4, Some("gretap"))]).unwrap_err();
         assert_eq!(why, "bond0: port counts as a tunnel (gretap)");
     }
@@ -190,19 +193,25 @@ fn a_bridge_is_what_its_port_towards_the_gateway_is() {
         let mut host = host(devices);
         host.neighbours.insert((2, gateway), mac);
         host.bridged.extend(learned.map(|port| ((2, mac), port)));
-        is_wire(&host, 2, Some(gateway))
+        wire(&host, 2, Some(gateway))
     };
     assert_eq!(
         judge_with(&guest, Some(3)),
-        Ok(()),
+        Ok(Wire::Own),
         "the other one is a guest's"
     );
     let why = judge_with(&guest, Some(4)).unwrap_err();
     assert_eq!(why, "br0: vnet0 counts as a tunnel (tun)");
     // Nobody knows behind which port it is.
     judge_with(&guest, None).unwrap_err();
-    assert_eq!(judge_with(&guest[..2], None), Ok(()));
+    assert_eq!(judge_with(&guest[..2], None), Ok(Wire::Own));
     judge_with(&guest[..1], None).unwrap_err();
+    // A container's port.
+    let container = [guest[0], guest[1], port(4, "veth0", Some("veth"))];
+    assert_eq!(judge_with(&container, Some(3)), Ok(Wire::Own));
+    for learned in [Some(4), None] {
+        assert_eq!(judge_with(&container, learned), Ok(Wire::Namespace));
+    }
 }
 
 #[test]
@@ -210,10 +219,10 @@ fn modems_are_told_by_their_type_and_tunnels_of_that_name_are_not() {
     let judge_as = |kind, wwan| {
         let mut host = host(&[device("wwan0", NONE, kind)]);
         host.links.get_mut(&2).unwrap().wwan = wwan;
-        is_wire(&host, 2, None)
+        wire(&host, 2, None)
     };
-    assert_eq!(judge_as(None, true), Ok(()));
-    assert_eq!(judge_as(Some("wwan"), true), Ok(()));
+    assert_eq!(judge_as(None, true), Ok(Wire::Own));
+    assert_eq!(judge_as(Some("wwan"), true), Ok(Wire::Own));
     judge_as(None, false).unwrap_err();
     judge_as(Some("tun"), true).unwrap_err();
 }
@@ -247,9 +256,9 @@ fn ppp_is_an_uplink_where_its_own_pppd_speaks_pppoe() {
     let judge_as = |pppoe| {
         let mut host = host(&[device("ppp0", PPP, Some("ppp"))]);
         host.links.get_mut(&2).unwrap().pppoe = pppoe;
-        is_wire(&host, 2, None)
+        wire(&host, 2, None)
     };
-    assert_eq!(judge_as(true), Ok(()));
+    assert_eq!(judge_as(true), Ok(Wire::Own));
     let why = judge_as(false).unwrap_err();
     assert_eq!(why, "ppp0 is not known to run over PPPoE (ppp)");
 

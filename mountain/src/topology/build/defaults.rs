@@ -4,7 +4,9 @@
 use libc::{RTN_THROW, RTN_UNICAST};
 
 use super::{is_conditional, key, Builder};
-use crate::netlink::kinds;
+use crate::netlink::kinds::{self, Wire};
+use crate::netlink::link::Link;
+use crate::netlink::nexthop::NextHop;
 use crate::netlink::snapshot::{Preference, Route, TABLE_MAIN};
 use crate::topology::read::Filter;
 use crate::topology::rules;
@@ -167,8 +169,30 @@ impl Builder<'_> {
         listed.collect::<Vec<_>>().join(", ")
     }
 
+    /// Whether a default route of either family leaves by a wire of this host's own, as in no ordinary container.
+    fn has_own_wire(&self) -> bool {
+        let defaults = self.snapshot.routes.iter();
+        let mut hops = defaults
+            .filter(|route| route.table == TABLE_MAIN && route.prefix.prefix_len() == 0)
+            .flat_map(|route| &route.hops);
+        hops.any(|hop| kinds::wire(self.snapshot, hop.ifindex, hop.gateway) == Ok(Wire::Own))
+    }
+
+    /// Whether a device that the configuration does not name may be an uplink.
+    fn check_wire(&self, link: &Link, hop: &NextHop, has_own_wire: bool) -> Result<(), String> {
+        match kinds::wire(self.snapshot, hop.ifindex, hop.gateway)? {
+            // A VPN with a namespace of its own looks just like that.
+            Wire::Namespace if has_own_wire => Err(format!(
+                "{} leads to another network namespace, where a VPN may be (if it is an uplink, name it in [[path]])",
+                link.name
+            )),
+            Wire::Namespace | Wire::Own => Ok(()),
+        }
+    }
+
     /// The uplinks of default routes, the preferred one first, one for each device; and why others are none.
     fn uplinks(&self, routes: &[&Route], filter: &Filter) -> Uplinks {
+        let has_own_wire = self.has_own_wire();
         let mut uplinks = Uplinks::default();
         let unicast = routes.iter().filter(|route| route.kind == RTN_UNICAST);
         for (route, hop) in unicast.flat_map(|r| r.hops.iter().map(move |hop| (*r, hop))) {
@@ -181,7 +205,7 @@ impl Builder<'_> {
             let uplink = || -> Result<Path, String> {
                 let name = &link.name;
                 if !filter.named.contains(name) {
-                    kinds::is_wire(self.snapshot, hop.ifindex, hop.gateway)?;
+                    self.check_wire(link, hop, has_own_wire)?;
                 }
                 if hop.gateway.is_none() {
                     return Err(format!("{name} has no gateway to measure"));

@@ -3,8 +3,7 @@ use std::net::IpAddr;
 
 use super::super::build;
 use super::*;
-use crate::netlink::link::{Address, Link};
-use crate::netlink::nexthop::NextHop;
+use crate::netlink::link::Address;
 use crate::netlink::snapshot::{Action, FibRule, Snapshot};
 use crate::topology::{Kept, Topology};
 
@@ -256,6 +255,56 @@ fn a_better_default_route_by_a_tunnel_suspends_all() {
     // Who did not ask for it is told nothing.
     let unasked = build(&with_vpn("tun", 50), &Filter::default());
     assert_eq!((unasked.skipped.len(), unasked.suspended.len()), (0, 0));
+}
+
+/// A VPN in a namespace or a container, to which a veth leads, or a bridge with such ports.
+#[test]
+fn what_leads_to_a_namespace_is_no_uplink_beside_a_wire() {
+    let (paths, why) = suspended(&with_vpn("veth", 50));
+    assert_eq!(paths, ["fibre", "lte"]);
+    assert!(
+        why.contains("vpn leads to another network namespace, where a VPN may be"),
+        "{why}"
+    );
+    let mut bridged = with_vpn("bridge", 50);
+    bridged.routes.retain(|route| route.hops[0].ifindex != 2);
+    let port = Link {
+        name: "port".into(),
+        kind: Some("veth".into()),
+        master: Some(4),
+        ..home().links[&2].clone()
+    };
+    bridged.links.insert(5, port);
+    bridged.links.get_mut(&3).unwrap().kind = Some("veth".into());
+    assert_eq!(
+        devices(&adopted(&bridged), 0),
+        ["vpn", "lte"],
+        "a container"
+    );
+    // The host's own wire may have a default route of the other family only.
+    bridged.routes.push(default_by(2, "fe80::1", 1024));
+    assert_eq!(adopted(&bridged).groups, []);
+
+    // Behind the uplinks it is none of them.
+    let worse = adopted(&with_vpn("veth", 700));
+    assert_eq!(devices(&worse, 0), ["fibre", "lte"]);
+    // Named in the configuration it is one, and what is named is a wire to the others.
+    let named = |names: &[&str]| {
+        let filter = Filter {
+            adopt: true,
+            named: names.iter().map(|name| (*name).to_owned()).collect(),
+            ..Filter::default()
+        };
+        build(&with_vpn("veth", 50), &filter)
+    };
+    assert_eq!(devices(&named(&["vpn"]), 0), ["vpn", "fibre", "lte"]);
+    assert_eq!(named(&["fibre", "lte"]).groups, []);
+    // In a container all are veths.
+    let mut container = home();
+    for link in container.links.values_mut() {
+        link.kind = Some("veth".into());
+    }
+    assert_eq!(devices(&adopted(&container), 0), ["fibre", "lte"]);
 }
 
 #[test]
