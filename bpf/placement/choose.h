@@ -57,6 +57,9 @@ static __always_inline bool mtn_rule_matches(const struct mtn_placement_rule *r,
 		return false;
 	if ((s->mark & r->mark_mask) != r->mark)
 		return false;
+	/* Others' rules go by all bits of an owner's mark: only a rule that names it may add ours to it. */
+	if (local && s->mark && !r->mark_mask)
+		return false;
 	if (!mtn_in_prefix(s->key.daddr, r->dst, r->dst_mask))
 		return false;
 	if (r->dscp != MTN_ANY_DSCP && r->dscp != s->dsfield >> 2)

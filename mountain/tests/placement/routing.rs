@@ -208,6 +208,25 @@ fn a_mark_of_the_owners_keeps_all_its_bits() {
     assert_eq!(net.refused(), 0);
 }
 
+/// As a VPN's own connection while the VPN is down: its rule compares all bits, and may come any time.
+#[test]
+fn a_rule_without_a_mark_matches_no_socket_with_one() {
+    let net = Home::with_config(
+        "[[rule]]\nmatch = { prefix = \"10.50.0.0/24\" }\nuse = \"u1\"\n\
+         [[rule]]\nmatch = { mark = \"0x78\" }\nuse = \"u1\"\n",
+    )
+    .running();
+    let mut flows = net.flows();
+    for kind in ["tcp", "udp", "msg"] {
+        flows.assert_opens(kind, 8, SERVER[0], [0, 8]);
+        let marked = flows.open_with(kind, 8, SERVER[0], "mark=0x77");
+        assert_eq!(by_uplink(&marked), [8, 0], "{kind}: the kernel's way");
+        let named = flows.open_with(kind, 8, SERVER[0], "mark=0x78");
+        assert_eq!(by_uplink(&named), [0, 8], "{kind}: by the rule that names it");
+    }
+    assert_eq!(net.refused(), 0);
+}
+
 /// As wg-quick's own `down` does it: removes what reads as its rule, until nothing does.
 #[test]
 fn wg_quick_removes_its_own_rule_only() {
