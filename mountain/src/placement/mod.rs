@@ -166,11 +166,13 @@ impl Placer {
                 continue;
             };
             let uplink = &topology.paths[path.index];
+            // Where the kernel names no address of the uplink's, datagrams are its own business: another source
+            // than its choice may be one that nobody answers. Connections get theirs by the mark.
             let source = source_by(&uplink.ifname, uplink.key.ipv6)
-                .filter(|source| uplink.addresses.contains(source))
-                .or(uplink.addresses.first().copied());
+                .filter(|source| uplink.addresses.contains(source));
             let salt = path.salt;
-            let taken = uplink.taken.iter().find(|(a, _)| Some(*a) == source);
+            let likely = source.or(uplink.addresses.first().copied());
+            let taken = uplink.taken.iter().find(|(a, _)| Some(*a) == likely);
             if let Some((address, priority)) = taken {
                 closed.insert(format!(
                     "{}: no new flow is placed there: the routing rule of priority {priority} takes packets from \

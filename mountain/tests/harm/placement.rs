@@ -95,6 +95,24 @@ fn a_rule_for_the_user_who_made_a_socket_keeps_its_datagrams() {
     assert_eq!(others.count(), 0, "{seen:?}");
 }
 
+/// Provider-independent or routed addresses: the default route says by `src` that packets leave from one on `lo`.
+#[test]
+fn datagrams_have_no_source_that_the_kernel_would_not_give_them() {
+    let net = two_providers();
+    net.client.ip(&format!("addr add {CLIENT4}/32 dev lo"));
+    net.client.ip(&format!(
+        "route replace default via 10.30.0.2 dev u0 metric 100 src {CLIENT4}"
+    ));
+    up(&net);
+    let (seen, _) = sources(&net, sockets(&net, 0));
+    let seen: Vec<String> = seen.iter().map(IpAddr::to_string).collect();
+    assert!(
+        seen.iter().all(|a| a == CLIENT4 || a == "10.30.1.1"),
+        "{seen:?}"
+    );
+    assert!(seen.iter().any(|a| a == CLIENT4), "{seen:?}");
+}
+
 /// Has a host translate the addresses of what a rule matches, of a family.
 pub fn masquerade(ns: &Ns, family: &str, rule: &str) {
     let (chain, rule) = (format!("{family} n post"), format!("{rule} masquerade"));
