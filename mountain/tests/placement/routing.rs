@@ -222,7 +222,11 @@ fn a_rule_without_a_mark_matches_no_socket_with_one() {
         let marked = flows.open_with(kind, 8, SERVER[0], "mark=0x77");
         assert_eq!(by_uplink(&marked), [8, 0], "{kind}: the kernel's way");
         let named = flows.open_with(kind, 8, SERVER[0], "mark=0x78");
-        assert_eq!(by_uplink(&named), [0, 8], "{kind}: by the rule that names it");
+        assert_eq!(
+            by_uplink(&named),
+            [0, 8],
+            "{kind}: by the rule that names it"
+        );
     }
     assert_eq!(net.refused(), 0);
 }
