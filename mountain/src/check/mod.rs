@@ -438,8 +438,7 @@ fn check_sysctls(report: &mut Report, topology: &Topology, placing: bool) {
             check_rp_filter(report, &ifname, main_table);
         }
     }
-    let forwards = |path| sysctl::number(path).unwrap_or(0) != 0;
-    if forwards("net/ipv4/ip_forward") || forwards("net/ipv6/conf/all/forwarding") {
+    if sysctl::forwards() {
         report.ok(
             "forwarding",
             "this host is a router: forwarded flows are steered too",

@@ -136,7 +136,7 @@ fn obstacles_are_named() {
     item(&report, "skipped", skipped);
     item(&report, "paths", "gateway 10.0.0.2 on u0 is not resolved");
     item(&report, "forwarding", "off");
-    host.sysctl("net/ipv4/ip_forward", "1");
+    host.sysctl("net/ipv4/conf/u0/forwarding", "1");
     item(&check_in(&net), "forwarding", "router");
 }
 
