@@ -27,6 +27,8 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::env::Shells;
 use clap_complete::CompleteEnv;
 use ipnet::IpNet;
+use nix::sys::signal::{kill, killpg, Signal};
+use nix::unistd::Pid;
 use serde::Serialize;
 use tokio::signal::unix::{signal, SignalKind};
 
@@ -55,6 +57,8 @@ pub(crate) const DEFAULT_CONFIG: &str = "/etc/mountain/mountain.toml";
 const COMPLETE: &str = "MOUNTAIN_COMPLETE";
 /// How long `up` waits for the daemon to answer.
 const START_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long a daemon that did not may take to end by itself.
+const GIVE_UP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Says of a debug build that it is one: nobody should judge its speed.
 const VERSION: &str = if cfg!(debug_assertions) {
@@ -380,24 +384,60 @@ fn wait_ready(mut child: Child, run_dir: &RunDir, said: &mut File) -> Result<Sta
             return Ok(status);
         }
         if child.try_wait()?.is_some() {
-            let mut text = String::new();
-            said.seek(SeekFrom::Start(0))?;
-            said.read_to_string(&mut text)?;
-            let text = text.trim_end();
-            let last = text
-                .rsplit_once("mountain: ")
-                .map_or(text, |(_, last)| last);
-            bail!("{last}");
+            let text = last_said(said, "mountain: ")?;
+            bail!("{text}");
         }
         if Instant::now() > end {
-            let _ = child.kill();
-            bail!(
-                "the daemon did not get ready within {} s",
-                START_TIMEOUT.as_secs()
+            let cleared = give_up(&mut child, run_dir);
+            let last = last_said(said, "\n").unwrap_or_default();
+            let mut text = format!(
+                "the daemon did not get ready within {} s and was ended: `mountain up --foreground` shows what takes so \
+                 long. It said last: {}",
+                START_TIMEOUT.as_secs(),
+                if last.is_empty() { "nothing" } else { &last }
             );
+            if let Err(e) = cleared {
+                text += &format!(
+                    "\nWhat it had added to the routing may still be there; `mountain down` removes it: {e:#}"
+                );
+            }
+            bail!("{text}");
         }
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// What stands behind the last `mark` in what the daemon has said; all of it, if that is nowhere.
+fn last_said(said: &mut File, mark: &str) -> Result<String> {
+    let mut text = String::new();
+    said.seek(SeekFrom::Start(0))?;
+    said.read_to_string(&mut text)?;
+    let text = text.trim_end();
+    let last = text.rsplit_once(mark).map_or(text, |(_, last)| last);
+    Ok(last.to_owned())
+}
+
+/// Ends a daemon that does not get ready. By SIGTERM it takes out what it has added; what is hung is killed, and
+/// that is done for it.
+fn give_up(child: &mut Child, run_dir: &RunDir) -> Result<()> {
+    let end = Instant::now() + GIVE_UP_TIMEOUT;
+    let pid = Pid::from_raw(child.id().cast_signed());
+    // One that has just ended by itself is not there any more.
+    let _ = kill(pid, Signal::SIGTERM);
+    while child.try_wait()?.is_none() {
+        if Instant::now() > end {
+            // With the programs that it has started: an nft that ends later would still add its table.
+            let _ = killpg(pid, Signal::SIGKILL);
+            child.wait()?;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // Another one may have been started by now.
+    if run_dir.is_running()? {
+        bail!("another daemon runs");
+    }
+    down::clear(run_dir)?;
+    Ok(())
 }
 
 fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {

@@ -5,7 +5,7 @@ mod docs;
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
@@ -115,6 +115,40 @@ fn probes_go_on_while_nft_takes_its_time() {
     wait_until("probes go on", LEAVE, || sent() > before + 5);
     assert!(runs.exists(), "the daemon waited for nft");
     wait_until("the table is back", 6 * LEAVE, table);
+}
+
+/// Here it waits for nft, and cannot hear that it is to end.
+#[test]
+fn a_start_that_takes_too_long_is_taken_back() {
+    let net = two_providers();
+    net.client.sysctl("net.ipv4.ip_forward", "1");
+    let folder = tempfile::tempdir().unwrap();
+    let nft = folder.path().join("nft");
+    std::fs::write(&nft, "#!/bin/sh\nexec sleep 120\n").unwrap();
+    std::fs::set_permissions(&nft, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let config = folder.path().join("m.toml");
+    std::fs::write(&config, "[start]\nforward = \"always\"\n").unwrap();
+    let added = || {
+        let routing = ["rule", "-6 rule", "route show table all"].map(|what| net.client.ip(what));
+        routing.concat() + &net.client.run("nft list tables")
+    };
+    let before = added();
+    let mut command = net.client.command(MOUNTAIN);
+    command
+        .args(["up", "--adopt", "--config"])
+        .arg(&config)
+        .env(
+            "PATH",
+            format!("{}:{}", folder.path().display(), env!("PATH")),
+        )
+        .stdin(Stdio::null());
+    let output = command.output().unwrap();
+    assert!(!output.status.success());
+    let text = stderr(&output);
+    let expected = ["did not get ready", "`mountain up --foreground`"];
+    assert_has(&text, &expected);
+    assert_eq!(added(), before);
+    net.client.mountain_says("down", "nothing is attached");
 }
 
 /// What stands between backquotes in a text.
