@@ -124,7 +124,7 @@ fn flows_that_nobody_here_translates_are_left_to_the_kernel() {
         assert_eq!(begun(&server, &lan, address), only);
     }
     assert_eq!(net.server.counted("chain ip t c"), [0]);
-    let said = "from 10.50.0.0/24, 10.42.0.0/24: the firewall does not translate them";
+    let said = "from 10.42.0.0/24, 10.50.0.0/24: the firewall does not translate them";
     let left = net.client.status().placement.unwrap().left;
     assert!(left[0].contains(said), "{left:?}");
     let checked = stdout(&net.client.mountain("check --adopt"));
