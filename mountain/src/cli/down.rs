@@ -62,35 +62,29 @@ fn here() -> Result<Found> {
             bail!("the daemon runs but does not answer: end its process")
         }
         None => {
-            let left = clear(&run_dir)?;
+            // Nothing is attached without a process; files can be left over, and the rules and tables by
+            // which flows go on where they are.
+            let left = placement::clear()?;
+            redirect::watch::clear()?;
+            run_dir.remove_stale();
             Ok(if left { Found::Left } else { Found::Nothing })
         }
     }
 }
 
-/// Takes back what the daemon that has just ended could not, unless another one runs by now.
-fn clear_after(run_dir: &RunDir) -> Result<()> {
+/// Takes back what the daemon that has just ended, or was killed, could not, unless another one runs by now.
+///
+/// # Errors
+/// When the kernel refuses.
+pub(super) fn clear_after(run_dir: &RunDir) -> Result<()> {
     let Some(_lock) = run_dir.lock()? else {
         return Ok(());
     };
     let cleared = placement::clear();
     run_dir.remove();
-    let left = "the daemon has ended, but some of its rules or tables are still there: run `mountain down` again";
-    cleared.map(drop).context(left)
-}
-
-/// Takes back what a daemon that was killed has left in the network namespace of the calling thread. Says
-/// whether there were rules or tables.
-///
-/// # Errors
-/// When the kernel refuses.
-pub(super) fn clear(run_dir: &RunDir) -> Result<bool> {
-    // Nothing is attached without a process; files can be left over, and the rules and tables by
-    // which flows go on where they are.
-    let left = placement::clear()?;
     redirect::watch::clear()?;
-    run_dir.remove_stale();
-    Ok(left)
+    let left = "the daemon has ended, but some of its rules or tables are still there: run `mountain down`";
+    cleared.map(drop).context(left)
 }
 
 /// In each network namespace; one where it fails does not keep it from the others.

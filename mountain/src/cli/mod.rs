@@ -397,9 +397,7 @@ fn wait_ready(mut child: Child, run_dir: &RunDir, said: &mut File) -> Result<Sta
                 if last.is_empty() { "nothing" } else { &last }
             );
             if let Err(e) = cleared {
-                text += &format!(
-                    "\nWhat it had added to the routing may still be there; `mountain down` removes it: {e:#}"
-                );
+                text += &format!("\n{e:#}");
             }
             bail!("{text}");
         }
@@ -417,8 +415,8 @@ fn last_said(said: &mut File, mark: &str) -> Result<String> {
     Ok(last.to_owned())
 }
 
-/// Ends a daemon that does not get ready. By SIGTERM it takes out what it has added; what is hung is killed, and
-/// that is done for it.
+/// Ends a daemon that does not get ready. On SIGTERM it takes back what it has added; if it hangs, it is killed, and
+/// that is done here.
 fn give_up(child: &mut Child, run_dir: &RunDir) -> Result<()> {
     let end = Instant::now() + GIVE_UP_TIMEOUT;
     let pid = Pid::from_raw(child.id().cast_signed());
@@ -432,12 +430,7 @@ fn give_up(child: &mut Child, run_dir: &RunDir) -> Result<()> {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    // Another one may have been started by now.
-    if run_dir.is_running()? {
-        bail!("another daemon runs");
-    }
-    down::clear(run_dir)?;
-    Ok(())
+    down::clear_after(run_dir)
 }
 
 fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {

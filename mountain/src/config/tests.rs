@@ -35,7 +35,7 @@ fn a_full_path_table() {
     assert_eq!((c.path[1].gateway, c.path[1].capacity_bps()), (None, None));
 }
 
-/// Files, with `|` for each line's end: where their errors begin, and what is said besides.
+/// Files (`|` stands for a line's end), the line of the error, and the message.
 const REFUSED: &str = r#"
     |[steer]|window = 3                           => 3: steer.window: => unknown field
     [steer]|window_s = 3||tolerance_ms = "x"      => 4: steer.tolerance_ms: => invalid type

@@ -112,24 +112,21 @@ pub(crate) fn is_there() -> Result<bool> {
     nft::has_table(TABLE).context(CANNOT_ASK)
 }
 
-/// Whether the table exists and these rules, if any, are in it. They come and go in one transaction, so the first
-/// one tells.
+/// Whether the table exists and holds these rules, if there are any. The first one tells: what empties a table, or
+/// leaves it without its rules, spares none.
 pub(super) fn holds(rules: &[Installed]) -> Result<bool> {
     let Some(first) = rules.iter().flat_map(elements_of).next() else {
         return is_there();
     };
     let set = first.set.clone();
-    let asked = message(
-        &set,
-        &[Element {
-            data: None,
-            ..first
-        }],
-    );
+    let key = Element {
+        data: None,
+        ..first
+    };
+    let asked = message(&set, &[key]);
     let found = wire::request(NETLINK_NETFILTER, NFT_MSG_GETSETELEM, 0, &asked);
-    Ok(unless(found, &[libc::ENOENT])
-        .context(CANNOT_ASK)?
-        .is_some())
+    let found = unless(found, &[libc::ENOENT]).context(CANNOT_ASK)?;
+    Ok(found.is_some())
 }
 
 const CANNOT_ASK: &str = "cannot ask the kernel for its nftables tables: run as root";

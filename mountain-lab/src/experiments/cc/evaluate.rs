@@ -115,8 +115,8 @@ pub fn figures(cell: &Cell, s: &CcSegment) -> Figures {
     out
 }
 
-/// The figures that only cells of this kind have. `from` and `end` of what is judged, µs since its begin; `each`: the
-/// flows' goodputs, bit/s.
+/// The figures that a cell has besides those of all cells. `from`, `end`: what is judged, µs since the segment began;
+/// `each`: the flows' goodputs, bit/s.
 fn kind_figures(
     cell: &Cell,
     s: &CcSegment,

@@ -29,7 +29,7 @@ fn a_rule_in_full_and_a_short_one() {
     assert_eq!(config.rule[1].wants, "lte");
 }
 
-/// Files, with `|` for each line's end, and what is said of them.
+/// Files (`|` stands for a line's end) and the message.
 const REFUSED: &str = r#"
     [[rule]]|match = { ports = "9-8" }|use = "bulk" => neither a number nor a range
     [[rule]]|match = { ports = 70000 }|use = "bulk" => m.toml:2: rule 1: match.ports: ports end

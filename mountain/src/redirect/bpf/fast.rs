@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use libbpf_rs::MapCore;
 
-use super::loaded::{entries, linked, LoadedObject, Needs, Prog};
+use super::loaded::{entries, linked, LoadedObject, Needs, OtherVersion, Prog};
 use super::types::mtn_rd_flags;
 use super::{
     backend_of, direct, each_flow, enter, forget_counters, forget_flows, hooks, read_from,
@@ -75,7 +75,7 @@ impl Fast {
         // What is attached stays one set, whatever became of this process's own handles.
         let mine = match self.loaded.take() {
             Some(loaded) => Some(loaded),
-            None => found_or_cut()?,
+            None => found()?,
         };
         let loaded = &*self
             .loaded
@@ -132,14 +132,13 @@ fn found() -> Result<Option<LoadedObject>> {
     LoadedObject::find(&linked()?)
 }
 
-/// The same where rules are taken out or put in. What another version has left cannot be read: it is taken
-/// off, and its flows pause until nft knows them.
+/// The same where rules are taken out. What another version has attached cannot be read: it is taken off, and its
+/// flows pause until nft knows them.
 fn found_or_cut() -> Result<Option<LoadedObject>> {
-    found().or_else(|e| {
-        tracing::warn!("{e:#}: what carries them is taken off");
-        cut()?;
-        Ok(None)
-    })
+    match found() {
+        Err(e) if e.is::<OtherVersion>() => cut().map(|()| None),
+        found => found,
+    }
 }
 
 /// Takes the programs off, whoever holds them.

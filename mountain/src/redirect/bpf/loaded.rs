@@ -3,6 +3,7 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -98,6 +99,21 @@ pub(super) struct LoadedObject {
     pub(super) programs: BTreeMap<Prog, OwnedFd>,
 }
 
+/// What is in the kernel was brought there by another version, and cannot be read.
+#[derive(Debug)]
+pub(super) struct OtherVersion;
+
+impl fmt::Display for OtherVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            "the redirections here were made by another version of mountain: take all off with \
+             `mountain redirect del --all` and add them again",
+        )
+    }
+}
+
+impl std::error::Error for OtherVersion {}
+
 /// Programs of ours on the devices of this namespace.
 pub(super) struct AttachedProgram {
     pub(super) ifindex: u32,
@@ -172,11 +188,7 @@ impl LoadedObject {
         for id in ids {
             let map = MapHandle::from_map_id(id).context("cannot open a map of ours")?;
             let name = map.name().to_string_lossy().into_owned();
-            ensure!(
-                loaded.maps.insert(name, map).is_none(),
-                "there are redirections of two versions of mountain here: take all off with \
-                 `mountain redirect del --all` and add them again"
-            );
+            ensure!(loaded.maps.insert(name, map).is_none(), OtherVersion);
         }
         for (name, size) in [
             ("rules", size_of::<types::mtn_rd_rule>()),
@@ -190,8 +202,7 @@ impl LoadedObject {
                     .maps
                     .get(name)
                     .is_some_and(|m| m.value_size() as usize == size),
-                "the redirections here were made by another version of mountain: take all off \
-                 with `mountain redirect del --all` and add them again"
+                OtherVersion
             );
         }
         Ok(Some(loaded))

@@ -14,7 +14,7 @@ use netlink_sys::Socket;
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 
 use crate::bpf::foreign::netfilter_links;
-use crate::bpf::hooks::{self, DeviceHook};
+use crate::bpf::hooks::{programs, DeviceHook};
 use crate::netlink::{self, ruleset, wire};
 use crate::redirect::store::Store;
 
@@ -41,11 +41,18 @@ struct Polled {
     rules: Option<(u64, u64, SystemTime)>,
     /// Tables of iptables-legacy; `None`: they cannot be listed, which is for the next decision to meet.
     legacy: Option<[String; 2]>,
+    /// While our programs are somewhere.
+    others: Option<Others>,
+}
+
+/// What else a fast backend skips, besides the firewall.
+#[derive(PartialEq, Eq)]
+struct Others {
     /// Programs at tcx of the devices where ours are, by number.
-    programs: Vec<Vec<u32>>,
+    programs: Vec<u32>,
     /// Programs at Netfilter's hooks; `None`: they cannot be listed.
     netfilter: Option<Vec<(u32, u32)>>,
-    /// Whether there are IPsec policies.
+    /// Whether there are IPsec policies; `None`: that cannot be asked.
     ipsec: Option<bool>,
 }
 
@@ -66,9 +73,7 @@ impl Heard {
 
     fn poll(&mut self, before: Polled, now: &Polled) {
         self.firewall |= before.legacy != now.legacy;
-        let rest = |of: &Polled| (of.rules, of.ipsec);
-        self.rest |= rest(&before) != rest(now);
-        self.rest |= before.programs != now.programs || before.netfilter != now.netfilter;
+        self.rest |= before.rules != now.rules || before.others != now.others;
     }
 }
 
@@ -88,7 +93,7 @@ impl Notifications {
         })
     }
 
-    /// Looks for what others attach at these devices from now on, and whatever else packets are led around.
+    /// Looks from now on for what others attach at these devices, where our programs are, and for what else they skip.
     pub fn poll_devices(&mut self, devices: BTreeSet<u32>) {
         self.devices = devices;
     }
@@ -132,32 +137,30 @@ impl Notifications {
 }
 
 impl Polled {
-    /// `devices`: where our programs are. Without any there is nothing to be led around.
+    /// `devices`: where our programs are.
     fn read(devices: &BTreeSet<u32>) -> Self {
         let index = Store::folder().ok().map(|folder| folder.join("index"));
         let meta = index.and_then(|index| fs::metadata(index).ok());
         Self {
             rules: meta.and_then(|m| Some((m.ino(), m.len(), m.modified().ok()?))),
             legacy: ruleset::legacy_tables().ok(),
-            ..match devices.is_empty() {
-                true => Self::default(),
-                false => Self::led_around(devices),
-            }
+            others: (!devices.is_empty()).then(|| Others::read(devices)),
         }
     }
+}
 
-    fn led_around(devices: &BTreeSet<u32>) -> Self {
-        let at = |ifindex: &u32| {
-            let both = [DeviceHook::TcxIngress, DeviceHook::TcxEgress].into_iter();
-            let programs =
-                both.flat_map(|hook| hooks::programs(hook, *ifindex).unwrap_or_default());
-            programs.collect()
-        };
+impl Others {
+    fn read(devices: &BTreeSet<u32>) -> Self {
+        let hooks = [DeviceHook::TcxIngress, DeviceHook::TcxEgress];
+        let places = devices
+            .iter()
+            .flat_map(|dev| hooks.map(|hook| (hook, *dev)));
         Self {
-            programs: devices.iter().map(at).collect(),
+            programs: places
+                .flat_map(|(hook, dev)| programs(hook, dev).unwrap_or_default())
+                .collect(),
             netfilter: netfilter_links().ok(),
             ipsec: netlink::has_ipsec_policies().ok(),
-            ..Self::default()
         }
     }
 }

@@ -202,7 +202,7 @@ impl Policy {
 
     /// Whether a path has never answered though its link and next hop are there. It may carry packets all the same, and
     /// be the one that the kernel prefers: the kernel decides for the group.
-    pub(super) fn is_unknown(&self, g: usize, now_us: u64) -> bool {
+    pub(in crate::steer) fn is_unknown(&self, g: usize, now_us: u64) -> bool {
         let mut paths = self.groups[g].members.iter().map(|m| &self.paths[m.path]);
         paths.any(|path| path.usable && !path.answered && path.waits_long(now_us))
     }

@@ -42,11 +42,8 @@ proptest! {
             assert_eq!(v.latency & !v.alive, 0);
             assert_eq!(v.bulk & !v.alive, 0);
             let status = s.policy.status(s.now);
-            let empty = v.alive == 0 || status.iter().any(|p| p.reason.contains("never answered"));
-            // One that is down says so instead of that it has never answered.
-            let may_be = status.iter().any(|p| p.samples == 0) && v.latency == 0;
-            assert!((v.latency == 0) == empty || may_be, "{v:?}");
-            assert_eq!(v.latency == 0, v.bulk == 0, "{v:?}");
+            let empty = v.alive == 0 || s.policy.is_unknown(0, s.now);
+            assert!((v.latency == 0) == empty && (v.bulk == 0) == empty, "{v:?}");
             let settled = s.now >= 6 * S;
             if settled && silent < paths && status[silent].samples > 0 {
                 assert_eq!(v.alive >> silent & 1, 0, "{v:?}");

@@ -2,10 +2,13 @@
 //! What the owner has, has changed since, or has to get rid of.
 
 use std::fs;
+use std::os::fd::AsFd;
 
+use mountain::bpf::hooks::{self, programs, DeviceHook, Order};
 use mountain::redirect::{Installed, ListedRule, Snat};
 
 use super::net::{ask, ask_in_vain, Net};
+use crate::support::program::load;
 use crate::support::{stderr, texts, Ns};
 
 fn setting(ns: &Ns, path: &'static str) -> String {
@@ -33,6 +36,31 @@ fn forwarding_that_others_rely_on_by_now_stays() {
             assert_eq!(setting(&net.router, path), left, "{path}");
         }
     }
+}
+
+/// What another version has attached cannot be read, and must not keep its rules from being deleted.
+#[test]
+fn what_another_version_has_attached_is_taken_off() {
+    let net = Net::serving();
+    net.redirect("add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083");
+    let at_rc = || programs(DeviceHook::TcxIngress, testkit::ifindex("rc")).unwrap();
+    let _link = net.router.with(|| {
+        // Of this name, and without the maps of this version.
+        let program = load(
+            libbpf_sys::BPF_PROG_TYPE_SCHED_CLS,
+            0,
+            c"mtn_redirect_in",
+            -1,
+        );
+        let rc = testkit::ifindex("rc");
+        hooks::link(DeviceHook::TcxIngress, rc, program.as_fd(), Order::First).unwrap()
+    });
+    let list = net.router.mountain("redirect list");
+    assert!(stderr(&list).contains("another version"), "{list:?}");
+    assert_eq!(net.router.with(at_rc).len(), 1);
+    assert_eq!(net.redirect("del --all"), "deleted 1 rule\n");
+    assert!(net.router.with(at_rc).is_empty());
+    net.assert_clean();
 }
 
 /// The journal is damaged, cut short or lost: rules are listed as the kernel has them, and go.
