@@ -379,6 +379,7 @@ impl Store {
     /// Says that these, which are installed, are now so: of the same numbers and keys.
     pub fn replace(&mut self, rules: &[Installed]) -> Result<()> {
         self.append(rules)?;
+        super::actions::crash_point("replace");
         // At once: what is killed between two records would be taken for half done.
         self.added(rules)
     }

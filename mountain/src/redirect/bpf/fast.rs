@@ -244,12 +244,15 @@ pub fn lower(ids: &BTreeSet<u32>, hand_over: bool) -> Result<()> {
     handed.and_then(|()| ended(&loaded))
 }
 
-/// Takes all fast backends off, with their running flows handed over to nft.
+/// Takes all fast backends off, of whichever version, with the running flows of this one's handed over to nft.
 ///
 /// # Errors
 /// When the kernel refuses; the programs are off nevertheless.
 pub fn end() -> Result<()> {
-    let lowered = carried().and_then(|all| lower(&all.into_keys().collect(), true));
+    let lowered = match carried() {
+        Err(e) if e.is::<OtherVersion>() => Ok(()),
+        carried => carried.and_then(|all| lower(&all.into_keys().collect(), true)),
+    };
     cut()?;
     lowered
 }

@@ -182,6 +182,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_others_attach_and_ipsec_policies_are_news() {
+        let polled = |programs: &[u32], netfilter: &[(u32, u32)], ipsec| Polled {
+            others: Some(Others {
+                programs: programs.to_vec(),
+                netfilter: Some(netfilter.to_vec()),
+                ipsec: Some(ipsec),
+            }),
+            ..Polled::default()
+        };
+        let before = || polled(&[7], &[], false);
+        for (now, is_news) in [
+            (before(), false),
+            (polled(&[7, 8], &[], false), true),
+            (polled(&[7], &[(2, 2)], false), true),
+            (polled(&[7], &[], true), true),
+            (Polled::default(), true),
+        ] {
+            let mut heard = Heard::default();
+            heard.poll(before(), &now);
+            assert_eq!((heard.firewall, heard.rest), (false, is_news));
+        }
+    }
+
+    #[test]
     fn tables_that_cannot_be_listed_are_news_and_not_taken_for_none() {
         let polled = |legacy| Polled {
             legacy,

@@ -41,26 +41,25 @@ fn forwarding_that_others_rely_on_by_now_stays() {
 /// What another version has attached cannot be read, and must not keep its rules from being deleted.
 #[test]
 fn what_another_version_has_attached_is_taken_off() {
-    let net = Net::serving();
-    net.redirect("add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083");
-    let at_rc = || programs(DeviceHook::TcxIngress, testkit::ifindex("rc")).unwrap();
-    let _link = net.router.with(|| {
-        // Of this name, and without the maps of this version.
-        let program = load(
-            libbpf_sys::BPF_PROG_TYPE_SCHED_CLS,
-            0,
-            c"mtn_redirect_in",
-            -1,
-        );
-        let rc = testkit::ifindex("rc");
-        hooks::link(DeviceHook::TcxIngress, rc, program.as_fd(), Order::First).unwrap()
-    });
-    let list = net.router.mountain("redirect list");
-    assert!(stderr(&list).contains("another version"), "{list:?}");
-    assert_eq!(net.router.with(at_rc).len(), 1);
-    assert_eq!(net.redirect("del --all"), "deleted 1 rule\n");
-    assert!(net.router.with(at_rc).is_empty());
-    net.assert_clean();
+    for backend in ["auto", "nft"] {
+        let net = Net::serving();
+        let rule = "--proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083";
+        net.redirect(&format!("add {rule} --backend {backend}"));
+        let at_rc = || programs(DeviceHook::TcxIngress, testkit::ifindex("rc")).unwrap();
+        let _link = net.router.with(|| {
+            // Of this name, and without the maps of this version.
+            let name = c"mtn_redirect_in";
+            let program = load(libbpf_sys::BPF_PROG_TYPE_SCHED_CLS, 0, name, -1);
+            let rc = testkit::ifindex("rc");
+            hooks::link(DeviceHook::TcxIngress, rc, program.as_fd(), Order::First).unwrap()
+        });
+        let list = net.router.mountain("redirect list");
+        assert!(stderr(&list).contains("another version"), "{list:?}");
+        assert_eq!(net.router.with(at_rc).len(), 1);
+        assert_eq!(net.redirect("del --all"), "deleted 1 rule\n", "{backend}");
+        assert!(net.router.with(at_rc).is_empty());
+        net.assert_clean();
+    }
 }
 
 /// The journal is damaged, cut short or lost: rules are listed as the kernel has them, and go.

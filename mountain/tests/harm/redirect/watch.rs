@@ -228,6 +228,28 @@ fn other_programs_at_tcx_are_not_gone_around() {
     assert!(!text.contains("guard"), "{text}");
 }
 
+/// Packets are put into the target's namespace by the address of its device there.
+#[test]
+fn a_far_end_that_becomes_a_port_of_a_bridge_is_noticed() {
+    let (net, _watching) = fast();
+    net.server.ip("link add b0 type bridge");
+    net.server.ip("link set s0 master b0");
+    wait_for(&net, "nft");
+    net.server.ip("link set s0 nomaster");
+    wait_for(&net, "tcx-peer");
+}
+
+/// Nobody's but the user's, whatever it is called.
+#[test]
+fn a_table_that_is_called_as_ours_are_is_met() {
+    let (net, _watching) = fast();
+    let hook = "filter hook forward priority 0; policy drop";
+    net.router
+        .chain("inet mountain_guard f", hook, "tcp dport 22 accept");
+    wait_for(&net, "nft");
+    ask_in_vain(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080");
+}
+
 /// The way back to a client need not be the way that it came in by.
 #[test]
 fn replies_leave_translated_by_the_route_to_the_client() {
@@ -237,6 +259,8 @@ fn replies_leave_translated_by_the_route_to_the_client() {
         net.client.join(("c1", 2), &net.router, ("rd", 1), nets);
         net.client.ip("addr add 10.9.9.9/32 dev lo");
         net.router.ip("route add 10.9.9.9/32 via 10.0.7.2 dev rd");
+        // Where it came in nobody answers for that address.
+        net.client.sysctl("net/ipv4/conf/c0/arp_ignore", "1");
         for (ns, dev) in [(&net.client, "c1"), (&net.router, "rc")] {
             for of in ["all", dev] {
                 ns.sysctl(&format!("net/ipv4/conf/{of}/rp_filter"), "0");

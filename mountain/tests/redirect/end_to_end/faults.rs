@@ -92,6 +92,18 @@ fn a_table_without_its_rules_is_not_in_force() {
     assert_answers(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080", "server");
 }
 
+/// Of a rule that works, its record is written anew.
+#[test]
+fn a_rule_whose_record_is_replaced_outlives_a_kill() {
+    let net = Net::serving();
+    let add = format!("add {RULE} --to 10.0.1.2:8083");
+    net.redirect(&format!("{add} --backend auto"));
+    net.killed(&format!("{add} --backend nft"), "replace");
+    assert_eq!(net.next("list"), "");
+    assert_answers(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080", "server");
+    assert_eq!(net.rules(), 1);
+}
+
 #[test]
 fn a_killed_del_is_finished() {
     let net = Net::serving();
