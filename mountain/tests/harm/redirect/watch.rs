@@ -228,14 +228,13 @@ fn other_programs_at_tcx_are_not_gone_around() {
     assert!(!text.contains("guard"), "{text}");
 }
 
-/// Packets are put into the target's namespace by the address of its device there.
+/// Nothing announces here what changes in the target's namespace.
 #[test]
-fn a_far_end_that_becomes_a_port_of_a_bridge_is_noticed() {
+fn a_target_that_loses_its_address_is_noticed() {
     let (net, _watching) = fast();
-    net.server.ip("link add b0 type bridge");
-    net.server.ip("link set s0 master b0");
+    net.server.ip("addr del 10.0.1.2/24 dev s0");
     wait_for(&net, "nft");
-    net.server.ip("link set s0 nomaster");
+    net.server.ip("addr add 10.0.1.2/24 dev s0");
     wait_for(&net, "tcx-peer");
 }
 
@@ -259,8 +258,9 @@ fn replies_leave_translated_by_the_route_to_the_client() {
         net.client.join(("c1", 2), &net.router, ("rd", 1), nets);
         net.client.ip("addr add 10.9.9.9/32 dev lo");
         net.router.ip("route add 10.9.9.9/32 via 10.0.7.2 dev rd");
-        // Where it came in nobody answers for that address.
+        // Where it came in nobody answers for that address, or tells of it.
         net.client.sysctl("net/ipv4/conf/c0/arp_ignore", "1");
+        net.client.sysctl("net/ipv4/conf/c0/arp_announce", "2");
         for (ns, dev) in [(&net.client, "c1"), (&net.router, "rc")] {
             for of in ["all", dev] {
                 ns.sysctl(&format!("net/ipv4/conf/{of}/rp_filter"), "0");
