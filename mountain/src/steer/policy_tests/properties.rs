@@ -34,10 +34,6 @@ proptest! {
         let mut sim = Sim::new(models, seed);
         let mut rng = StdRng::seed_from_u64(seed);
         sim.run(25 * S, |s| {
-            if rng.random_range(0..500) == 0 {
-                let (path, usable) = (rng.random_range(0..paths), rng.random());
-                s.policy.event(Event::Usable { path, at_us: s.now, usable, why: "test" });
-            }
             let v = s.mask();
             assert_eq!(v.latency & !v.alive, 0);
             assert_eq!(v.bulk & !v.alive, 0);
@@ -47,6 +43,11 @@ proptest! {
             let settled = s.now >= 6 * S;
             if settled && silent < paths && status[silent].samples > 0 {
                 assert_eq!(v.alive >> silent & 1, 0, "{v:?}");
+            }
+            // Last: the masks above are of the tick before this event.
+            if rng.random_range(0..500) == 0 {
+                let (path, usable) = (rng.random_range(0..paths), rng.random());
+                s.policy.event(Event::Usable { path, at_us: s.now, usable, why: "test" });
             }
         });
     }
