@@ -83,6 +83,8 @@ struct PathMemory {
     unresolved_since: Option<Instant>,
     /// When its gateway was last resolved from scratch.
     resolved_at: Option<Instant>,
+    /// For how long from then on its last address is put back instead.
+    resolve_after: Duration,
 }
 
 struct Daemon {

@@ -9,7 +9,10 @@ use crate::netlink;
 /// A gateway that was never resolved may take so long before its path counts as down: the kernel
 /// asks once a second.
 const NEIGHBOUR_GRACE: Duration = Duration::from_millis(1_500);
-/// A gateway whose entry keeps failing is resolved from scratch this often.
+/// A gateway whose entry fails again is resolved from scratch after this: the kernel takes as long to give up a
+/// stale entry that is in use.
+const RESOLVE_FIRST: Duration = Duration::from_secs(8);
+/// Each time it waits twice as long, until it does so this often: packets to the gateway wait meanwhile.
 const RESOLVE_AGAIN: Duration = Duration::from_secs(60);
 
 impl Daemon {
@@ -32,13 +35,16 @@ impl Daemon {
     /// A gateway's entry was flushed or did not answer. Its last address is put back, so that
     /// packets which the kernel sends there go on to reach the egress and can be steered; whether
     /// the path still carries any is for the probes to say. Now and then the gateway is resolved
-    /// from scratch instead, in case it has another address now.
+    /// from scratch instead, in case it has another address now: the kernel asks the old one only, as long as
+    /// it has an entry. Where nothing is moved it always is.
     fn neighbour_lost(&mut self, path: usize) {
         let known = self.paths.path(path).and_then(|p| p.gateway_mac);
-        let resolved_at = self.memory[path].resolved_at;
-        let fresh = resolved_at.is_some_and(|at| at.elapsed() < RESOLVE_AGAIN);
+        let memory = &self.memory[path];
+        let since = memory.resolved_at.map(|at| at.elapsed());
+        let after = memory.resolve_after;
+        let keeps = since.is_some_and(|since| since < after) && self.moves(path);
         if let (Some(mac), Some((ifindex, gateway)), true) =
-            (known, self.paths.gateway(path), fresh)
+            (known, self.paths.gateway(path), keeps)
         {
             if let Err(e) = netlink::keep_neighbour(ifindex, gateway, mac) {
                 tracing::debug!(path = self.paths.name(path), "{e:#}");
@@ -47,10 +53,18 @@ impl Daemon {
         }
         let memory = &mut self.memory[path];
         memory.resolved_at = Some(Instant::now());
+        memory.resolve_after = next_wait(after, since);
         if known.is_none() {
             memory.unresolved_since.get_or_insert_with(Instant::now);
         }
         self.resolve(path);
+    }
+
+    /// Whether running flows move between a path and others.
+    fn moves(&self, path: usize) -> bool {
+        let groups = self.paths.topology().groups.iter();
+        let mut members = groups.filter(|g| g.kind.moves()).flat_map(|g| &g.members);
+        members.any(|member| self.paths.id(member.path) == Some(path))
     }
 
     /// Asks the kernel to resolve a path's gateway.
@@ -88,5 +102,31 @@ impl Daemon {
                 memory.unresolved_since = None;
             }
         }
+    }
+}
+
+/// For how long a gateway's last address is put back from now on; `last`: the same before, `since`: when that began.
+fn next_wait(last: Duration, since: Option<Duration>) -> Duration {
+    match since {
+        Some(since) if since < 2 * RESOLVE_AGAIN => (2 * last).clamp(RESOLVE_FIRST, RESOLVE_AGAIN),
+        _ => RESOLVE_FIRST,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gateway_that_keeps_failing_is_resolved_ever_less_often() {
+        let mut wait = next_wait(Duration::ZERO, None);
+        let mut waits = vec![wait.as_secs()];
+        for _ in 0..4 {
+            wait = next_wait(wait, Some(wait));
+            waits.push(wait.as_secs());
+        }
+        assert_eq!(waits, [8, 16, 32, 60, 60]);
+        // It has answered for long.
+        assert_eq!(next_wait(wait, Some(3 * RESOLVE_AGAIN)), RESOLVE_FIRST);
     }
 }

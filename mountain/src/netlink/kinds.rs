@@ -11,6 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -30,6 +31,18 @@ pub enum Lower {
     Here(u32),
     /// In another namespace, where it cannot be seen.
     Elsewhere,
+}
+
+/// What is known of the channel of a ppp device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pppoe {
+    /// It is not known to be PPPoE.
+    #[default]
+    No,
+    /// It is PPPoE.
+    Yes,
+    /// This process may not look at its pppd.
+    Hidden,
 }
 
 /// What packets leave by that leave by no tunnel of this namespace. The one that is known less of comes first.
@@ -97,8 +110,14 @@ fn look(
                     .map_err(|why| format!("{why} (not learned yet: the gateway's port)")),
             }
         }
-        Some("ppp") if link.pppoe => Ok(Wire::Own),
-        Some("ppp") => Err(format!("{name} is not known to run over PPPoE (ppp)")),
+        Some("ppp") => match link.pppoe {
+            Pppoe::Yes => Ok(Wire::Own),
+            Pppoe::No => Err(format!("{name} is not known to run over PPPoE (ppp)")),
+            Pppoe::Hidden => Err(format!(
+                "without CAP_SYS_PTRACE it cannot be seen whether {name} runs over PPPoE (if it is an uplink, name it \
+                 in [[path]])"
+            )),
+        },
         Some(kind) => Err(format!("{name} counts as a tunnel ({kind})")),
         None => Err(format!("{name} counts as a tunnel (no Ethernet)")),
     }
@@ -133,21 +152,33 @@ fn wwan_in(folder: &Path, ifindex: u32, address: &[u8]) -> bool {
 /// The kernel does not tell which channel a unit has. pppd does: it writes its process id to
 /// `/run/DEVICE.pid`, and it has loaded its PPPoE plugin, or not. Besides, this namespace must have a
 /// PPPoE session at all (`/proc/net/pppoe`).
-pub(crate) fn is_pppoe(ifname: &str) -> bool {
+pub(crate) fn pppoe(ifname: &str) -> Pppoe {
     let sessions = fs::read_to_string("/proc/thread-self/net/pppoe").unwrap_or_default();
     if !has_session(&sessions) {
-        return false;
+        return Pppoe::No;
     }
     let written = fs::read_to_string(format!("/run/{ifname}.pid")).unwrap_or_default();
     let Some(Ok(pid)) = written.lines().next().map(str::parse::<u32>) else {
-        return false;
+        return Pppoe::No;
     };
     let process = Path::new("/proc").join(pid.to_string());
-    let namespace = |folder: &Path| fs::metadata(folder.join("ns/net")).map(|m| m.ino()).ok();
-    let own = namespace(Path::new("/proc/thread-self"));
-    let exe = fs::read_link(process.join("exe")).unwrap_or_default();
-    let maps = fs::read_to_string(process.join("maps")).unwrap_or_default();
-    own.is_some() && namespace(&process) == own && is_pppoe_daemon(&exe, &maps)
+    match has_pppoe_daemon(&process) {
+        Ok(true) => Pppoe::Yes,
+        // Root's other powers do not let it see that of a process with more capabilities than its own.
+        Err(e) if e.kind() == ErrorKind::PermissionDenied => Pppoe::Hidden,
+        Ok(false) | Err(_) => Pppoe::No,
+    }
+}
+
+/// Whether a process, by its folder in /proc, is in this network namespace and [`is_pppoe_daemon`].
+fn has_pppoe_daemon(process: &Path) -> io::Result<bool> {
+    let namespace = |folder: &Path| fs::metadata(folder.join("ns/net")).map(|m| m.ino());
+    if namespace(process)? != namespace(Path::new("/proc/thread-self"))? {
+        return Ok(false);
+    }
+    let exe = fs::read_link(process.join("exe"))?;
+    let maps = fs::read_to_string(process.join("maps"))?;
+    Ok(is_pppoe_daemon(&exe, &maps))
 }
 
 /// Whether `/proc/net/pppoe` lists a session, below its heading.

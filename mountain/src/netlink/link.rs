@@ -13,7 +13,7 @@ use libc::{IFLA_ADDRESS, IFLA_GROUP, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND
 use libc::{IFLA_LINKINFO, IFLA_LINK_NETNSID, IFLA_MASTER, IFLA_MTU, IFLA_QDISC};
 use netlink_sys::protocols::NETLINK_ROUTE;
 
-use super::kinds::Lower;
+use super::kinds::{Lower, Pppoe};
 use super::wire::{self, bytes_at, push_attribute, u16_at, u32_at, Attributes};
 
 const IFLA_VRF_TABLE: u16 = 1;
@@ -59,8 +59,8 @@ pub struct Link {
     pub address: Vec<u8>,
     /// A modem's device (`DEVTYPE=wwan`). Only looked for where a default route leaves by it.
     pub wwan: bool,
-    /// A ppp device that runs over PPPoE; likewise.
-    pub pppoe: bool,
+    /// Whether a ppp device runs over PPPoE; likewise.
+    pub pppoe: Pppoe,
     /// Routing table of a VRF device.
     pub vrf_table: Option<u32>,
 }
@@ -136,7 +136,7 @@ pub(super) fn decode_link(payload: &[u8]) -> Option<Link> {
         qdisc: attributes.string(IFLA_QDISC),
         address: attributes.get(IFLA_ADDRESS).unwrap_or_default().to_vec(),
         wwan: false,
-        pppoe: false,
+        pppoe: Pppoe::No,
         vrf_table: match kind.as_deref() {
             Some("vrf") => info.inside(IFLA_INFO_DATA).u32(IFLA_VRF_TABLE),
             _ => None,

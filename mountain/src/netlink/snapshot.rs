@@ -220,7 +220,7 @@ fn look_closer(snapshot: &mut Snapshot, socket: &mut Socket) -> Result<()> {
         };
         match link.kind.as_deref() {
             Some("wwan") => link.wwan = true,
-            Some("ppp") => link.pppoe = kinds::is_pppoe(&link.name),
+            Some("ppp") => link.pppoe = kinds::pppoe(&link.name),
             None => link.wwan = kinds::has_wwan_type(link),
             _ => {}
         }

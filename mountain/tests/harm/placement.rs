@@ -113,6 +113,29 @@ fn datagrams_have_no_source_that_the_kernel_would_not_give_them() {
     assert!(seen.iter().any(|a| a == CLIENT4), "{seen:?}");
 }
 
+/// A router that is replaced by one with the same address, twice within a minute. It says nothing of itself.
+#[test]
+fn a_gateway_that_was_replaced_is_found_soon() {
+    let net = two_providers();
+    for (name, value) in [
+        ("base_reachable_time_ms", "1000"),
+        ("delay_first_probe_time", "1"),
+    ] {
+        let key = format!("net.ipv4.neigh.u1.{name}");
+        net.client.sysctl(&key, value);
+    }
+    let hook = "filter hook output priority 0";
+    net.server
+        .chain("arp t out", hook, "arp operation request drop");
+    up(&net);
+    for n in 1..=2 {
+        let mac = format!("02:00:00:00:01:0{n}");
+        net.server.ip(&format!("link set s1 address {mac}"));
+        let entry = || net.client.ip("neigh show 10.30.1.2 dev u1");
+        wait_until("it is found", LEAVE, || entry().contains(&mac));
+    }
+}
+
 /// Has a host translate the addresses of what a rule matches, of a family.
 pub fn masquerade(ns: &Ns, family: &str, rule: &str) {
     let (chain, rule) = (format!("{family} n post"), format!("{rule} masquerade"));

@@ -258,9 +258,14 @@ fn ppp_is_an_uplink_where_its_own_pppd_speaks_pppoe() {
         host.links.get_mut(&2).unwrap().pppoe = pppoe;
         wire(&host, 2, None)
     };
-    assert_eq!(judge_as(true), Ok(Wire::Own));
-    let why = judge_as(false).unwrap_err();
+    assert_eq!(judge_as(Pppoe::Yes), Ok(Wire::Own));
+    let why = judge_as(Pppoe::No).unwrap_err();
     assert_eq!(why, "ppp0 is not known to run over PPPoE (ppp)");
+    let why = judge_as(Pppoe::Hidden).unwrap_err();
+    assert!(
+        why.contains("CAP_SYS_PTRACE") && why.contains("[[path]]"),
+        "{why}"
+    );
 
     let heading = "Id       Address              Device\n";
     assert!(!has_session(heading) && !has_session(""));
@@ -283,5 +288,8 @@ fn ppp_is_an_uplink_where_its_own_pppd_speaks_pppoe() {
         &(maps("pppoe.so") + &maps("pptp.so"))
     ));
     assert!(!is_pppoe_daemon(Path::new("/bin/sh"), &maps("pppoe.so")));
-    assert!(!is_pppoe("nonesuch0"));
+    assert_eq!(pppoe("nonesuch0"), Pppoe::No);
+    let gone = has_pppoe_daemon(Path::new("/proc/nonesuch"));
+    assert_eq!(gone.unwrap_err().kind(), ErrorKind::NotFound);
+    assert!(!has_pppoe_daemon(Path::new("/proc/self")).unwrap());
 }

@@ -208,7 +208,12 @@ impl Builder<'_> {
                     self.check_wire(link, hop, has_own_wire)?;
                 }
                 if hop.gateway.is_none() {
-                    return Err(format!("{name} has no gateway to measure"));
+                    let todo = match link.ethernet {
+                        true => "",
+                        // As pppd and NetworkManager make it; the far end's address is there to be named.
+                        false => " (give its default route one: `via` the address of the far end)",
+                    };
+                    return Err(format!("{name} has no gateway to measure{todo}"));
                 }
                 let mut path = self.new_path(key(hop, route), link, hop);
                 path.preferred_source = route.preferred_source;
