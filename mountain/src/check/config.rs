@@ -4,7 +4,7 @@
 use super::{Level, Report};
 use crate::config::Config;
 use crate::host::cgroup;
-use crate::placement::config::RuleConfig;
+use crate::placement::config::{RuleConfig, RuleUse};
 use crate::topology::{Kind, Topology};
 
 /// Holds the tables of the configuration against the paths and cgroups that are there.
@@ -64,13 +64,13 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
 
 /// Whether the path and the cgroup that a rule names are there.
 fn applies(rule: &RuleConfig, names: &[String]) -> anyhow::Result<()> {
-    let known = ["steadiest", "bulk"];
-    let wants = &rule.wants;
-    anyhow::ensure!(
-        known.contains(&wants.as_str()) || names.contains(wants),
-        "there is no path {wants}; known are {}",
-        names.join(", ")
-    );
+    if let RuleUse::Path(name) = &rule.wants {
+        anyhow::ensure!(
+            names.contains(name),
+            "there is no path {name}; known are {}",
+            names.join(", ")
+        );
+    }
     if let Some(cgroup) = &rule.matches.cgroup {
         cgroup::id(&cgroup::root()?, cgroup)?;
     }

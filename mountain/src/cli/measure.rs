@@ -19,7 +19,7 @@ use crate::control::steering;
 use crate::host::stdout;
 use crate::host::text::{count, duration};
 use crate::measure::ping::{PingOptions, PingOutcome, Pinger};
-use crate::measure::runfile::{RunFile, SCHEMA};
+use crate::measure::runfile::{self, RunFile, SCHEMA};
 use crate::measure::stats::{quantile_counted, Table};
 use crate::measure::{cpu, environment};
 use crate::report::table::{align, Words};
@@ -338,7 +338,7 @@ fn print_cpu(run: &RunFile) {
         "{:.1} s, {} accounting; shares in %",
         run.seconds, run.cpu.accounting
     );
-    let head = ["CPU"].into_iter().chain(cpu::KINDS);
+    let head = ["CPU"].into_iter().chain(runfile::Cpu::KINDS);
     let mut rows = vec![head.map(str::to_owned).collect()];
     for (i, shares) in cpu::means(&run.cpu).iter().enumerate() {
         let shares = shares.iter().map(|s| format!("{:.2}", s * 100.0));

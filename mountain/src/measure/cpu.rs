@@ -18,12 +18,10 @@ mod command;
 
 use command::RunningCommand;
 
-/// Names of the shares in [`Cpu::shares`].
-pub(crate) const KINDS: [&str; 6] = ["usr", "sys", "soft", "irq", "steal", "idle"];
 /// An interval shorter than this part of the set one holds too few ticks to stand by itself.
 const LEAST_PART: f64 = 0.1;
 
-/// Ticks of one CPU by [`KINDS`].
+/// Ticks of one CPU by [`Cpu::KINDS`].
 type Ticks = [u64; 6];
 
 /// Reads the lines "cpuN user nice system idle iowait irq softirq steal ..." (proc_stat(5)):

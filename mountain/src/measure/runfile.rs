@@ -99,7 +99,7 @@ pub struct Cpu {
     pub accounting: String,
     /// Ends of the intervals, µs since the run's start.
     pub at_us: Vec<f64>,
-    /// `shares[cpu][interval]`: [usr, sys, soft, irq, steal, idle].
+    /// `shares[cpu][interval]`, by [`Cpu::KINDS`].
     pub shares: Vec<Vec<[f32; 6]>>,
     /// The kernel's number of each CPU in `shares`; empty (older files): 0, 1, 2, …
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -107,6 +107,9 @@ pub struct Cpu {
 }
 
 impl Cpu {
+    /// Kinds of CPU time, as mpstat(1) calls them; idle is the last.
+    pub const KINDS: [&str; 6] = ["usr", "sys", "soft", "irq", "steal", "idle"];
+
     /// Nothing was recorded.
     pub fn is_empty(&self) -> bool {
         self.at_us.is_empty()

@@ -97,7 +97,29 @@ pub struct RuleConfig {
     pub matches: Match,
     /// `steadiest`, `bulk`, or the name of a path. Required.
     #[serde(rename = "use")]
-    pub wants: String,
+    pub wants: RuleUse,
+}
+
+/// What the flows of a rule use.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(from = "String")]
+pub enum RuleUse {
+    /// The paths that latency flows may use.
+    Steadiest,
+    /// The paths that bulk flows may use.
+    Bulk,
+    /// The path of this name.
+    Path(String),
+}
+
+impl From<String> for RuleUse {
+    fn from(word: String) -> Self {
+        match word.as_str() {
+            "steadiest" => Self::Steadiest,
+            "bulk" => Self::Bulk,
+            _ => Self::Path(word),
+        }
+    }
 }
 
 /// The conditions of a rule; all of them must hold.

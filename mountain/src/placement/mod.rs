@@ -36,7 +36,7 @@ use crate::bpf::{self, ProgramGroup, SteerMode};
 use crate::host::cgroup;
 use crate::netlink;
 use crate::topology::{Kind, PathMasks, Topology};
-use config::{PlacementConfig, RuleConfig, SpreadBy};
+use config::{PlacementConfig, RuleConfig, RuleUse, SpreadBy};
 use dead::Dead;
 use forwarding::Forwarding;
 pub(crate) use left::{all_left, but_for, Left};
@@ -321,11 +321,11 @@ impl Placer {
 
     fn bpf_rule(&self, rule: &RuleConfig) -> Result<PlacementRule> {
         let m = &rule.matches;
-        let wants = match rule.wants.as_str() {
-            "steadiest" => Wants::Steadiest,
-            "bulk" => Wants::Bulk,
-            name => {
-                let named = self.known.iter().filter(|(_, path)| path.name == name);
+        let wants = match &rule.wants {
+            RuleUse::Steadiest => Wants::Steadiest,
+            RuleUse::Bulk => Wants::Bulk,
+            RuleUse::Path(name) => {
+                let named = self.known.iter().filter(|(_, path)| path.name == *name);
                 let paths = named.fold(0, |bits, (id, _)| bits | 1u64 << id);
                 anyhow::ensure!(paths != 0, "there is no path {name} at the moment");
                 Wants::Paths(paths)

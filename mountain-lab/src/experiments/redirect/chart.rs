@@ -12,9 +12,8 @@ use mountain::report::plots::{hex, PARTS};
 use mountain::report::raster;
 use mountain_lab::result::write_atomically;
 
-/// What [`Cpu::shares`] are of. All but the last are stacked, from below.
-pub const KINDS: [&str; 6] = ["usr", "sys", "soft", "irq", "steal", "idle"];
-const IDLE: usize = KINDS.len() - 1;
+/// All kinds before it are stacked, from below.
+const IDLE: usize = Cpu::KINDS.len() - 1;
 const WIDTH: f64 = 720.0;
 const LEFT: f64 = 150.0;
 const HEAD: f64 = 40.0;
@@ -47,7 +46,7 @@ fn draw(rows: &BTreeMap<String, RunFile>) -> String {
          font-family=\"sans-serif\" font-size=\"13\" role=\"img\" \
          aria-label=\"CPU time by second of each row, stacked\">\n"
     );
-    for (kind, name) in KINDS[..IDLE].iter().enumerate() {
+    for (kind, name) in Cpu::KINDS[..IDLE].iter().enumerate() {
         let at = LEFT + kind as f64 * 80.0;
         let colour = hex(PARTS[kind]);
         let _ = writeln!(
@@ -75,7 +74,7 @@ fn draw(rows: &BTreeMap<String, RunFile>) -> String {
             let (left, width) = (x(from), x(*end) - x(from));
             from = *end;
             let mut base = bottom;
-            for (kind, name) in KINDS[..IDLE].iter().enumerate() {
+            for (kind, name) in Cpu::KINDS[..IDLE].iter().enumerate() {
                 let share = mean(&record.cpu, interval, kind);
                 let height = share * PANEL;
                 base -= height;

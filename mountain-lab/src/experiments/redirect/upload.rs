@@ -14,7 +14,7 @@ use mountain::report::table::{align, Words};
 use mountain_lab::result::RunResult;
 use mountain_lab::workload::metrics::{put, Figures};
 
-use super::chart::{self, KINDS};
+use super::chart;
 use super::client::Trial;
 use super::contender::{self, Contender};
 use super::rig::{RouterRig, FIRST_PORT, TO};
@@ -203,7 +203,7 @@ fn figures(run: &Run) -> Figures {
     // Idle is not work, stolen time not ours.
     let work: f64 = spent[..4].iter().sum();
     put("cpu_s_per_gb", "s", work / (t.delivered_bytes as f64 / 1e9));
-    for (kind, spent) in KINDS.iter().zip(spent) {
+    for (kind, spent) in Cpu::KINDS.iter().zip(spent) {
         put(&format!("cpu_{kind}"), "ratio", spent / all);
     }
     figures
@@ -219,10 +219,10 @@ fn by_second(first: &BTreeMap<String, RunFile>) -> String {
             "{name}: CPU by second, %, {} accounting",
             cpu.accounting
         );
-        let head = ["s"].into_iter().chain(KINDS).map(str::to_owned);
+        let head = ["s"].into_iter().chain(Cpu::KINDS).map(str::to_owned);
         let mut rows: Vec<Vec<String>> = vec![head.collect()];
         for (i, end) in cpu.at_us.iter().enumerate() {
-            let shares = (0..KINDS.len()).map(|kind| chart::mean(cpu, i, kind) * 100.0);
+            let shares = (0..Cpu::KINDS.len()).map(|kind| chart::mean(cpu, i, kind) * 100.0);
             let figures = std::iter::once(end / 1e6).chain(shares);
             rows.push(figures.map(|f| format!("{f:.1}")).collect());
         }

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::config::Config;
-use crate::placement::config::{IpProtocol, Mark, Range};
+use crate::placement::config::{IpProtocol, Mark, Range, RuleUse};
 
 fn parse(text: &str) -> Result<Config, String> {
     Config::parse(text, Path::new("m.toml")).map_err(|e| e.to_string())
@@ -26,7 +26,7 @@ fn a_rule_in_full_and_a_short_one() {
     assert_eq!(rule.prefix, Some("203.0.113.0/24".parse().unwrap()));
     assert_eq!(rule.cgroup.as_deref(), Some(Path::new("games")));
     assert_eq!(config.rule[1].matches.ports, Some(Range(443, 443)));
-    assert_eq!(config.rule[1].wants, "lte");
+    assert_eq!(config.rule[1].wants, RuleUse::Path("lte".into()));
 }
 
 /// Files (`|` stands for a line's end) and the message.
