@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Compiles bpf/*/*.bpf.c and generates their Rust skeletons.
 
-use std::{env, path::PathBuf, process::Command};
+use std::path::{Path, PathBuf};
+use std::{env, fs, process::Command};
 
 use anyhow::{bail, Context, Result};
 use libbpf_cargo::SkeletonBuilder;
@@ -27,6 +28,21 @@ fn clang() -> Result<String> {
         }
     }
     bail!("no clang found: `sudo scripts/setup` installs one, or name one in $CLANG")
+}
+
+/// The sources in a folder as a number (FNV-1a): others have another one.
+fn fingerprint(folder: &Path) -> Result<u64> {
+    let files: Vec<_> = fs::read_dir(folder)?.collect::<Result<_, _>>()?;
+    let mut paths: Vec<PathBuf> = files.iter().map(|file| file.path()).collect();
+    paths.sort();
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for path in paths {
+        let read = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+        for byte in read {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+    Ok(hash)
 }
 
 fn main() -> Result<()> {
@@ -58,6 +74,9 @@ fn main() -> Result<()> {
             .build_and_generate(out.join(format!("{program}.skel.rs")))
             .with_context(|| format!("compiling {}", source.display()))?;
     }
+    // The programs of redirects outlive the command that has loaded them.
+    let redirect = fingerprint(&bpf.join("redirect"))?;
+    println!("cargo:rustc-env=MOUNTAIN_REDIRECT_SOURCES={redirect:x}");
     // The same code for the processor of the build's target, for tests and simulations.
     cc::Build::new()
         .file(bpf.join("cc/brake_host.c"))

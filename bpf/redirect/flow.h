@@ -19,6 +19,8 @@
 const volatile __u64 idle_udp_ns = 180 * MTN_SECOND;
 const volatile __u64 idle_tcp_ns = 5 * 24 * 3600 * MTN_SECOND;
 const volatile __u64 idle_closing_ns = 120 * MTN_SECOND;
+/* Which sources the programs are of. User space shares maps and programs with these only. */
+const volatile __u64 sources = 0;
 /* How far the clocks of two CPUs may be apart, 67 s: more than they are, less than a limit's wrapping. */
 #define MTN_RD_AHEAD_TICKS	(1U << 16)
 

@@ -46,8 +46,16 @@ pub fn open(to_add: bool) -> Result<Store> {
     ] {
         let of = half_done.iter().filter(|(found, _)| *found == state);
         let rules: Vec<Installed> = of.map(|(_, installed)| installed.clone()).collect();
+        if rules.is_empty() {
+            continue;
+        }
+        let became = match take_away(&mut store, &rules) {
+            Ok(()) => became.to_owned(),
+            // What works goes on until `del --all`, and no command is kept from its work.
+            Err(e) if e.is::<bpf::OtherVersion>() => e.to_string(),
+            Err(e) => return Err(e),
+        };
         match &rules[..] {
-            [] => continue,
             [one] => eprintln!(
                 "mountain: a command was ended while it {what} rule {} ({}): {became}",
                 one.id, one.rule
@@ -57,7 +65,6 @@ pub fn open(to_add: bool) -> Result<Store> {
                 many.len()
             ),
         }
-        take_away(&mut store, &rules)?;
     }
     Ok(store)
 }
@@ -86,6 +93,10 @@ pub fn keep(store: &mut Store, rules: &[Installed]) -> Result<()> {
 /// # Errors
 /// Why a batch could not be; those before it stay.
 pub fn put(store: &mut Store, mut new: Vec<Installed>) -> Result<Vec<Installed>> {
+    if new.iter().any(|i| i.plan.backend.is_bpf()) {
+        // Before the journal knows of it: what is not begun needs not be taken back.
+        bpf::is_readable()?;
+    }
     let ids = store.free_ids(new.len())?;
     for (installed, id) in new.iter_mut().zip(ids) {
         installed.id = id;
@@ -153,16 +164,29 @@ fn warn<T>(done: Result<T>, what: &str) {
 /// Deletes rules.
 ///
 /// # Errors
-/// What could not be done; the next command tries again.
+/// What could not be done; the next command tries again. Nothing is done of rules by BPF of another version beside others.
 pub fn del(store: &mut Store, rules: &[Installed]) -> Result<()> {
+    let by_bpf = rules.iter().any(|i| i.plan.backend.is_bpf());
+    if by_bpf && !are_last_by_bpf(store, rules) {
+        bpf::is_readable()?;
+    }
     store.removing(rules)?;
     crash_point("del-journal");
     take_away(store, rules)
 }
 
+/// Whether no rule by BPF is left without these.
+fn are_last_by_bpf(store: &Store, these: &[Installed]) -> bool {
+    let these: HashSet<u32> = these.iter().map(|i| i.id).collect();
+    let mut entries = store.entries();
+    !entries.any(|e| e.backend().is_bpf() && !these.contains(&e.id))
+}
+
 /// Takes away all of what there is of rules that are being added or deleted.
 fn take_away(store: &mut Store, rules: &[Installed]) -> Result<()> {
     let are_these: HashSet<u32> = rules.iter().map(|i| i.id).collect();
+    // Then whichever version of this program has installed them does not matter.
+    let last_by_bpf = are_last_by_bpf(store, rules);
     for (backend, rules) in by_backend(rules) {
         match backend {
             Backend::Nft => {
@@ -193,16 +217,8 @@ fn take_away(store: &mut Store, rules: &[Installed]) -> Result<()> {
                 );
             }
             Backend::Module => module::remove(&rules)?,
-            _ => {
-                let last = !store
-                    .entries()
-                    .any(|e| e.backend().is_bpf() && !are_these.contains(&e.id));
-                match last {
-                    // Whichever version of this program has installed them.
-                    true => bpf::remove_all()?,
-                    false => bpf::remove(&rules)?,
-                }
-            }
+            _ if last_by_bpf => bpf::remove_all()?,
+            _ => bpf::remove(&rules)?,
         }
     }
     crash_point("del-flows");
@@ -270,7 +286,8 @@ fn add(sum: &mut Stats, more: Stats) {
 /// What could not be done; the next command tries again.
 pub(crate) fn del_all() -> Result<usize> {
     let mut store = open(false)?;
-    let rules = store.all()?;
+    // Also those that are half done and could not be finished one by one.
+    let rules = store.parse(|_| true)?;
     del(&mut store, &rules)?;
     // Also what no record tells of.
     sweep()?;

@@ -58,7 +58,11 @@ pub(super) fn as_the_kernel_has_it(store: Store) -> Result<Store> {
         // Another command was about to add the first.
         None => return Ok(store),
     };
-    let mut found = bpf::found()?;
+    let (mut found, unread) = match bpf::found() {
+        // Of those the list has nothing until `del --all` takes them off.
+        Err(e) if e.is::<bpf::OtherVersion>() => (Vec::new(), Some(e)),
+        found => (found?, None),
+    };
     found.extend(nft::found()?);
     let numbered = found.iter().filter_map(|one| one.id);
     let mut next = numbered.max().map_or(0, |id| id + 1);
@@ -78,6 +82,9 @@ pub(super) fn as_the_kernel_has_it(store: Store) -> Result<Store> {
          changed stay as they are",
         count(rules.len(), "rule")
     );
+    if let Some(e) = unread {
+        eprintln!("mountain: {e}");
+    }
     Ok(store)
 }
 

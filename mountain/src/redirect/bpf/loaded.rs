@@ -7,7 +7,7 @@ use std::fmt;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::net::if_::if_nameindex;
@@ -19,6 +19,26 @@ use super::{backend_of, read_from, skel, types, SNAT};
 
 /// Entries read at once.
 const BATCH: u32 = 4096;
+/// The map of the programs' constants.
+const CONSTANTS: &str = "redirect.rodata";
+/// The programs' sources as a number.
+const SOURCES: u64 = match u64::from_str_radix(env!("MOUNTAIN_REDIRECT_SOURCES"), 16) {
+    Ok(number) => number,
+    Err(_) => panic!("build.rs writes it so"),
+};
+
+/// What tells this version's programs and maps from all others.
+fn sources() -> u64 {
+    // Tests have but one version.
+    #[cfg(feature = "test-hooks")]
+    if let Some(other) = std::env::var("MOUNTAIN_REDIRECT_VERSION")
+        .ok()
+        .and_then(|other| other.parse().ok())
+    {
+        return other;
+    }
+    SOURCES
+}
 
 /// The programs of the object, by the names that the kernel keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -99,16 +119,27 @@ pub(super) struct LoadedObject {
     pub(super) programs: BTreeMap<Prog, OwnedFd>,
 }
 
-/// What is in the kernel was brought there by another version, and cannot be read.
+/// What is in the kernel was brought there by another version: its maps may look otherwise, and its programs
+/// do something else.
 #[derive(Debug)]
-pub(super) struct OtherVersion;
+pub(in crate::redirect) struct OtherVersion {
+    /// A process holds it: the one that watches.
+    linked: bool,
+}
 
 impl fmt::Display for OtherVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(
-            "the redirections here were made by another version of mountain: take all off with \
-             `mountain redirect del --all` and add them again",
-        )
+        f.write_str(match self.linked {
+            false => {
+                "the redirects here were made by another version of mountain: take all off with \
+                 `mountain redirect del --all` and add them again"
+            }
+            true => {
+                "a process of another version of mountain carries redirects here: restart \
+                 `mountain redirect watch` or `mountain up`, or take all off with \
+                 `mountain redirect del --all`"
+            }
+        })
     }
 }
 
@@ -178,6 +209,7 @@ impl LoadedObject {
         if attached.is_empty() {
             return Ok(None);
         }
+        let linked = attached.iter().any(|a| a.link.is_some());
         let mut loaded = Self::default();
         let mut ids = BTreeSet::new();
         for a in attached {
@@ -188,24 +220,28 @@ impl LoadedObject {
         for id in ids {
             let map = MapHandle::from_map_id(id).context("cannot open a map of ours")?;
             let name = map.name().to_string_lossy().into_owned();
-            ensure!(loaded.maps.insert(name, map).is_none(), OtherVersion);
+            if loaded.maps.insert(name, map).is_some() {
+                return Err(OtherVersion { linked }.into());
+            }
         }
-        for (name, size) in [
-            ("rules", size_of::<types::mtn_rd_rule>()),
-            ("flows4", size_of::<types::mtn_rd_flow4>()),
-            ("flows6", size_of::<types::mtn_rd_flow6>()),
-            ("half4", size_of::<types::mtn_rd_half4>()),
-            ("half6", size_of::<types::mtn_rd_half6>()),
-        ] {
-            ensure!(
-                loaded
-                    .maps
-                    .get(name)
-                    .is_some_and(|m| m.value_size() as usize == size),
-                OtherVersion
-            );
+        match loaded.is_of_this_version()? {
+            true => Ok(Some(loaded)),
+            false => Err(OtherVersion { linked }.into()),
         }
-        Ok(Some(loaded))
+    }
+
+    /// Whether this version has brought it into the kernel.
+    fn is_of_this_version(&self) -> Result<bool> {
+        let size = size_of::<types::rodata>();
+        let Some(map) = self.maps.get(CONSTANTS) else {
+            return Ok(false);
+        };
+        if map.value_size() as usize != size {
+            return Ok(false);
+        }
+        let constants = map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY)?;
+        let is_ours = |bytes: Vec<u8>| read_from::<types::rodata>(&bytes).sources == sources();
+        Ok(constants.is_some_and(is_ours))
     }
 
     /// Brings the programs into the kernel that are not there, over the maps that are.
@@ -219,15 +255,17 @@ impl LoadedObject {
         let mut open = skel::RedirectSkelBuilder::default()
             .open(&mut object)
             .context("opening the BPF object")?;
+        let constants = open.maps.rodata_data.as_deref_mut();
+        let constants = constants.expect("the object has a .rodata");
+        constants.sources = sources();
         // Tests cannot wait for three minutes.
         #[cfg(feature = "test-hooks")]
         if let Some(ms) = std::env::var("MOUNTAIN_REDIRECT_IDLE_MS")
             .ok()
             .and_then(|ms| ms.parse::<u64>().ok())
         {
-            let rodata = open.maps.rodata_data.as_deref_mut().expect("there is one");
-            rodata.idle_udp_ns = ms * 1_000_000;
-            rodata.idle_closing_ns = ms * 1_000_000;
+            constants.idle_udp_ns = ms * 1_000_000;
+            constants.idle_closing_ns = ms * 1_000_000;
         }
         for mut map in open.open_object_mut().maps_mut() {
             let name = map.name().to_string_lossy().into_owned();

@@ -31,6 +31,7 @@ use crate::bpf::encode::{addr as words, to_addr as address};
 pub use crate::bpf::hooks;
 use crate::bpf::{bytes_of, read_from, sum_of_cpus};
 use hooks::DeviceHook;
+pub(super) use loaded::OtherVersion;
 use loaded::{attached, entries, AttachedProgram, LoadedObject, Needs, Prog};
 pub use log::read_log;
 pub(super) use recover::{found, is_attached};
@@ -168,6 +169,14 @@ fn rule_value(installed: &Installed, addresses: &Addresses) -> Result<types::mtn
         client_veth: client.peer as u8,
         ..Default::default()
     })
+}
+
+/// Whether single rules can be added and deleted here.
+///
+/// # Errors
+/// [`OtherVersion`]; when the kernel refuses to read what is there.
+pub(super) fn is_readable() -> Result<()> {
+    LoadedObject::find(&attached()?).map(drop)
 }
 
 /// Adds rules: programs first, then the rules. Others and their flows are not touched.

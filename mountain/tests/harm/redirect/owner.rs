@@ -7,9 +7,9 @@ use std::os::fd::AsFd;
 use mountain::bpf::hooks::{self, programs, DeviceHook, Order};
 use mountain::redirect::{Installed, ListedRule, Snat};
 
-use super::net::{ask, ask_in_vain, Net};
+use super::net::{ask, ask_in_vain, assert_answers, command, Net};
 use crate::support::program::load;
-use crate::support::{stderr, texts, Ns};
+use crate::support::{stderr, texts, Ns, MOUNTAIN};
 
 fn setting(ns: &Ns, path: &'static str) -> String {
     let read = move || fs::read_to_string(format!("/proc/sys/net/ipv4/{path}")).unwrap();
@@ -59,6 +59,69 @@ fn what_another_version_has_attached_is_taken_off() {
         assert_eq!(net.redirect("del --all"), "deleted 1 rule\n", "{backend}");
         assert!(net.router.with(at_rc).is_empty());
         net.assert_clean();
+    }
+}
+
+/// Rules whose backend is named go on when Mountain is replaced by another version. Neither a refused change of
+/// one nor a killed one of the version before keeps the owner from deleting all.
+#[test]
+fn named_rules_of_another_version_go_on_until_all_are_deleted() {
+    let net = Net::serving();
+    net.serve(&net.server, "other", "10.0.1.2:8084");
+    let before = |args: &str, dies: &str| {
+        let mut mountain = net.router.command(MOUNTAIN);
+        mountain.args(command(args).split_whitespace());
+        mountain.env("MOUNTAIN_REDIRECT_VERSION", "7");
+        mountain.env("MOUNTAIN_DIE_AFTER", dies);
+        mountain.output().unwrap()
+    };
+    let rule = |port, to| {
+        let from = format!("--proto udp --from 10.0.8.17:{port}");
+        format!("{from} --to 10.0.1.2:{to} --backend tcx")
+    };
+    let at_rc = || programs(DeviceHook::TcxIngress, testkit::ifindex("rc")).unwrap();
+    let socket = net.client.udp("10.0.8.18:0");
+    let one = "--proto udp --from 10.0.8.17:8080";
+    for damaged in [false, true] {
+        for (port, to) in [(8080, 8083), (8081, 8084)] {
+            let added = before(&format!("add {}", rule(port, to)), "");
+            assert!(added.status.success(), "{added:?}");
+        }
+        let go_on = || {
+            assert_answers(&socket, "10.0.8.17:8080", "server");
+            assert_answers(&socket, "10.0.8.17:8081", "other");
+        };
+        let other_version = "another version";
+        net.refuses(&format!("add {}", rule(8082, 8085)), other_version);
+        net.refuses(&format!("del {one}"), other_version);
+        net.refuses("list", other_version);
+        go_on();
+        let told = before("list", "");
+        let told = texts(&told);
+        assert_eq!(
+            told.0.matches("tcx").count(),
+            2,
+            "nothing is half done: {told:?}"
+        );
+        before(&format!("del {one}"), "del-journal");
+        let nft = "add --proto tcp --from 10.0.8.17:1 --to 10.0.1.2:1";
+        let added = net.router.mountain(&command(nft));
+        assert!(added.status.success(), "{added:?}");
+        let told = stderr(&added);
+        assert!(told.contains("while it deleted rule 0"), "{told}");
+        assert!(told.contains(other_version), "{told}");
+        go_on();
+        let mut deleted = "deleted 3 rules\n";
+        if damaged {
+            fs::write(format!("{}/index", net.record()), [7; 640]).unwrap();
+            // What is by nft can be read.
+            deleted = "deleted 1 rule\n";
+        }
+        assert_eq!(net.redirect("del --all"), deleted);
+        assert!(net.router.with(at_rc).is_empty());
+        ask_in_vain(&socket, "10.0.8.17:8081");
+        net.assert_clean();
+        let _ = fs::remove_dir_all(format!("{}.damaged", net.record()));
     }
 }
 
