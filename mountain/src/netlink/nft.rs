@@ -14,7 +14,10 @@ use crate::host::program::Missing;
 /// linux/netfilter/nf_tables.h.
 const NFT_MSG_GETTABLE: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 1);
 const NFT_MSG_DELTABLE: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 2);
+const NFT_MSG_GETRULE: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 7);
 const NFTA_TABLE_NAME: u16 = 1;
+/// Rules that change while they are counted are counted again so often.
+const TRIES: usize = 10;
 
 /// Has nft(8) carry out a file as one transaction.
 ///
@@ -53,6 +56,21 @@ pub(crate) fn about(table: &str) -> Vec<u8> {
 pub(crate) fn has_table(name: &str) -> io::Result<bool> {
     let found = wire::request(NETLINK_NETFILTER, NFT_MSG_GETTABLE, 0, &about(name));
     Ok(unless(found, &[libc::ENOENT])?.is_some())
+}
+
+/// How many rules a table has, in all of its chains; none where it is not there.
+pub(crate) fn count_rules(table: &str) -> io::Result<usize> {
+    for _ in 0..TRIES {
+        let mut count = 0;
+        let body = about(table);
+        let whole = wire::dump(NETLINK_NETFILTER, NFT_MSG_GETRULE, &body, |_| count += 1)?;
+        if whole {
+            return Ok(count);
+        }
+    }
+    Err(io::Error::other(format!(
+        "the ruleset of nftables changed during each of {TRIES} readings"
+    )))
 }
 
 /// Deletes a table.

@@ -126,7 +126,8 @@ fn install(store: &Store, rules: &[Installed]) -> Result<()> {
     for (backend, rules) in by_backend(rules) {
         match backend {
             Backend::Nft => {
-                nft::install(&rules, || store.all_of(Backend::Nft))?;
+                let one = store.one_of(backend)?;
+                nft::install(&rules, &one, || store.all_of(backend))?;
                 let rules: Vec<_> = rules.iter().map(|i| i.rule.redirected()).collect();
                 let forgotten = conntrack::forget_direct(&rules);
                 warn(

@@ -18,6 +18,7 @@ use anyhow::{Context, Result};
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use super::{Installed, Proto, Stats, Traffic};
+use crate::host::text::count;
 use crate::netlink::conntrack;
 use crate::netlink::nft;
 use crate::netlink::uapi::NFNL_SUBSYS_NFTABLES;
@@ -49,19 +50,34 @@ const NFTA_COUNTER_PACKETS: u16 = 2;
 const ELEMENTS: usize = 400;
 
 /// Redirects from now on; all of them or, on failure, none. `others` are the rules of this backend
-/// that are there already: they come back where something else has removed the table.
-pub fn install(new: &[Installed], others: impl FnOnce() -> Result<Vec<Installed>>) -> Result<()> {
-    if !is_there()? {
+/// that are there already, and `one` is one of them: they come back where something else has removed or
+/// emptied the table.
+pub fn install(
+    new: &[Installed],
+    one: &[Installed],
+    others: impl FnOnce() -> Result<Vec<Installed>>,
+) -> Result<()> {
+    if !holds(one)? {
         let others = others()?;
-        make(&others)?;
+        make_anew(&others)?;
         if !others.is_empty() {
-            eprintln!(
-                "mountain: something had removed the nftables table {TABLE}: it is back, with {} rules",
-                others.len()
-            );
+            let rules = count(others.len(), "rule");
+            eprintln!("mountain: {LOST}: it is back, with {rules}");
         }
     }
     elements(&[NFT_MSG_NEWSETELEM], new)
+}
+
+/// What has happened to a table that is made anew.
+pub(super) const LOST: &str =
+    "something had removed or emptied the nftables table mountain_redirect";
+
+/// Makes the table with these rules, whatever is left of it.
+fn make_anew(rules: &[Installed]) -> Result<()> {
+    if is_there()? {
+        nft::delete_table(TABLE).with_context(cannot_change)?;
+    }
+    make(rules)
 }
 
 /// Makes the table with these rules; not half of it.
@@ -81,10 +97,7 @@ pub(crate) fn repair(all: &[Installed]) -> Result<bool> {
     if all.is_empty() || holds(all)? {
         return Ok(false);
     }
-    if is_there()? {
-        nft::delete_table(TABLE).with_context(cannot_change)?;
-    }
-    make(all)?;
+    make_anew(all)?;
     // What came by meanwhile went where it was sent, and its flows would go on doing so.
     let rules: Vec<_> = all
         .iter()
@@ -112,11 +125,14 @@ pub(crate) fn is_there() -> Result<bool> {
     nft::has_table(TABLE).context(CANNOT_ASK)
 }
 
-/// Whether the table exists and holds these rules, if there are any. The first one tells: what empties a table, or
-/// leaves it without its rules, spares none.
+/// Whether the table has all of its nft rules, and holds these of ours, if there are any. The first one tells: what
+/// empties sets spares none. (`nft flush table` leaves the sets as they are.)
 pub(super) fn holds(rules: &[Installed]) -> Result<bool> {
+    if nft::count_rules(TABLE).context(CANNOT_ASK)? < skeleton_rules() {
+        return Ok(false);
+    }
     let Some(first) = rules.iter().flat_map(elements_of).next() else {
-        return is_there();
+        return Ok(true);
     };
     let set = first.set.clone();
     let key = Element {
@@ -127,6 +143,20 @@ pub(super) fn holds(rules: &[Installed]) -> Result<bool> {
     let found = wire::request(NETLINK_NETFILTER, NFT_MSG_GETSETELEM, 0, &asked);
     let found = unless(found, &[libc::ENOENT]).context(CANNOT_ASK)?;
     Ok(found.is_some())
+}
+
+/// How many nft rules the table is made with: the lines of its chains.
+fn skeleton_rules() -> usize {
+    let (mut rules, mut in_chain) = (0, false);
+    for line in SKELETON.lines().map(str::trim) {
+        match line.split_whitespace().next() {
+            Some("chain") => in_chain = true,
+            Some("}") => in_chain = false,
+            None | Some("type" | "#") => {}
+            Some(_) => rules += usize::from(in_chain),
+        }
+    }
+    rules
 }
 
 const CANNOT_ASK: &str = "cannot ask the kernel for its nftables tables: run as root";

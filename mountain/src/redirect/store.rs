@@ -224,6 +224,13 @@ impl Store {
         self.parse(|entry| entry.state == RuleState::Active && entry.backend() == backend)
     }
 
+    /// One of them, if there are any.
+    pub(crate) fn one_of(&self, backend: Backend) -> Result<Vec<Installed>> {
+        let is_one = |e: &Entry| e.state == RuleState::Active && e.backend() == backend;
+        let one = self.entries().find(is_one).map(|entry| entry.id);
+        self.parse(|entry| Some(entry.id) == one)
+    }
+
     /// Those that redirect this address.
     pub(crate) fn all_from(&self, proto: Proto, from: SocketAddr) -> Result<Vec<Installed>> {
         self.parse(|entry| entry.is_from(proto, from))

@@ -298,11 +298,8 @@ impl Watcher<'_> {
     fn put_back(&self, store: &mut Store) -> Result<()> {
         let by_nft = store.all_of(Backend::Nft)?;
         if nft::repair(&by_nft)? {
-            (self.say)(&format!(
-                "something had removed the nftables table {}: it is back, with {}",
-                nft::TABLE,
-                count(by_nft.len(), "rule")
-            ));
+            let rules = count(by_nft.len(), "rule");
+            (self.say)(&format!("{}: it is back, with {rules}", nft::LOST));
         }
         for old in store
             .all()?

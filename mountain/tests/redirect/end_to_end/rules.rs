@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use mountain::redirect::Backend;
 
 use super::RULE;
-use crate::net::{assert_answers, Net};
+use crate::net::{ask_in_vain, assert_answers, Net};
 use crate::support::{assert_has, stderr, stdout, MOUNTAIN};
 
 #[test]
@@ -174,19 +174,29 @@ fn what_something_else_removed_is_said_and_comes_back() {
     net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
     let empty = tempfile::NamedTempFile::new().unwrap();
     let restore = format!("restore --config {}", empty.path().display());
-    let socket = net.client.udp("10.0.8.18:0");
+    let is_answered = || assert_answers(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080", "server");
 
-    net.router.run("nft flush ruleset");
-    assert!(!net.list()[0].active);
-    net.says("list", "NOT IN FORCE");
-    let back = "brought back 1 rule that something had removed";
-    net.says(&restore, back);
-    assert_answers(&socket, "10.0.8.17:8080", "server");
+    // The latter two leave the sets and their elements.
+    for flush in [
+        "ruleset",
+        "table inet mountain_redirect",
+        "chain inet mountain_redirect prerouting",
+    ] {
+        net.router.run(&format!("nft flush {flush}"));
+        assert!(!net.list()[0].active, "{flush}");
+        net.says("list", "NOT IN FORCE");
+        ask_in_vain(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080");
+        let back = "brought back 1 rule that something had removed";
+        net.says(&restore, back);
+        is_answered();
 
-    // Another rule brings it back as well.
-    net.router.run("nft flush ruleset");
-    net.redirect("add --proto udp --from 10.0.8.17:1 --to 10.0.1.2:1");
-    assert_answers(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080", "server");
+        // Another rule brings it back as well.
+        net.router.run(&format!("nft flush {flush}"));
+        net.redirect("add --proto udp --from 10.0.8.17:1 --to 10.0.1.2:1");
+        is_answered();
+        net.redirect("del --proto udp --from 10.0.8.17:1");
+        is_answered();
+    }
     net.router.run("nft flush ruleset");
     net.redirect("del --all");
     net.assert_clean();
