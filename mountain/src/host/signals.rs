@@ -57,6 +57,15 @@ pub(crate) fn wait_readable(fds: &[BorrowedFd], limit: Duration) -> nix::Result<
 /// The signals that ask to end, kept from ending this process.
 pub(crate) struct Asked(SignalFd);
 
+/// Who asks to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asker {
+    /// The terminal, for Ctrl-C: it asks everything in its foreground.
+    Terminal,
+    /// A process, such as kill(1): it asks this one.
+    Process,
+}
+
 /// A signal asked to end: an error, so that `?` leaves whatever is under way.
 #[derive(Debug)]
 pub(crate) struct Ended;
@@ -77,7 +86,15 @@ impl Asked {
 
     /// Whether a signal has asked since this was called last.
     pub(crate) fn has_come(&self) -> Result<bool> {
-        Ok(self.0.read_signal()?.is_some())
+        Ok(self.next()?.is_some())
+    }
+
+    fn next(&self) -> Result<Option<Asker>> {
+        let told = self.0.read_signal()?;
+        Ok(told.map(|signal| match signal.ssi_code {
+            libc::SI_KERNEL => Asker::Terminal,
+            _ => Asker::Process,
+        }))
     }
 
     /// Waits so long.
@@ -93,12 +110,17 @@ impl Asked {
 
     /// Waits so long, or until a signal asks to end. Returns whether one has.
     pub(crate) fn comes_within(&self, time: Duration) -> Result<bool> {
+        Ok(self.who_within(time)?.is_some())
+    }
+
+    /// The same, and returns who has asked.
+    pub(crate) fn who_within(&self, time: Duration) -> Result<Option<Asker>> {
         let until = Instant::now() + time;
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            let has_come = self.has_come()?;
-            if has_come || left.is_zero() {
-                return Ok(has_come);
+            let who = self.next()?;
+            if who.is_some() || left.is_zero() {
+                return Ok(who);
             }
             wait_readable(&[self.as_fd()], left).context("cannot wait")?;
         }

@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 
 use super::paired::MOST_ROUNDS;
 use crate::host::program;
-use crate::host::signals::{asks_to_end, Asked, Ended};
+use crate::host::signals::{asks_to_end, Asked, Asker, Ended};
 
 /// With fewer rounds the headline can show no difference: the least p-value is 2 / 2^rounds, and
 /// Holm's correction takes three times that.
@@ -68,7 +68,8 @@ impl Setting {
 
     /// Runs it to its end. What it prints goes to standard error.
     ///
-    /// A signal that asks to end is passed on, a second one kills it.
+    /// A signal that asks to end is passed on, a second one kills it. It stays in the terminal's foreground, and may
+    /// ask there for a password.
     ///
     /// # Errors
     /// If it cannot be started or fails; [`Ended`] if a signal asked to end.
@@ -81,7 +82,7 @@ impl Setting {
         self.check(status)
     }
 
-    /// Runs it to its end although a signal asks to end; a second one kills it.
+    /// Runs it to its end although a signal asks to end; a second one kills it. Ctrl-C does not reach it.
     ///
     /// # Errors
     /// If it cannot be started or fails.
@@ -108,6 +109,10 @@ impl Setting {
             // We hear of them by a descriptor, and so block them; the command does not.
             command.pre_exec(|| Ok(asks_to_end().thread_unblock()?));
         }
+        if !pass_on {
+            // Out of the foreground, all of which the terminal tells.
+            command.process_group(0);
+        }
         let mut child = command
             .spawn()
             .with_context(|| format!("cannot run {:?}", self.words[0]))?;
@@ -116,12 +121,13 @@ impl Setting {
             if let Some(status) = child.try_wait()? {
                 return Ok((status, told > 0));
             }
-            if !asked.comes_within(LOOK)? {
+            let Some(asker) = asked.who_within(LOOK)? else {
                 continue;
-            }
+            };
             told += 1;
             let signal = match told {
-                1 if pass_on => Signal::SIGTERM,
+                // What the terminal sends has reached the command as well.
+                1 if pass_on && asker == Asker::Process => Signal::SIGTERM,
                 1 => continue,
                 _ => Signal::SIGKILL,
             };

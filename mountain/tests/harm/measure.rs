@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use mountain::measure::runfile::RunFile;
 use nix::sys::resource::{setrlimit, Resource};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{killpg, Signal};
 use serde_json::{json, Value};
 
 use crate::support::{assert_has, mountain_in, texts, wait_until, Guard, Ns, MOUNTAIN};
@@ -155,6 +155,29 @@ fn the_setting_that_was_in_force_before_an_ab() {
     assert!(["a", "aa"].contains(&ab.order().as_str()), "{}", ab.order());
     interrupted("sleep 60", "5", "ab");
     assert_eq!(ab.order(), "aba", "A is in force again");
+}
+
+/// A terminal's Ctrl-C asks everything in its foreground, and the command that puts A back must not hear of it.
+#[test]
+fn a_second_ctrl_c_leaves_alone_what_puts_a_back() {
+    let ab = Ab::new();
+    let log = ab.log();
+    let log = log.display();
+    let (a, b) = (
+        format!("sh -c 'echo a >> {log}; sleep 2; echo A >> {log}'"),
+        format!("sh -c 'echo b >> {log}'"),
+    );
+    let mut command = ab.ns.command(MOUNTAIN);
+    command.args(["ab", "127.0.0.1", "--a", &a, "--b", &b]);
+    command.args(["--settle", "1ms", "-i", "1ms", "-c", "2000"]);
+    let guard = Guard::start(command.process_group(0));
+    for at in ["aAb", "aAba"] {
+        wait_until(at, Duration::from_secs(60), || ab.order() == at);
+        killpg(guard.pid(), Signal::SIGINT).unwrap();
+    }
+    let output = guard.finish();
+    assert_eq!(output.status.code(), Some(130), "{:?}", texts(&output));
+    assert_eq!(ab.order(), "aAbaA");
 }
 
 /// A daemon that a command starts could not be ended otherwise.
