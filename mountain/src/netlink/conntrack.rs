@@ -7,7 +7,7 @@
 
 pub mod adopt;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
@@ -61,7 +61,7 @@ const CONNECTIONLESS: [libc::c_int; 4] = [
 ];
 
 /// What a redirect does: destinations `from` become `to`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Redirected {
     /// Protocol number of IP.
     pub proto: u8,
@@ -156,16 +156,24 @@ pub(crate) fn forget_direct(rules: &[Redirected]) -> Result<usize> {
     forget_to(&udp, |flow, rule| flow.to == rule.from)
 }
 
-/// Whether connection tracking has entries of flows that this rule redirects.
+/// Those of these rules that redirect flows of which connection tracking has entries.
 ///
 /// # Errors
 /// When the kernel refuses to list them.
-pub(crate) fn has_redirected(rule: &Redirected) -> Result<bool> {
-    let mut found = false;
-    let request = to(rule.from.is_ipv6(), Some((rule.proto, rule.from)));
-    list(&request, |entry| {
-        found |= entry.redirected().as_ref() == Some(rule)
-    })?;
+pub(crate) fn redirected_among(rules: &HashSet<Redirected>) -> Result<HashSet<Redirected>> {
+    let mut found = HashSet::new();
+    // Each look goes through all of the kernel's table, of all namespaces.
+    for ipv6 in [false, true] {
+        let mut of = rules.iter().filter(|rule| rule.from.is_ipv6() == ipv6);
+        let only = match (of.next(), of.next()) {
+            (None, _) => continue,
+            (Some(one), None) => Some((one.proto, one.from)),
+            _ => None,
+        };
+        list(&to(ipv6, only), |entry| {
+            found.extend(entry.redirected().filter(|flow| rules.contains(flow)));
+        })?;
+    }
     Ok(found)
 }
 

@@ -11,12 +11,12 @@ use anyhow::Result;
 use super::preflight::firewall::{self, Passed};
 use super::preflight::HostReadings;
 use super::store::{Entry, RuleState, Store};
-use super::{bpf, fixes, module, nft, recover, Backend, Fix, Installed, Rule, Stats};
+use super::{bpf, fixes, module, nft, recover, Backend, Finding, Fix, Installed, Rule, Stats};
 use crate::host::namespaces::{named, within};
 use crate::netlink::conntrack;
 
 pub use choice::{check, choose, plan, Added, Wanted};
-pub(super) use choice::{look, on_top};
+pub(super) use choice::{look, on_top, Beside};
 
 /// Rules that are installed together, at most: so much nft takes at a time.
 pub const BATCH: usize = 4096;
@@ -373,6 +373,19 @@ pub fn never(rules: &[Installed]) -> HashMap<u32, String> {
     by_nft.filter_map(|i| Some((i.id, first(i)?))).collect()
 }
 
+/// What the preflight says of a rule that is there.
+pub(super) fn look_again(store: &Store, installed: &Installed, fix: bool) -> Result<Vec<Finding>> {
+    let mut beside = Beside::read(store)?;
+    let beside = beside.except(Some(installed.id));
+    look(
+        beside,
+        &mut HostReadings::default(),
+        &installed.rule,
+        fix,
+        None,
+    )
+}
+
 /// Puts back what something else has removed, as far as that is possible; says for how many rules.
 ///
 /// # Errors
@@ -388,7 +401,7 @@ pub(crate) fn repair(store: &mut Store) -> Result<usize> {
     for old in all.into_iter().filter(|i| lost.contains(&i.id)) {
         // Its devices may be others by now, under their old names.
         let fix = !old.plan.fixes.is_empty();
-        let planned = look(store, &mut HostReadings::default(), &old.rule, fix, None)
+        let planned = look_again(store, &old, fix)
             .and_then(|findings| choose(findings, Some(old.plan.backend)));
         match planned {
             Ok(plan) => {

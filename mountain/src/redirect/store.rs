@@ -32,6 +32,7 @@ use super::{Backend, Fix, Installed, Proto, MAX_RULES};
 use crate::bpf::{bytes_of, namespace_cookie};
 use crate::host::atomic_file;
 use crate::host::namespaces::this_namespace;
+pub(crate) use record::{from_key, FromKey};
 use record::{head, Record, MAGIC, RECORD};
 pub use record::{Entry, RuleState};
 
@@ -228,7 +229,7 @@ impl Store {
     pub(crate) fn one_of(&self, backend: Backend) -> Result<Vec<Installed>> {
         let is_one = |e: &Entry| e.state == RuleState::Active && e.backend() == backend;
         let one = self.entries().find(is_one).map(|entry| entry.id);
-        self.parse(|entry| Some(entry.id) == one)
+        self.by_ids(one.into_iter())
     }
 
     /// Those that redirect this address.
@@ -247,9 +248,17 @@ impl Store {
 
     /// Those that `wanted` picks, with their plans.
     pub fn parse(&self, mut wanted: impl FnMut(Entry) -> bool) -> Result<Vec<Installed>> {
-        let lines: Vec<(u64, usize)> = self
-            .entries()
-            .filter(|entry| wanted(*entry))
+        self.read(self.entries().filter(|entry| wanted(*entry)))
+    }
+
+    /// Those of these numbers, without a look at all others.
+    pub(crate) fn by_ids(&self, ids: impl Iterator<Item = u32>) -> Result<Vec<Installed>> {
+        let entry = |id: u32| self.records.get(id as usize)?.entry(id as usize);
+        self.read(ids.filter_map(entry))
+    }
+
+    fn read<'a>(&self, entries: impl Iterator<Item = Entry<'a>>) -> Result<Vec<Installed>> {
+        let lines: Vec<(u64, usize)> = entries
             .map(|entry| (entry.record.line_at, entry.record.line_length as usize))
             .collect();
         if lines.is_empty() {

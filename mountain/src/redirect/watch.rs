@@ -11,9 +11,10 @@
 //!
 //! When the picture is incomplete, everything is left to nft.
 
+mod far;
 mod sources;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,7 +23,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram};
 use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
 use nix::fcntl::{Flock, FlockArg};
@@ -39,6 +40,8 @@ use crate::host::capabilities;
 use crate::host::text::count;
 use crate::netlink::conntrack;
 use crate::netlink::ruleset::Ruleset;
+use actions::Beside;
+use far::FarEnds;
 use sources::{Heard, Notifications};
 
 /// How often is looked at what nothing announces.
@@ -47,8 +50,10 @@ const POLL: Duration = Duration::from_millis(250);
 const LOCK_WAIT: Duration = Duration::from_millis(300);
 /// What failed, and rules that had flows under way in nft, are tried again after so many polls.
 const BUSY_POLLS: u32 = 4;
-/// Far ends are looked at again after so many polls.
-const FAR_POLLS: u32 = 20;
+/// How often far ends are looked at again.
+const FAR_LOOK: Duration = Duration::from_secs(5);
+/// What nothing has announced is looked at for at most one part in so many of the time.
+const UNHEARD_SHARE: u32 = 10;
 /// How often one that waits looks whether it may watch, milliseconds.
 const STANDBY_MS: u16 = 1000;
 /// Messages about single rules at a time.
@@ -70,7 +75,7 @@ pub fn run(stop: BorrowedFd, say: impl Fn(&str)) -> Result<()> {
         refused: HashMap::new(),
         failed: None,
         busy: false,
-        far: false,
+        far: FarEnds::default(),
         say: &say,
     };
     let mut heard = Heard {
@@ -80,12 +85,20 @@ pub fn run(stop: BorrowedFd, say: impl Fn(&str)) -> Result<()> {
     };
     let mut polls = 0;
     let mut ready = false;
+    let (mut rests_until, mut far_at) = (Instant::now(), Instant::now());
     while !heard.stop {
         polls = if heard.anything() { 0 } else { polls + 1 };
-        let unheard = watcher.far && polls % FAR_POLLS == 0;
-        if heard.anything() || (watcher.busy && polls % BUSY_POLLS == 0) || unheard {
-            watcher.round(heard);
+        let begin = Instant::now();
+        let far = !watcher.far.is_empty() && begin >= far_at;
+        let unheard = far || (watcher.busy && polls % BUSY_POLLS == 0);
+        if heard.anything() || (unheard && begin >= rests_until) {
+            watcher.round(heard, far);
             sources.poll_devices(watcher.fast.devices());
+            let end = Instant::now();
+            rests_until = end + (end - begin) * (UNHEARD_SHARE - 1);
+            if far || heard.rest {
+                far_at = end + FAR_LOOK;
+            }
         }
         if !std::mem::replace(&mut ready, true) {
             notify_ready();
@@ -236,8 +249,8 @@ struct Watcher<'a> {
     failed: Option<String>,
     /// To be tried again soon: some rule waits for flows of nft to end, or something failed.
     busy: bool,
-    /// Some rule hangs on the far end of a veth, of which nothing tells.
-    far: bool,
+    /// What hangs on the far ends of veths, of which nothing tells.
+    far: FarEnds,
     say: &'a dyn Fn(&str),
 }
 
@@ -245,12 +258,17 @@ struct Watcher<'a> {
 type Choice = (Installed, Result<(), String>);
 
 impl Watcher<'_> {
-    fn round(&mut self, heard: Heard) {
-        // Another command is at work, and nothing has changed.
-        if !heard.anything() && !self.busy && Store::open_within(LOCK_WAIT).is_err() {
-            return;
+    /// `far`: far ends are to be looked at.
+    fn round(&mut self, heard: Heard, far: bool) {
+        if !heard.anything() && !self.busy {
+            let now = self.firewall.as_ref();
+            let same = now.is_some_and(|now| !self.far.have_changed(now));
+            // Where another command is at work, they are looked at again later.
+            if same || Store::open_within(LOCK_WAIT).is_err() {
+                return;
+            }
         }
-        let Err(e) = self.decide(heard) else {
+        let Err(e) = self.decide(heard, far) else {
             self.failed = None;
             return;
         };
@@ -267,26 +285,32 @@ impl Watcher<'_> {
         }
     }
 
-    fn decide(&mut self, heard: Heard) -> Result<()> {
+    fn decide(&mut self, heard: Heard, far: bool) -> Result<()> {
         let mut store = Store::open_within(LOCK_WAIT)?;
         if let Some(damage) = store.damage() {
             bail!("the list of rules cannot be read ({damage})");
         }
         if store.is_empty() {
             self.firewall = None;
+            self.far = FarEnds::default();
             fast::end()?;
             return self.fast.trim();
         }
         self.put_back(&mut store)?;
         let now = firewall::ruleset().context("cannot read the firewall")?;
         let same = self.firewall.as_ref() == Some(&now);
-        if same && !heard.rest && !self.busy && !self.far {
+        let is_news = !heard.firewall || heard.rest || self.busy;
+        if same && !is_news && !(far && self.far.have_changed(&now)) {
             return Ok(());
         }
         let rules = store.all()?;
         let mut seen = HostReadings::with(now.clone());
-        let choices = self.choose(&store, &mut seen, &rules)?;
+        let mut beside = Beside::read(&store)?;
+        let choices = self.choose(&mut beside, &mut seen, &rules)?;
         self.lower(&choices)?;
+        let by_far_ends = choices.values().filter(|choice| is_by_far_ends(choice));
+        let by_far_ends = by_far_ends.map(|(rule, _)| &rule.rule);
+        self.far = FarEnds::read(&mut seen, &beside.in_force, by_far_ends)?;
         self.raise(choices)?;
         self.fast.trim()?;
         self.firewall = Some(now);
@@ -306,9 +330,7 @@ impl Watcher<'_> {
             .iter()
             .filter(|i| !i.fixed && i.plan.backend.is_bpf())
         {
-            let findings =
-                actions::look(store, &mut HostReadings::default(), &old.rule, false, None)?;
-            let plan = actions::choose(findings, None)?;
+            let plan = actions::choose(actions::look_again(store, old, false)?, None)?;
             actions::del(store, std::slice::from_ref(old))?;
             let new = Installed {
                 plan,
@@ -326,7 +348,7 @@ impl Watcher<'_> {
     /// The fastest right backend of each rule that is not fixed.
     fn choose(
         &self,
-        store: &Store,
+        beside: &mut Beside,
         seen: &mut HostReadings,
         rules: &[Installed],
     ) -> Result<HashMap<u32, Choice>> {
@@ -342,7 +364,8 @@ impl Watcher<'_> {
                     fixed.id, fixed.plan.backend
                 )),
                 None => {
-                    let findings = actions::look(store, seen, &rule.rule, false, None)?;
+                    let beside = beside.except(Some(rule.id));
+                    let findings = actions::look(beside, seen, &rule.rule, false, None)?;
                     let plan = actions::on_top(&findings).cloned();
                     plan.ok_or_else(|| why_not(&findings))
                 }
@@ -402,35 +425,20 @@ impl Watcher<'_> {
     fn raise(&mut self, choices: HashMap<u32, Choice>) -> Result<()> {
         let carried = fast::carried()?;
         self.refused.retain(|id, _| choices.contains_key(id));
-        // Features, size and master of far ends matter, and of those nothing tells.
-        let by_far_ends = |(rule, choice): &Choice| {
-            let Plan {
-                backend,
-                client_dev,
-                target_dev,
-                ..
-            } = &rule.plan;
-            let mut devices = [client_dev, target_dev].into_iter().flatten();
-            let hangs = matches!(backend, Backend::XdpRedirect | Backend::TcxPeer);
-            choice.is_ok() && hangs && devices.any(|d| d.peer)
+        let right = choices.into_values().filter(|(_, choice)| choice.is_ok());
+        let mut new: Vec<Installed> = right.map(|(rule, _)| rule).collect();
+        new.retain(|rule| !carried.contains_key(&rule.id));
+        // Flows under way would get another source, or, where XDP hands some packets to the kernel,
+        // be two to connection tracking: they end first.
+        let waits = |rule: &Installed| {
+            rule.plan.snat.is_some() || rule.plan.backend == Backend::XdpRedirect
         };
-        self.busy = false;
-        self.far = choices.values().any(by_far_ends);
-        let mut new = Vec::new();
-        for (id, (rule, choice)) in choices {
-            if choice.is_err() || carried.contains_key(&id) {
-                continue;
-            }
-            // Flows under way would get another source, or, where XDP hands some packets to the kernel,
-            // be two to connection tracking: they end first.
-            let slow_way = rule.plan.backend == Backend::XdpRedirect;
-            let other = rule.plan.snat.is_some() || slow_way;
-            if other && conntrack::has_redirected(&rule.rule.redirected())? {
-                self.busy = true;
-                continue;
-            }
-            new.push(rule);
-        }
+        let wait = new.iter().filter(|rule| waits(rule));
+        let wait: HashSet<_> = wait.map(|rule| rule.rule.redirected()).collect();
+        let under_way = conntrack::redirected_among(&wait)?;
+        let all = new.len();
+        new.retain(|rule| !waits(rule) || !under_way.contains(&rule.rule.redirected()));
+        self.busy = new.len() < all;
         new.sort_by_key(|rule| rule.id);
         if self.fast.raise(&new).is_ok() {
             self.raised(&new);
@@ -478,6 +486,19 @@ impl Watcher<'_> {
             (self.say)(&format!("and {} more", count(rules - SHOWN, "rule")));
         }
     }
+}
+
+/// Whether a rule is carried by what rests on far ends: on their features, size and master.
+fn is_by_far_ends((rule, choice): &Choice) -> bool {
+    let Plan {
+        backend,
+        client_dev,
+        target_dev,
+        ..
+    } = &rule.plan;
+    let mut devices = [client_dev, target_dev].into_iter().flatten();
+    let hangs = matches!(backend, Backend::XdpRedirect | Backend::TcxPeer);
+    choice.is_ok() && hangs && devices.any(|d| d.peer)
 }
 
 /// Why no backend that goes around the firewall is right.

@@ -4,10 +4,10 @@
 
 use std::collections::HashMap;
 
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{anyhow, bail, ensure, Context, Result};
 
 use crate::redirect::preflight::HostReadings;
-use crate::redirect::store::{Entry, Store};
+use crate::redirect::store::{from_key, Entry, FromKey, Store};
 use crate::redirect::validate::{self, RuleIndex};
 use crate::redirect::{bpf, Backend, Finding, Fix, Installed, Plan, Rule};
 
@@ -41,8 +41,10 @@ pub fn check(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
     let store = super::open(false)?;
     // One that is there is no other.
     let itself = validate::among(rule, &store)?.map(|same| same.id);
+    let kind = target_kind(rule, &store, itself);
+    let mut beside = Beside::read(&store)?;
     let seen = &mut HostReadings::default();
-    look(&store, seen, rule, fix, target_kind(rule, &store, itself))
+    look(beside.except(itself), seen, rule, fix, kind)
 }
 
 /// Plans rules; nothing is changed. What is new has no number yet: see [`super::put`].
@@ -50,7 +52,9 @@ pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
     let mut new = RuleIndex::default();
     let mut kinds = HashMap::new();
     let mut seen = HostReadings::default();
+    let beside = Beside::read(store).map_err(|e| format!("{e:#}"));
     let mut plan = |one: &Wanted| {
+        let beside = beside.as_ref().map_err(|why| anyhow!("{why}"))?;
         let rule = &one.rule;
         validate::rule(rule)?;
         validate::here(rule)?;
@@ -74,7 +78,7 @@ pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
             Some(kind) => Some(*kind),
             None => target_kind(rule, store, None),
         };
-        let findings = look(store, &mut seen, rule, one.fix, kind)?;
+        let findings = look(beside, &mut seen, rule, one.fix, kind)?;
         let faster = faster_fixes(&findings, one);
         let mut plan = choose(findings, one.backend)?;
         plan.fixes.extend(faster);
@@ -147,18 +151,58 @@ fn target_kind(rule: &Rule, store: &Store, except: Option<u32>) -> Option<FlowKe
     other.map(|other| FlowKeeper::of(other.backend()))
 }
 
+/// What there is beside a rule, read once for many of them.
+pub(in crate::redirect) struct Beside<'a> {
+    store: &'a Store,
+    /// What all rules together have changed.
+    pub(in crate::redirect) in_force: Vec<Fix>,
+    by_from: HashMap<FromKey, Vec<u32>>,
+    /// The rule that is looked at, if it is there already.
+    itself: Option<u32>,
+}
+
+impl<'a> Beside<'a> {
+    /// # Errors
+    /// When the store cannot be read.
+    pub(in crate::redirect) fn read(store: &'a Store) -> Result<Self> {
+        let mut by_from: HashMap<FromKey, Vec<u32>> = HashMap::new();
+        for entry in store.entries() {
+            by_from.entry(entry.from_key()).or_default().push(entry.id);
+        }
+        Ok(Self {
+            store,
+            in_force: store.fixes(|_| true)?.into_iter().collect(),
+            by_from,
+            itself: None,
+        })
+    }
+
+    /// For a look at the rule of this number.
+    pub(in crate::redirect) fn except(&mut self, itself: Option<u32>) -> &Self {
+        self.itself = itself;
+        self
+    }
+
+    /// Rules that take packets to the same address.
+    fn of_same_address(&self, rule: &Rule) -> Result<Vec<Installed>> {
+        let there = self.by_from.get(&from_key(rule.proto, rule.from));
+        let ids = there.into_iter().flatten().copied();
+        let others = ids.filter(|id| Some(*id) != self.itself);
+        self.store.by_ids(others)
+    }
+}
+
 /// What the preflight says, and what goes for each backend wherever it is. `kind`: who keeps the flows
 /// of other rules with the same target.
 pub(in crate::redirect) fn look(
-    store: &Store,
+    beside: &Beside,
     seen: &mut HostReadings,
     rule: &Rule,
     fix: bool,
     kind: Option<FlowKeeper>,
 ) -> Result<Vec<Finding>> {
-    let in_force: Vec<Fix> = store.fixes(|_| true)?.into_iter().collect();
-    let others = store.all_from(rule.proto, rule.from)?;
-    let mut findings = seen.look(rule, fix, &in_force)?;
+    let others = beside.of_same_address(rule)?;
+    let mut findings = seen.look(rule, fix, &beside.in_force)?;
     for finding in &mut findings {
         // One client may use the same port by both: its replies could not be told apart.
         let ours = FlowKeeper::of(finding.backend);

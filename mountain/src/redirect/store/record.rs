@@ -117,12 +117,24 @@ pub struct Entry<'a> {
     pub(super) record: &'a Record,
 }
 
+/// What a rule takes packets of, as records have it: protocol, port, address.
+pub(crate) type FromKey = (u8, u16, [u8; 16]);
+
+/// As [`Entry::from_key`] has it.
+pub(crate) fn from_key(proto: Proto, from: SocketAddr) -> FromKey {
+    (proto.number(), from.port(), address(from))
+}
+
 impl Entry<'_> {
-    /// Whether it takes packets of this protocol to this address.
-    pub(crate) fn is_from(self, proto: Proto, from: SocketAddr) -> bool {
+    /// What it takes packets of.
+    pub(crate) fn from_key(self) -> FromKey {
         let record = self.record;
         (record.proto, record.from_port, record.from)
-            == (proto.number(), from.port(), address(from))
+    }
+
+    /// Whether it takes packets of this protocol to this address.
+    pub(crate) fn is_from(self, proto: Proto, from: SocketAddr) -> bool {
+        self.from_key() == from_key(proto, from)
     }
 
     /// Whether it sends packets of this protocol to this address.

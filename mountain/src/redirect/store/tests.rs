@@ -42,6 +42,8 @@ fn what_is_added_is_found_until_it_is_removed() {
     let found = store.all_from(Proto::Udp, rules[1].rule.from).unwrap();
     assert_eq!(ids(&found), [1]);
     assert_eq!(store.all_from(Proto::Tcp, rules[1].rule.from).unwrap(), []);
+    let some = store.by_ids([2, 0, 9].into_iter()).unwrap();
+    assert_eq!(ids(&some), [2, 0]);
     let to = store
         .parse(|e| e.is_to(Proto::Udp, rules[0].rule.to))
         .unwrap();
