@@ -122,6 +122,8 @@ fn take_back(fix: &Fix) -> Result<()> {
             at(*namespace, device, || switch(device, feature, !on))?;
             Ok(())
         }
+        // Earlier versions have set these. To take one back would end the forwarding of all devices.
+        Fix::Sysctl { path, .. } if is_of_all_devices(path) => Ok(()),
         Fix::Sysctl {
             path,
             before,
@@ -139,6 +141,14 @@ fn take_back(fix: &Fix) -> Result<()> {
             Ok(())
         }
     }
+}
+
+/// Whether a setting is that by which all devices forward.
+fn is_of_all_devices(path: &str) -> bool {
+    matches!(
+        path,
+        "net/ipv4/ip_forward" | "net/ipv4/conf/all/forwarding" | "net/ipv6/conf/all/forwarding"
+    )
 }
 
 /// Whether a device's setting is what one for all devices asks for as well. Programs such as Docker

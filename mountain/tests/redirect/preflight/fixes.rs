@@ -170,6 +170,14 @@ fn fixes_are_all_or_nothing_and_leave_what_others_set() {
     assert_eq!(proxy(), "2\n");
     assert!(!gro(&net.client, "c0") && !gro(&net.router, "rs"));
 
+    // What earlier versions have switched on for all devices stays on.
+    for path in ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"] {
+        net.router.sysctl(path, "1");
+        undo(&[sysctl(path)]).unwrap();
+        let now = net.router.run(&format!("cat /proc/sys/{path}"));
+        assert_eq!(now, "1\n", "{path}");
+    }
+
     // Gone is fine: the device here, a namespace there.
     apply(&good[1..]).unwrap();
     net.router.ip("link del rs");
