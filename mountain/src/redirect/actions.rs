@@ -5,6 +5,7 @@
 mod choice;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::slice::from_ref;
 
 use anyhow::Result;
 
@@ -185,6 +186,12 @@ fn are_last_by_bpf(store: &Store, these: &[Installed]) -> bool {
 
 /// Takes away all of what there is of rules that are being added or deleted.
 fn take_away(store: &mut Store, rules: &[Installed]) -> Result<()> {
+    take_off(store, rules)?;
+    store.removed(rules)
+}
+
+/// The same, and their records stay.
+fn take_off(store: &Store, rules: &[Installed]) -> Result<()> {
     let are_these: HashSet<u32> = rules.iter().map(|i| i.id).collect();
     // Then whichever version of this program has installed them does not matter.
     let last_by_bpf = are_last_by_bpf(store, rules);
@@ -225,7 +232,22 @@ fn take_away(store: &mut Store, rules: &[Installed]) -> Result<()> {
     crash_point("del-flows");
     fixes::undo(&fixes_of(store, rules)?)?;
     crash_point("del-fixes");
-    store.removed(rules)
+    Ok(())
+}
+
+/// Carries out rules anew, by plans that may be others. Their records stay, so that a rule is listed and can be brought
+/// back, whatever happens in between.
+///
+/// # Errors
+/// Why it could not be; they are not in force then.
+pub(super) fn renew(store: &mut Store, old: &[Installed], new: &[Installed]) -> Result<()> {
+    take_off(store, old)?;
+    store.replace(new)?;
+    crash_point("renew");
+    install(store, new).or_else(|e| match take_off(store, new) {
+        Ok(()) => Err(e),
+        Err(left) => Err(e.context(format!("and taking it back failed: {left:#}"))),
+    })
 }
 
 /// Rules by what moves their packets.
@@ -401,29 +423,18 @@ pub(crate) fn repair(store: &mut Store) -> Result<usize> {
     for old in all.into_iter().filter(|i| lost.contains(&i.id)) {
         // Its devices may be others by now, under their old names.
         let fix = !old.plan.fixes.is_empty();
-        let planned = look_again(store, &old, fix)
-            .and_then(|findings| choose(findings, Some(old.plan.backend)));
-        match planned {
-            Ok(plan) => {
-                del(store, std::slice::from_ref(&old))?;
-                let rule = old.rule.clone();
+        let done = look_again(store, &old, fix)
+            .and_then(|findings| choose(findings, Some(old.plan.backend)))
+            .and_then(|plan| {
                 let new = Installed {
-                    id: 0,
-                    rule,
                     plan,
-                    fixed: old.fixed,
+                    ..old.clone()
                 };
-                match put(store, vec![new]) {
-                    Ok(_) => back += 1,
-                    Err(e) => {
-                        eprintln!("mountain: rule {} ({}): {e:#}", old.id, old.rule);
-                        // Still wanted, and still not in force.
-                        let these = [old];
-                        store.adding(&these)?;
-                        store.added(&these)?;
-                    }
-                }
-            }
+                renew(store, from_ref(&old), from_ref(&new))
+            });
+        match done {
+            Ok(()) => back += 1,
+            // Still wanted, and still not in force.
             Err(e) => eprintln!("mountain: rule {} ({}): {e:#}", old.id, old.rule),
         }
     }

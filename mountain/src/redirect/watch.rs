@@ -325,21 +325,23 @@ impl Watcher<'_> {
             let rules = count(by_nft.len(), "rule");
             (self.say)(&format!("{}: it is back, with {rules}", nft::LOST));
         }
-        for old in store
-            .all()?
-            .iter()
-            .filter(|i| !i.fixed && i.plan.backend.is_bpf())
-        {
-            let plan = actions::choose(actions::look_again(store, old, false)?, None)?;
-            actions::del(store, std::slice::from_ref(old))?;
-            let new = Installed {
-                plan,
-                ..old.clone()
-            };
-            let new = actions::put(store, vec![new])?;
+        let mut old = store.all()?;
+        old.retain(|i| !i.fixed && i.plan.backend.is_bpf());
+        if old.is_empty() {
+            return Ok(());
+        }
+        let as_nft = |one: &Installed| -> Result<Installed> {
+            let plan = actions::choose(actions::look_again(store, one, false)?, None)?;
+            let one = one.clone();
+            Ok(Installed { plan, ..one })
+        };
+        let new: Vec<Installed> = old.iter().map(as_nft).collect::<Result<_>>()?;
+        // All at once: of another version's, single ones cannot be taken off.
+        actions::renew(store, &old, &new)?;
+        for one in &old {
             (self.say)(&format!(
                 "rule {} ({}) was by {}, which an earlier version had chosen: it is by nft now",
-                new[0].id, old.rule, old.plan.backend
+                one.id, one.rule, one.plan.backend
             ));
         }
         Ok(())

@@ -92,6 +92,27 @@ fn a_table_without_its_rules_is_not_in_force() {
     assert_answers(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080", "server");
 }
 
+/// A rule is to be brought back, and the command that does so is killed half-way.
+#[test]
+fn a_killed_restore_loses_no_rule() {
+    let net = Net::serving();
+    net.redirect(&format!("add {RULE} --to 10.0.1.2:8083 --backend tcx"));
+    let none = tempfile::NamedTempFile::new().unwrap();
+    let restore = format!("restore --config {}", none.path().display());
+    for step in ["del-flows", "renew", "fixes"] {
+        net.router.ip("link del rc");
+        net.join_client();
+        net.killed(&restore, step);
+        assert_eq!(net.next("list"), "", "{step}: half done");
+        net.says("list", "NOT IN FORCE");
+        net.says(&restore, "brought back 1 rule");
+        let socket = net.client.udp("10.0.8.18:0");
+        assert_answers(&socket, "10.0.8.17:8080", "server");
+    }
+    net.redirect("del --all");
+    net.assert_clean();
+}
+
 /// Of a rule that works, its record is written anew.
 #[test]
 fn a_rule_whose_record_is_replaced_outlives_a_kill() {
