@@ -166,7 +166,8 @@ fn warn<T>(done: Result<T>, what: &str) {
 /// Deletes rules.
 ///
 /// # Errors
-/// What could not be done; the next command tries again. Nothing is done of rules by BPF of another version beside others.
+/// What could not be done; the next command tries again. Of another version's rules by BPF, single ones are not
+/// begun with.
 pub fn del(store: &mut Store, rules: &[Installed]) -> Result<()> {
     let by_bpf = rules.iter().any(|i| i.plan.backend.is_bpf());
     if by_bpf && !are_last_by_bpf(store, rules) {
