@@ -86,7 +86,7 @@ pub struct Grounds {
 }
 
 /// What the probes showed in the two seconds after a decision.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// p95 of the probes on the path, µs; `None` when there were none.
     pub path_p95_us: Option<f64>,

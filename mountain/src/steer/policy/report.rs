@@ -3,7 +3,7 @@
 
 use super::probes::{Fate, Probe, LEAST_ANSWERS};
 use super::rule::{JudgedPath, Standing};
-use super::{Mode, Path, PathMasks, Policy};
+use super::{Group, Mode, Path, PathMasks, Policy};
 use crate::steer::explain::{
     ms, p95, Cause, Decision, Grounds, Load, Outcome, PathInGroup, Use, JUDGED_AFTER_US,
 };
@@ -178,6 +178,12 @@ impl Policy {
     /// Compares, two seconds after a decision, the path with the others.
     pub(super) fn judge_outcomes(&mut self, now_us: u64) {
         for d in self.log.due(now_us) {
+            // The routes may have changed since: the group or the path may be gone.
+            let is_in = |group: &&Group| group.members.iter().any(|m| m.path == d.path);
+            let Some(group) = self.groups.get(d.group).filter(is_in) else {
+                d.outcome = Some(Outcome::default());
+                continue;
+            };
             let (from, to) = (d.at_us, d.at_us + JUDGED_AFTER_US);
             let after = |path: usize| {
                 let probes = self.paths[path].probes.newest();
@@ -185,7 +191,6 @@ impl Policy {
                 p95(sent.map(|p| delay_or_age(p, now_us)).collect())
             };
             let path_p95_us = after(d.path);
-            let group = &self.groups[d.group];
             let others = group.members.iter().map(|m| m.path);
             let others_p95_us = others
                 .filter(|path| *path != d.path && self.paths[*path].usable)

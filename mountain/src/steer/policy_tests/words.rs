@@ -2,7 +2,7 @@
 //! What decisions say.
 
 use super::sim::*;
-use crate::steer::explain::Use;
+use crate::steer::explain::{Outcome, Use, JUDGED_AFTER_US};
 use crate::steer::policy::*;
 
 fn reasons(sim: &Sim) -> Vec<String> {
@@ -141,4 +141,50 @@ fn a_path_that_lost_its_link_says_that_it_is_down() {
     sim.run(11 * S + 500 * MS, |_| {});
     let reason = &reasons(&sim)[0];
     assert!(reason.starts_with("p0 is down: carrier"), "{reason}");
+}
+
+/// Two paths, of which the second has just lost its link.
+fn unplugged<'a>() -> Sim<'a> {
+    let mut sim = Sim::new(vec![noisy(1), noisy(2)], 1);
+    sim.run(5 * S, |_| {});
+    let at_us = sim.now;
+    sim.policy.event(Event::Usable {
+        path: 1,
+        at_us,
+        usable: false,
+        why: "device deleted",
+    });
+    sim.policy.tick(at_us);
+    let left = sim.policy.decisions().find(|d| d.path == 1);
+    assert_eq!(left.map(|d| d.to), Some(Use::Nothing));
+    sim
+}
+
+/// What is said of the decision about the second path, once that is due.
+fn outcome(sim: &mut Sim) -> Outcome {
+    sim.now += JUDGED_AFTER_US + TICK;
+    sim.policy.tick(sim.now);
+    let decision = sim.policy.decisions().find(|d| d.path == 1);
+    decision.and_then(|d| d.outcome).expect("due")
+}
+
+#[test]
+fn a_decision_whose_group_is_gone_is_not_judged() {
+    let mut sim = unplugged();
+    sim.policy.set_topology(vec![], vec![]);
+    assert_eq!(outcome(&mut sim), Outcome::default());
+}
+
+#[test]
+fn a_decision_is_not_judged_by_the_paths_of_another_group() {
+    let mut sim = unplugged();
+    let input = |name: &str| PathInput {
+        name: name.to_owned(),
+        cost_us: 0.0,
+        capacity_bps: None,
+        metered: false,
+    };
+    let inputs = ["p0", "gone", "p2"].map(input).to_vec();
+    sim.policy.set_topology(vec![vec![0, 2]], inputs);
+    assert_eq!(outcome(&mut sim), Outcome::default());
 }
