@@ -55,6 +55,7 @@ enum mtn_class {
 enum mtn_path_flags {
 	MTN_PATH_ETHERNET = 1 << 0,	/* frames carry Ethernet headers */
 	MTN_PATH_NEIGH_VALID = 1 << 1,	/* the gateway's neighbour entry is usable */
+	MTN_PATH_DOWN = 1 << 2,		/* no carrier, or switched off: nothing is redirected there */
 };
 
 /* Why a packet or flow was treated as it was; index of the `stats` map. `status` has the names in lower case. */
@@ -72,7 +73,7 @@ enum mtn_stat {
 	MTN_STAT_PASS_UPLINK_BOUND,	/* the source address belongs to one uplink */
 	MTN_STAT_PASS_DEST,		/* multicast, broadcast, link-local */
 	MTN_STAT_PASS_MTU,		/* larger than the MTU of every eligible path */
-	MTN_STAT_PASS_NEIGH,		/* the chosen path's neighbour is not valid, or no Ethernet */
+	MTN_STAT_PASS_NEIGH,		/* the chosen path's neighbour is not valid, no Ethernet, or down */
 	MTN_STAT_PASS_NO_PATH,		/* no path known good: the kernel decides */
 	MTN_STAT_PASS_PARSE,		/* not IP, VLAN, truncated */
 	MTN_STAT_FLOW_EVICTED,		/* entries of flows in use that a new flow took */

@@ -160,6 +160,12 @@ static __always_inline __u32 mtn_member(const struct mtn_group *g, __u32 path)
 	return g->member_of[path & (MTN_MAX_PATHS - 1)];
 }
 
+/* Whether @member is among those in @mask. */
+static __always_inline bool mtn_has(__u32 mask, __u32 member)
+{
+	return member < MTN_MAX_MEMBERS && (mask & (1U << member));
+}
+
 /* The path id of the @member-th member of @g. */
 static __always_inline __u32 mtn_member_path(const struct mtn_group *g, __u32 member)
 {
@@ -264,12 +270,12 @@ static __always_inline void mtn_report_move(struct mtn_flow_key *key, struct mtn
 	bpf_ringbuf_submit(m, 0);
 }
 
-/* The path that a known flow takes with this packet; moves the flow if it may and should. */
-__noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow)
+/* The path that a known flow, now on @here, takes with this packet; moves the flow if it may and should. */
+__noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow, __u32 here)
 {
 	union mtn_masks masks;
 	struct mtn_group *g;
-	__u32 group, from, to, may, reason, member;
+	__u32 group, from, to, may, reason, member, choice;
 	__u64 now, gap_ns, need_us = 0;
 	bool fits, ejected, bulk;
 
@@ -290,9 +296,8 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow)
 	may &= masks.alive;
 	member = mtn_member(g, from);
 	fits = flow->l3_len_max <= mtn_path_at(from)->mtu;
-	ejected = !bulk && member < MTN_MAX_MEMBERS && (masks.ejected & (1U << member));
-	if (member < MTN_MAX_MEMBERS && (may & (1U << member)) && fits && !ejected &&
-	    !(bulk && (g->full & (1U << member)))) {
+	ejected = !bulk && mtn_has(masks.ejected, member);
+	if (mtn_has(may, member) && fits && !ejected && !(bulk && mtn_has(g->full, member))) {
 		/* The coarse clock may still be behind an exact stamp, which this packet then leaves. */
 		flow->exact = 0;
 		return from;
@@ -302,18 +307,22 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow)
 	gap_ns = mtn_gap_ns(flow, now);
 	flow->last_ns = now;
 	flow->exact = 1;
-	member = mtn_choose(group, may, mtn_flow_hash(&pkt->key, config.hash_seed), flow->l3_len_max);
-	if (member >= MTN_MAX_MEMBERS) {
+	choice = mtn_choose(group, may, mtn_flow_hash(&pkt->key, config.hash_seed), flow->l3_len_max);
+	if (choice < MTN_MAX_MEMBERS) {
+		to = mtn_member_path(g, choice);
+	} else {
 		if (may)
 			mtn_count(MTN_STAT_PASS_MTU);
-		return from;
+		/* The kernel decides, and may have left a dead path. While all are dead, there is no verdict. */
+		if (!(mtn_path_at(from)->flags & MTN_PATH_DOWN) &&
+		    (!masks.alive || mtn_has(masks.alive, member)))
+			return from;
+		to = here;
 	}
-	to = mtn_member_path(g, member);
 	if (to >= MTN_MAX_PATHS || to == from)
 		return from;
 
-	member = mtn_member(g, from);
-	if (member >= MTN_MAX_MEMBERS || !(masks.alive & (1U << member))) {
+	if (!mtn_has(masks.alive, member)) {
 		reason = MTN_MOVE_DEAD;
 	} else if (ejected) {
 		reason = MTN_MOVE_EJECTED;
@@ -460,7 +469,7 @@ static __always_inline bool mtn_can_redirect(struct __sk_buff *skb, struct mtn_p
 					     struct mtn_path *here, struct mtn_path *to)
 {
 	if (!(to->flags & MTN_PATH_NEIGH_VALID) || !(to->flags & MTN_PATH_ETHERNET) ||
-	    !(here->flags & MTN_PATH_ETHERNET)) {
+	    (to->flags & MTN_PATH_DOWN) || !(here->flags & MTN_PATH_ETHERNET)) {
 		mtn_count(MTN_STAT_PASS_NEIGH);
 		return false;
 	}
@@ -526,7 +535,7 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 	if (!flow)
 		return MTN_MAX_PATHS;
 	if (mtn_is_flow(flow, tag, here)) {
-		path = mtn_flow_next(pkt, flow);
+		path = mtn_flow_next(pkt, flow, here);
 		mtn_flow_account(flow, skb, pkt, now);
 		return path;
 	}
@@ -543,7 +552,7 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 		if (group >= MTN_MAX_GROUPS || was >= MTN_MAX_PATHS ||
 		    mtn_member(mtn_group_at(group), was) >= MTN_MAX_MEMBERS)
 			flow->path = path;
-		path = mtn_flow_next(pkt, flow);
+		path = mtn_flow_next(pkt, flow, here);
 		mtn_flow_account(flow, skb, pkt, now);
 		return path;
 	}

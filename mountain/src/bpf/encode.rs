@@ -61,6 +61,9 @@ pub(crate) fn path(p: &ProgramPath) -> types::mtn_path {
     if p.mac.is_some() {
         flags |= types::mtn_path_flags::MTN_PATH_NEIGH_VALID.0;
     }
+    if !p.up {
+        flags |= types::mtn_path_flags::MTN_PATH_DOWN.0;
+    }
     types::mtn_path {
         ifindex: p.ifindex,
         mtu: p.mtu,

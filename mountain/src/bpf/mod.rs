@@ -67,6 +67,8 @@ pub struct ProgramPath {
     pub mac: Option<[u8; 6]>,
     /// The device has Ethernet headers.
     pub ethernet: bool,
+    /// It has a carrier and is switched on; otherwise nothing is sent there.
+    pub up: bool,
     /// Of the path in rendezvous hashing.
     pub salt: u32,
     /// Of the argmax-load baseline.

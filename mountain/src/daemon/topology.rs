@@ -181,6 +181,7 @@ impl Paths {
             gateway: p.key.gateway?,
             mac: p.gateway_mac,
             ethernet: p.ethernet && !self.may_offload(p.key.ifindex),
+            up: p.up,
             salt: path_salt(format!("{} via {:?}", p.ifname, p.key.gateway).as_bytes()),
             cost_weight: ARGMAX_COST_WEIGHT,
         })

@@ -323,6 +323,46 @@ fn no_verdict_no_steering() {
     });
 }
 
+/// As where a path of the group has never answered.
+#[test]
+fn where_the_kernel_decides_no_flow_stays_on_a_dead_path() {
+    with_rig(settings(), |mut rig| {
+        let packet = Ip::v4(UDP, udp(1, 2, 30)).on(0);
+        assert_eq!(rig.send(0, &packet), 1);
+        rig.masks(alive(0b11, Masks::default()));
+        assert_eq!(rig.send(0, &packet), 1, "left a path that is alive");
+        rig.masks(alive(0b01, Masks::default()));
+        let counted = rig.counted(|| assert_eq!(rig.send(0, &packet), 0, "stays on a dead path"));
+        assert_eq!(counted, [("move_dead", 1)]);
+        // That is where it is from now on, also when the other one lives again.
+        rig.masks(alive(0b11, Masks::default()));
+        rig.expect(&packet, 0, &[]);
+    });
+}
+
+#[test]
+fn nothing_is_sent_to_a_device_that_is_down() {
+    with_rig(settings(), |mut rig| {
+        let packet = Ip::v4(UDP, udp(1, 2, 30)).on(0);
+        assert_eq!(rig.send(0, &packet), 1);
+        let ifindex = rig.ifindex;
+        let down = |id| ProgramPath {
+            up: false,
+            ..rig_path(id, ifindex)
+        };
+        // No path is alive, or a change of the routes is being written.
+        rig.masks(Masks::default());
+        assert_eq!(rig.send(0, &packet), 1, "the control does not move");
+        rig.steer.set_path(1, &down(1)).unwrap();
+        assert_eq!(rig.send(0, &packet), 0);
+        // Flows are not sent there, and leave it all the same.
+        rig.steer.set_path(1, &rig_path(1, ifindex)).unwrap();
+        rig.steer.set_path(0, &down(0)).unwrap();
+        rig.masks(alive(0b10, only(1)));
+        assert_eq!(rig.send(0, &packet), 1);
+    });
+}
+
 /// [`Rig`] with no source that is known to be movable.
 fn with_closed_rig(test: fn(Rig)) {
     with_rig(settings(), move |mut rig| {

@@ -177,6 +177,7 @@ pub fn steer(flow_entries: u32, only_routed: bool) -> Result<Steer> {
                 gateway: address(id, 2).into(),
                 mac: Some(mac_of(address(id, 2))),
                 ethernet: true,
+                up: true,
                 salt: path_salt(format!("u{id}").as_bytes()),
                 cost_weight: 1,
             },

@@ -173,6 +173,7 @@ pub fn rig_path(id: usize, ifindex: [u32; 2]) -> ProgramPath {
         },
         mac: Some(MACS[id % 2]),
         ethernet: true,
+        up: true,
         salt: mountain::steer::rendezvous::path_salt(&[id as u8]),
         cost_weight: 100,
     }
