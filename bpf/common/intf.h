@@ -73,7 +73,7 @@ enum mtn_stat {
 	MTN_STAT_PASS_UPLINK_BOUND,	/* the source address belongs to one uplink */
 	MTN_STAT_PASS_DEST,		/* multicast, broadcast, link-local */
 	MTN_STAT_PASS_MTU,		/* larger than the MTU of every eligible path */
-	MTN_STAT_PASS_NEIGH,		/* the chosen path's neighbour is not valid, no Ethernet, or down */
+	MTN_STAT_PASS_NEIGH,		/* an eligible path's neighbour is not valid, no Ethernet, or down */
 	MTN_STAT_PASS_NO_PATH,		/* no path known good: the kernel decides */
 	MTN_STAT_PASS_PARSE,		/* not IP, VLAN, truncated */
 	MTN_STAT_FLOW_EVICTED,		/* entries of flows in use that a new flow took */

@@ -20,8 +20,8 @@
  *               no:  group by destination (LPM; a more specific route is "not ours"), source
  *                    known to be movable (sources.h) -> choose by weighted rendezvous hashing
  *          -> chosen path is this one -> account, pass
- *          -> else bpf_redirect_neigh() to the chosen path's device, if its neighbour is known
- *             valid, the packet fits its MTU and both devices speak Ethernet; else account, pass
+ *          -> else bpf_redirect_neigh() to the chosen path's device. That it is up, its neighbour is
+ *             known valid, the packet fits its MTU and both devices speak Ethernet is part of the choice
  *
  * When a flow may leave its path:
  *   - path dead: with this packet;
@@ -195,6 +195,14 @@ __noinline int mtn_path_here(struct __sk_buff *skb, struct mtn_link_header *link
 	return MTN_MAX_PATHS;
 }
 
+/* Whether packets that are on @here can be redirected to @to. */
+static __always_inline bool mtn_takes(const struct mtn_path *here, const struct mtn_path *to)
+{
+	__u8 needed = MTN_PATH_ETHERNET | MTN_PATH_NEIGH_VALID;
+
+	return (here->flags & MTN_PATH_ETHERNET) && (to->flags & (needed | MTN_PATH_DOWN)) == needed;
+}
+
 /* DSCP EF, AF41..AF43 and CS4 and up ask for low latency (RFC 4594). */
 static __always_inline bool mtn_dscp_is_latency(__u8 dsfield)
 {
@@ -202,14 +210,15 @@ static __always_inline bool mtn_dscp_is_latency(__u8 dsfield)
 }
 
 /*
- * Member with the least score among those in @mask whose MTU is @l3_len at least, or MTN_NO_MEMBER. The
- * score is the flow's by rendezvous hashing. The argmax-load baseline takes the one with the highest
- * (ema_load + ema_time_delta) * cost instead, the first of equals.
+ * Member with the least score among those in @mask that a packet of @l3_len bytes on @here can leave by, or
+ * MTN_NO_MEMBER: counted, unless @mask is empty. The score is the flow's by rendezvous hashing. The argmax-load baseline
+ * takes the one with the highest (ema_load + ema_time_delta) * cost instead, the first of equals.
  */
-__noinline __u32 mtn_choose(__u32 group, __u32 mask, __u32 hash, __u32 l3_len)
+__noinline __u32 mtn_choose(__u32 group, __u32 mask, __u32 hash, __u32 l3_len, __u32 here)
 {
 	__u64 best_score = ~0ULL;
 	__u32 best = MTN_NO_MEMBER, i;
+	bool unreachable = false;
 	struct mtn_group *g;
 
 	if (group >= MTN_MAX_GROUPS)
@@ -225,6 +234,10 @@ __noinline __u32 mtn_choose(__u32 group, __u32 mask, __u32 hash, __u32 l3_len)
 		if (!(mask & (1U << i)) || path >= MTN_MAX_PATHS ||
 		    mtn_path_at(path)->mtu < l3_len)
 			continue;
+		if (path != here && !mtn_takes(mtn_path_at(here), mtn_path_at(path))) {
+			unreachable = true;
+			continue;
+		}
 		if (argmax_load)
 			score = ~(mtn_average_sum(path) * mtn_path_at(path)->cost_weight);
 		else
@@ -235,6 +248,8 @@ __noinline __u32 mtn_choose(__u32 group, __u32 mask, __u32 hash, __u32 l3_len)
 			best = i;
 		}
 	}
+	if (best == MTN_NO_MEMBER && mask)
+		mtn_count(unreachable ? MTN_STAT_PASS_NEIGH : MTN_STAT_PASS_MTU);
 	return best;
 }
 
@@ -295,6 +310,12 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow, __u32 h
 		may = masks.alive;
 	may &= masks.alive;
 	member = mtn_member(g, from);
+	if (from != here && mtn_has(masks.alive, member) &&
+	    !mtn_takes(mtn_path_at(here), mtn_path_at(from))) {
+		/* Nothing can be sent there any more, so the kernel's path is where the flow is. */
+		flow->path = from = here;
+		member = mtn_member(g, here);
+	}
 	fits = flow->l3_len_max <= mtn_path_at(from)->mtu;
 	ejected = !bulk && mtn_has(masks.ejected, member);
 	if (mtn_has(may, member) && fits && !ejected && !(bulk && mtn_has(g->full, member))) {
@@ -307,12 +328,10 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow, __u32 h
 	gap_ns = mtn_gap_ns(flow, now);
 	flow->last_ns = now;
 	flow->exact = 1;
-	choice = mtn_choose(group, may, mtn_flow_hash(&pkt->key, config.hash_seed), flow->l3_len_max);
+	choice = mtn_choose(group, may, mtn_flow_hash(&pkt->key, config.hash_seed), flow->l3_len_max, here);
 	if (choice < MTN_MAX_MEMBERS) {
 		to = mtn_member_path(g, choice);
 	} else {
-		if (may)
-			mtn_count(MTN_STAT_PASS_MTU);
 		/* The kernel decides, and may have left a dead path. While all are dead, there is no verdict. */
 		if (!(mtn_path_at(from)->flags & MTN_PATH_DOWN) &&
 		    (!masks.alive || mtn_has(masks.alive, member)))
@@ -456,20 +475,15 @@ __noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now, __u32 
 	if (pkt->key.proto == IPPROTO_TCP && !(pkt->flags & MTN_PKT_SYN) &&
 	    now >= config.grace_until_ns)
 		mtn_count(MTN_STAT_FLOW_UNTRACKED);
-	member = mtn_choose(group, may, mtn_flow_hash(key, config.hash_seed), pkt->l3_len);
-	if (member >= MTN_MAX_MEMBERS) {
-		mtn_count(MTN_STAT_PASS_MTU);
-		return here;
-	}
-	return mtn_member_path(g, member);
+	member = mtn_choose(group, may, mtn_flow_hash(key, config.hash_seed), pkt->l3_len, here);
+	return member < MTN_MAX_MEMBERS ? mtn_member_path(g, member) : here;
 }
 
-/* Can @skb, now on @here, leave by @to instead? */
-static __always_inline bool mtn_can_redirect(struct __sk_buff *skb, struct mtn_pkt *pkt,
-					     struct mtn_path *here, struct mtn_path *to)
+/* Can @pkt, now on @here, leave by @to instead? */
+static __always_inline bool mtn_can_redirect(const struct mtn_pkt *pkt, const struct mtn_path *here,
+					     const struct mtn_path *to)
 {
-	if (!(to->flags & MTN_PATH_NEIGH_VALID) || !(to->flags & MTN_PATH_ETHERNET) ||
-	    (to->flags & MTN_PATH_DOWN) || !(here->flags & MTN_PATH_ETHERNET)) {
+	if (!mtn_takes(here, to)) {
 		mtn_count(MTN_STAT_PASS_NEIGH);
 		return false;
 	}
@@ -653,7 +667,7 @@ int mountain_steer(struct __sk_buff *skb)
 		mtn_count_latency(here, skb->len);
 		goto pass;
 	}
-	if (to != here && !mtn_can_redirect(skb, &pkt, mtn_path_at(here), mtn_path_at(to)))
+	if (to != here && !mtn_can_redirect(&pkt, mtn_path_at(here), mtn_path_at(to)))
 		to = here;
 	if (!pkt.bulk)
 		mtn_count_latency(to, skb->len);

@@ -8,9 +8,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use crate::rig::packets::*;
-use crate::rig::{alive, fib_rule, only, rig_groups, rig_path, settings, with_rig};
+use crate::rig::{alive, all_but, fib_rule, only, rig_groups, rig_path, settings, with_rig};
 use crate::rig::{Ctx, Rig, BOTH, PLAIN};
 use mountain::bpf::{now_ns, PathMasks as Masks, ProgramPath, Sources, SteerMode, MAX_PERMITS};
+use mountain::steer::rendezvous::{inv_weight, path_salt};
 use mountain::topology::{is_translated_later, FibRule};
 
 /// An ordinary packet of the family of an address.
@@ -286,7 +287,9 @@ fn paths_that_cannot_take_the_packet_get_none() {
             assert_eq!(rig.send(0, &packet), 1, "the control does not move");
             rig.steer.set_path(1, &path).unwrap();
             rig.expect(&packet, 0, &["pass_neigh"]);
+            // Meanwhile it is on the kernel's path, which it leaves in a gap.
             rig.steer.set_path(1, &good).unwrap();
+            std::thread::sleep(Duration::from_millis(3));
             assert_eq!(rig.send(0, &packet), 1, "not again");
         }
         // From a device without Ethernet headers nothing moves either.
@@ -294,6 +297,50 @@ fn paths_that_cannot_take_the_packet_get_none() {
         from.ethernet = false;
         rig.steer.set_path(0, &from).unwrap();
         assert_eq!(rig.send(0, &packet), 0);
+    });
+}
+
+/// A tunnel, or a gateway that is not resolved, beside a path that is good.
+#[test]
+fn no_flow_is_given_to_a_path_that_nothing_can_be_sent_to() {
+    with_rig(settings(), |mut rig| {
+        let third = ProgramPath {
+            mac: Some([2, 0, 0, 0, 9, 9]),
+            salt: path_salt(&[5]),
+            ..rig_path(1, rig.ifindex)
+        };
+        rig.steer.set_path(5, &third).unwrap();
+        let mut groups = rig_groups();
+        groups[0].members.push((5, inv_weight(1)));
+        rig.steer
+            .set_topology(&groups, &[], &[], &all_but(&[]))
+            .unwrap();
+        // The first path is dead.
+        let use_only = |rig: &mut Rig, members| {
+            let masks = Masks {
+                latency: members,
+                bulk: members,
+                alive: 0b110,
+                ..Masks::default()
+            };
+            rig.steer.set_masks(0, masks);
+        };
+        let to = |rig: &Rig, port| {
+            let note = rig.run(0, &udp4(port, 2).on(0), PLAIN).note;
+            rig.clear_note();
+            note.map(|note| note.path)
+        };
+        use_only(&mut rig, 0b010);
+        (0..20).for_each(|port| assert_eq!(to(&rig, port), Some(1)));
+        let unreachable = ProgramPath {
+            mac: None,
+            ..rig_path(1, rig.ifindex)
+        };
+        rig.steer.set_path(1, &unreachable).unwrap();
+        use_only(&mut rig, 0b110);
+        // Those that were on it, and new ones.
+        (0..40).for_each(|port| assert_eq!(to(&rig, port), Some(5)));
+        assert!(rig.flows().iter().all(|flow| flow.path == 5));
     });
 }
 
