@@ -163,6 +163,7 @@ struct mtn_config {
 	__u32 tick_ns;		/* resolution of the coarse clock */
 	__u32 n_held_cgroups;
 	__u64 grace_until_ns;	/* flows first seen before stay where the kernel has them */
+	__u64 steered_since_ns;	/* of the coarse clock; before, packets went by the kernel's paths */
 	__u64 force_after_ns;	/* a bulk flow without a flowlet is moved after this long */
 	__u64 window_ns;	/* of the classification */
 	__u64 latency_below;	/* bytes in a window below which a flow may become latency */

@@ -285,6 +285,23 @@ static __always_inline void mtn_report_move(struct mtn_flow_key *key, struct mtn
 	bpf_ringbuf_submit(m, 0);
 }
 
+/*
+ * The path that a known flow is on, whose packet came by @here. It is the table's, unless packets went by the kernel's
+ * paths since the flow was seen last, or nothing can be sent to the table's any more: then it is the kernel's.
+ */
+static __always_inline __u32 mtn_path_of(const struct mtn_flow *flow, const struct mtn_group *g, __u32 may,
+					 __u32 alive, __u32 here)
+{
+	__u32 path = flow->path;
+
+	if (flow->last_ns < config.steered_since_ns && (!may || mtn_has(may, mtn_member(g, here))))
+		return here;
+	if (path != here && mtn_has(alive, mtn_member(g, path)) &&
+	    !mtn_takes(mtn_path_at(here), mtn_path_at(path)))
+		return here;
+	return path;
+}
+
 /* The path that a known flow, now on @here, takes with this packet; moves the flow if it may and should. */
 __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow, __u32 here)
 {
@@ -298,9 +315,8 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow, __u32 h
 		return MTN_MAX_PATHS;
 	if (pkt->l3_len > flow->l3_len_max)
 		flow->l3_len_max = pkt->l3_len;
-	from = flow->path;
 	group = flow->group;
-	if (group >= MTN_MAX_GROUPS || from >= MTN_MAX_PATHS)
+	if (group >= MTN_MAX_GROUPS)
 		return MTN_MAX_PATHS;
 	g = mtn_group_at(group);
 	masks.word = mtn_masks_of(group);
@@ -309,13 +325,12 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow, __u32 h
 	if (argmax_load)
 		may = masks.alive;
 	may &= masks.alive;
+	from = mtn_path_of(flow, g, may, masks.alive, here);
+	if (from >= MTN_MAX_PATHS)
+		return MTN_MAX_PATHS;
+	if (from != flow->path)
+		flow->path = from;
 	member = mtn_member(g, from);
-	if (from != here && mtn_has(masks.alive, member) &&
-	    !mtn_takes(mtn_path_at(here), mtn_path_at(from))) {
-		/* Nothing can be sent there any more, so the kernel's path is where the flow is. */
-		flow->path = from = here;
-		member = mtn_member(g, here);
-	}
 	fits = flow->l3_len_max <= mtn_path_at(from)->mtu;
 	ejected = !bulk && mtn_has(masks.ejected, member);
 	if (mtn_has(may, member) && fits && !ejected && !(bulk && mtn_has(g->full, member))) {
@@ -555,8 +570,15 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 	}
 
 	path = mtn_flow_start(pkt, here, now, &group);
-	if (path >= MTN_MAX_PATHS)
+	if (path >= MTN_MAX_PATHS) {
+		/* Not ours for now, the flow is where the kernel sends it, also when it is ours again. */
+		if (flow->tag == tag && flow->generation != config.generation) {
+			flow->path = here;
+			flow->last_ns = now;
+			flow->exact = 0;
+		}
 		return path;
+	}
 	if (flow->tag == tag) {
 		/* The topology changed: the flow stays if its path is still in its group. */
 		__u32 was = flow->path;

@@ -29,6 +29,7 @@ use ipnet::IpNet;
 use libbpf_rs::btf::{self, Btf};
 use libbpf_rs::skel::{OpenSkel, Skel};
 use libbpf_rs::{AsRawLibbpf, MapCore, MapFlags, Object, OpenObject};
+use nix::time::{clock_getres, clock_gettime, ClockId};
 use serde::{Deserialize, Serialize};
 
 use crate::host::socket_option;
@@ -137,14 +138,17 @@ pub fn destinations(groups: &[ProgramGroup], not_ours: &[IpNet]) -> tries::Entri
 
 /// Nanoseconds of CLOCK_MONOTONIC, the clock of `bpf_ktime_get_ns`.
 pub fn now_ns() -> u64 {
-    let t = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
-        .expect("CLOCK_MONOTONIC exists on Linux");
+    clock_ns(ClockId::CLOCK_MONOTONIC)
+}
+
+fn clock_ns(clock: ClockId) -> u64 {
+    let t = clock_gettime(clock).expect("Linux has this clock");
     t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64
 }
 
 /// Resolution of the coarse clock, ns: the kernel's tick.
 fn tick_ns() -> u32 {
-    nix::time::clock_getres(nix::time::ClockId::CLOCK_MONOTONIC_COARSE)
+    clock_getres(ClockId::CLOCK_MONOTONIC_COARSE)
         .expect("CLOCK_MONOTONIC_COARSE exists on Linux")
         .tv_nsec() as u32
 }
@@ -232,7 +236,7 @@ impl Steer {
     }
 
     /// Switches the mode. Flows that are first seen in the `grace_ms` after it stay where the
-    /// kernel has them, since their last packet is unknown.
+    /// kernel has them, since their last packet is unknown. When steering begins, so do known ones.
     pub fn set_mode(&mut self, mode: SteerMode, grace_ms: u64) {
         let config = &mut self.bss().config;
         // The program's clock lags by up to a tick: now would be in its future.
@@ -241,6 +245,11 @@ impl Steer {
             ms => now_ns() + ms * 1_000_000,
         };
         publish(&mut config.grace_until_ns, until_ns);
+        if mode == SteerMode::Steer && config.mode != mode as u32 {
+            // Of the clock that stamps flows: a flow that begins now has begun since.
+            let since_ns = clock_ns(ClockId::CLOCK_MONOTONIC_COARSE);
+            publish(&mut config.steered_since_ns, since_ns);
+        }
         publish(&mut config.mode, mode as u32);
     }
 

@@ -8,6 +8,7 @@ mod averages;
 mod classes;
 mod eligible;
 mod fixtures;
+mod kernel_choice;
 mod moves;
 mod random;
 mod rig;
