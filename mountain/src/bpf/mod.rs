@@ -104,6 +104,8 @@ pub struct Steer {
     baseline: Option<skel::SteerSkel<'static>>,
     skel: skel::SteerSkel<'static>,
     only_routed: bool,
+    /// Of each group, whether it has destinations: one that is held has none.
+    steered: Vec<bool>,
     table: FlowTable,
     dests: tries::Shared,
     sources: tries::Shared,
@@ -173,6 +175,7 @@ impl Steer {
             baseline: None,
             skel,
             only_routed: settings.only_routed,
+            steered: Vec::new(),
             table,
             dests,
             sources,
@@ -313,6 +316,9 @@ impl Steer {
             );
         }
         let fib_rules = fib_rules.iter().map(encode::fib_rule).collect::<Vec<_>>();
+        let is_steered = |group: &ProgramGroup| !group.prefixes.is_empty();
+        let steered = groups.iter().map(is_steered).collect();
+        let before = std::mem::replace(&mut self.steered, steered);
         let bss = self.bss();
         if fib_rules.len() > bss.fib_rules.len() {
             bail!(
@@ -325,7 +331,16 @@ impl Steer {
             bss.group_masks[i].word = 0;
         }
         for (i, group) in groups.iter().enumerate() {
-            bss.groups[i] = encode::group(group)?;
+            let (mut new, old) = (encode::group(group)?, &mut bss.groups[i]);
+            // What other routes do does not put off that flows are forced to leave. After a hold it begins anew.
+            let same_paths = (new.n_members, new.path) == (old.n_members, old.path);
+            if same_paths && before.get(i) == Some(&is_steered(group)) {
+                new.leave_since_ns = old.leave_since_ns;
+            }
+            *old = new;
+        }
+        for gone in &mut bss.groups[groups.len()..] {
+            gone.leave_since_ns = Default::default();
         }
         bss.fib_rules[..fib_rules.len()].copy_from_slice(&fib_rules);
         bss.config.n_fib_rules = fib_rules.len() as u32;

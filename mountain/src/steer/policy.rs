@@ -180,6 +180,13 @@ struct Group {
     spread: Option<rule::Spread>,
 }
 
+impl Group {
+    fn is_of(&self, ids: &[usize]) -> bool {
+        let members = self.members.iter().map(|m| m.path);
+        members.eq(ids.iter().copied().take(MAX_GROUP_PATHS))
+    }
+}
+
 /// The decisions of one host.
 pub struct Policy {
     paths: Vec<Path>,
@@ -220,7 +227,7 @@ impl Policy {
     }
 
     /// Other groups and paths from now on. A path keeps what was measured when its id and name are
-    /// the same as before, and its standing in a group when it was in one.
+    /// the same as before, and its standing in a group when it was in one. A group of the same paths goes on.
     pub fn set_topology(&mut self, groups: Vec<Vec<usize>>, paths: Vec<PathInput>) {
         let mut known: Vec<Option<Path>> = self.paths.drain(..).map(Some).collect();
         let kept = |(id, input): (usize, PathInput)| match known.get_mut(id).and_then(Option::take)
@@ -229,13 +236,18 @@ impl Policy {
             _ => Path::new(input),
         };
         self.paths = paths.into_iter().enumerate().map(kept).collect();
-        let members = std::mem::take(&mut self.groups).into_iter();
-        let mut members: Vec<JudgedPath> = members.flat_map(|g| g.members).collect();
+        let mut before = std::mem::take(&mut self.groups);
+        let same = |ids: &Vec<usize>| {
+            let at = before.iter().position(|g| g.is_of(ids))?;
+            Some(before.remove(at))
+        };
+        let same: Vec<Option<Group>> = groups.iter().map(same).collect();
+        let mut members: Vec<JudgedPath> = before.into_iter().flat_map(|g| g.members).collect();
         let mut member = |path| match members.iter().position(|m| m.path == path) {
             Some(at) => members.swap_remove(at),
             None => JudgedPath::new(path),
         };
-        let mut group = |ids: Vec<usize>| Group {
+        let mut new = |ids: Vec<usize>| Group {
             members: ids
                 .into_iter()
                 .take(MAX_GROUP_PATHS)
@@ -245,7 +257,10 @@ impl Policy {
             left_us: None,
             spread: None,
         };
-        self.groups = groups.into_iter().map(&mut group).collect();
+        let groups = groups.into_iter().zip(same);
+        self.groups = groups
+            .map(|(ids, same)| same.unwrap_or_else(|| new(ids)))
+            .collect();
         let all = |g: &Group| ((1u32 << g.members.len()) - 1) as u16;
         let verdict = |g: &Group| PathMasks {
             latency: all(g),

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Flows that the kernel, not the program, has sent somewhere: where they go on, through BPF_PROG_RUN.
+//! What the kernel's routing does to known flows, through BPF_PROG_RUN: where they go on after it has decided alone,
+//! and while other routes change.
 
 use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use crate::rig::packets::*;
-use crate::rig::{alive, all_but, ms, only, patient, rig_groups, with_rig, Rig, BOTH};
+use crate::rig::{alive, all_but, ms, only, patient, rig_groups, settings, with_rig, Rig, BOTH};
 use ipnet::IpNet;
 use mountain::bpf::SteerMode;
 
@@ -79,5 +81,26 @@ fn a_flow_that_was_not_ours_for_a_while_goes_on_where_the_kernel_has_it() {
             assert_eq!(by, [0, 1], "moved back without a gap");
         });
         assert_eq!(counted, [("redirected", 1)]);
+    });
+}
+
+#[test]
+fn other_routes_do_not_put_off_a_forced_move() {
+    with_rig(settings(), |mut rig| {
+        // after 100 ms
+        let p = packet(1);
+        rig.masks(only(0));
+        assert_eq!(rig.send(0, &p), 0);
+        rig.steer.set_delays(0, 10_000_000, 0); // a gap of 10 s
+        let before = Instant::now();
+        rig.masks(only(1));
+        while rig.send(0, &p) == 0 {
+            assert!(before.elapsed() < Duration::from_secs(5), "never forced");
+            sleep(ms(10));
+            rig.topology(&[]);
+            rig.masks(only(1));
+        }
+        assert!(before.elapsed() >= ms(100), "{:?}", before.elapsed());
+        assert_eq!(rig.stat("move_forced"), 1);
     });
 }

@@ -112,13 +112,17 @@ impl<'a> Sim<'a> {
     pub(crate) fn with_costs(&mut self, costs_us: [f64; 2]) {
         let each = self.inputs.iter_mut().zip(costs_us);
         each.for_each(|(input, cost_us)| input.cost_us = cost_us);
-        self.policy
-            .set_topology(self.groups.clone(), self.inputs.clone());
+        self.read_again();
     }
 
     pub(crate) fn with_metered(&mut self, metered: [bool; 2]) {
         let each = self.inputs.iter_mut().zip(metered);
         each.for_each(|(input, metered)| input.metered = metered);
+        self.read_again();
+    }
+
+    /// A reading of the routing that shows the same groups and paths.
+    pub(crate) fn read_again(&mut self) {
         self.policy
             .set_topology(self.groups.clone(), self.inputs.clone());
     }
