@@ -203,6 +203,47 @@ static __always_inline bool mtn_takes(const struct mtn_path *here, const struct 
 	return (here->flags & MTN_PATH_ETHERNET) && (to->flags & (needed | MTN_PATH_DOWN)) == needed;
 }
 
+/* Whether packets by either path are the same on the wire: to two addresses of one router. */
+static __always_inline bool mtn_is_same_hop(const struct mtn_path *a, const struct mtn_path *b)
+{
+	return a->ifindex == b->ifindex && a->ipv6 == b->ipv6 &&
+	       !__builtin_memcmp(a->mac, b->mac, sizeof(a->mac));
+}
+
+/* The member of @group, as a path id, that is the same hop as @here, or MTN_MAX_PATHS. */
+__noinline int mtn_same_hop_in(__u32 group, __u32 here)
+{
+	__u32 found = MTN_MAX_PATHS, i;
+	struct mtn_group *g;
+
+	if (group >= MTN_MAX_GROUPS || here >= MTN_MAX_PATHS)
+		return MTN_MAX_PATHS;
+	g = mtn_group_at(group);
+	bpf_for(i, 0, g->n_members) {
+		__u32 path;
+
+		if (i >= MTN_MAX_MEMBERS)
+			break;
+		path = mtn_member_path(g, i);
+		if (path < MTN_MAX_PATHS && mtn_is_same_hop(mtn_path_at(path), mtn_path_at(here))) {
+			found = path;
+			break;
+		}
+	}
+	return found;
+}
+
+/*
+ * The path of @group that a packet is on, or MTN_MAX_PATHS. Of next hops that are the same on the wire,
+ * mtn_path_here() knows the first only, @here, which another route may use.
+ */
+static __always_inline __u32 mtn_here_in(__u32 group, __u32 here)
+{
+	if (mtn_member(mtn_group_at(group), here) < MTN_MAX_MEMBERS)
+		return here;
+	return mtn_same_hop_in(group, here);
+}
+
 /* DSCP EF, AF41..AF43 and CS4 and up ask for low latency (RFC 4594). */
 static __always_inline bool mtn_dscp_is_latency(__u8 dsfield)
 {
@@ -451,28 +492,30 @@ static __always_inline void mtn_flow_account(struct mtn_flow *flow, struct __sk_
 }
 
 /*
- * A flow that is not in the table, or in it from an older topology: find its group and path.
- * Returns the path id, or MTN_MAX_PATHS when it is not ours.
+ * A flow that is not in the table, or in it from an older topology: find its group and path, and which path of the
+ * group it is on now. Returns the path id, or MTN_MAX_PATHS when it is not ours.
  */
-__noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now, __u32 *group_out)
+__noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 *here_out, __u64 now, __u32 *group_out)
 {
 	struct mtn_flow_key *key;
-	__u32 group, member, may, source;
+	__u32 group, member, may, source, here;
 	union mtn_masks masks;
 	struct mtn_group *g;
 
-	if (!pkt || !group_out)
+	if (!pkt || !here_out || !group_out)
 		return MTN_MAX_PATHS;
 	key = pkt->flags & MTN_PKT_ICMP_ERROR ? &pkt->quoted : &pkt->key;
 	group = mtn_group_of(key);
-	if (group >= MTN_MAX_GROUPS || here >= MTN_MAX_PATHS)
+	if (group >= MTN_MAX_GROUPS)
 		return MTN_MAX_PATHS;
 	if (pkt->key.proto == IPPROTO_UDP && pkt->key.sport == bpf_htons(MTN_REFLECT_PORT))
 		return MTN_MAX_PATHS;
 	g = mtn_group_at(group);
-	member = mtn_member(g, here);
-	if (member >= MTN_MAX_MEMBERS)
+	here = mtn_here_in(group, *here_out);
+	if (here >= MTN_MAX_PATHS)
 		return MTN_MAX_PATHS;	/* another table sent it here */
+	*here_out = here;
+	member = mtn_member(g, here);
 	source = mtn_source_verdict(&pkt->key, now);
 	if (source == MTN_SOURCE_STAYS)
 		return MTN_MAX_PATHS;
@@ -498,6 +541,8 @@ __noinline int mtn_flow_start(struct mtn_pkt *pkt, __u32 here, __u64 now, __u32 
 static __always_inline bool mtn_can_redirect(const struct mtn_pkt *pkt, const struct mtn_path *here,
 					     const struct mtn_path *to)
 {
+	if (mtn_is_same_hop(here, to))
+		return false;
 	if (!mtn_takes(here, to)) {
 		mtn_count(MTN_STAT_PASS_NEIGH);
 		return false;
@@ -525,18 +570,22 @@ static __always_inline int mtn_redirect(struct __sk_buff *skb, __u32 path, struc
 	return bpf_redirect_neigh(to->ifindex, &nh, sizeof(nh), 0);
 }
 
-/* Whether an entry is that of a flow with @tag whose packet came by @here. */
-static __always_inline bool mtn_is_flow(const struct mtn_flow *flow, __u64 tag, __u32 here)
+/* Whether an entry is that of a flow with @tag whose packet came by @here, made a path of its group. */
+static __always_inline bool mtn_is_flow(const struct mtn_flow *flow, __u64 tag, __u32 *here)
 {
-	__u32 group = flow->group;
+	__u32 group = flow->group, on;
 
-	return flow->tag == tag && flow->generation == config.generation &&
-	       group < MTN_MAX_GROUPS &&
-	       mtn_member(mtn_group_at(group), here) < MTN_MAX_MEMBERS;
+	if (flow->tag != tag || flow->generation != config.generation || group >= MTN_MAX_GROUPS)
+		return false;
+	on = mtn_here_in(group, *here);
+	if (on >= MTN_MAX_PATHS)
+		return false;
+	*here = on;
+	return true;
 }
 
-/* The path that @pkt should take, or MTN_MAX_PATHS for "not ours". */
-static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt *pkt, __u32 here,
+/* The path that @pkt, now on @here, should take, or MTN_MAX_PATHS for "not ours". */
+static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt *pkt, __u32 *here,
 					  __u64 now)
 {
 	__u32 path, slot, group = 0;
@@ -564,7 +613,7 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 	if (!flow)
 		return MTN_MAX_PATHS;
 	if (mtn_is_flow(flow, tag, here)) {
-		path = mtn_flow_next(pkt, flow, here);
+		path = mtn_flow_next(pkt, flow, *here);
 		mtn_flow_account(flow, skb, pkt, now);
 		return path;
 	}
@@ -573,7 +622,7 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 	if (path >= MTN_MAX_PATHS) {
 		/* Not ours for now, the flow is where the kernel sends it, also when it is ours again. */
 		if (flow->tag == tag && flow->generation != config.generation) {
-			flow->path = here;
+			flow->path = *here;
 			flow->last_ns = now;
 			flow->exact = 0;
 		}
@@ -588,7 +637,7 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 		if (group >= MTN_MAX_GROUPS || was >= MTN_MAX_PATHS ||
 		    mtn_member(mtn_group_at(group), was) >= MTN_MAX_MEMBERS)
 			flow->path = path;
-		path = mtn_flow_next(pkt, flow, here);
+		path = mtn_flow_next(pkt, flow, *here);
 		mtn_flow_account(flow, skb, pkt, now);
 		return path;
 	}
@@ -684,7 +733,7 @@ int mountain_steer(struct __sk_buff *skb)
 	/* SCTP's gso_size is GSO_BY_FRAGS, 0xffff: too large for any path, also when it is kept in 16 bits. */
 	if (pkt.l3_len > 0xffff)
 		pkt.l3_len = 0xffff;
-	to = mtn_path_for(skb, &pkt, here, bpf_ktime_get_coarse_ns());
+	to = mtn_path_for(skb, &pkt, &here, bpf_ktime_get_coarse_ns());
 	if (to >= MTN_MAX_PATHS) {
 		mtn_count_latency(here, skb->len);
 		goto pass;

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! What the kernel's routing does to known flows, through BPF_PROG_RUN: where they go on after it has decided alone,
-//! and while other routes change.
+//! What depends on where the kernel's routing sends a packet, through BPF_PROG_RUN: which path that is, where known
+//! flows go on after the kernel has decided alone, and while other routes change.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::rig::packets::*;
-use crate::rig::{alive, all_but, ms, only, patient, rig_groups, settings, with_rig, Rig, BOTH};
+use crate::rig::{alive, all_but, ms, only, patient, rig_groups, rig_path, settings, with_rig};
+use crate::rig::{Rig, BOTH, PASS, PLAIN, REDIRECT};
 use ipnet::IpNet;
-use mountain::bpf::SteerMode;
+use mountain::bpf::{ProgramGroup, ProgramPath, SteerMode};
+use mountain::steer::rendezvous::inv_weight;
 
 fn packet(port: u16) -> Vec<u8> {
     Ip::v4(UDP, udp(port, 2, 20)).on(0)
@@ -102,5 +104,45 @@ fn other_routes_do_not_put_off_a_forced_move() {
         }
         assert!(before.elapsed() >= ms(100), "{:?}", before.elapsed());
         assert_eq!(rig.stat("move_forced"), 1);
+    });
+}
+
+/// As two addresses of one router are, in different routes.
+#[test]
+fn next_hops_that_are_the_same_on_the_wire_are_told_apart_by_the_route() {
+    with_rig(patient(), |mut rig| {
+        for id in [4, 5] {
+            let path = ProgramPath {
+                gateway: format!("10.0.{}.254", id % 2).parse().unwrap(),
+                ..rig_path(id % 2, rig.ifindex)
+            };
+            rig.steer.set_path(id, &path).unwrap();
+        }
+        let mut groups = rig_groups();
+        groups.push(ProgramGroup {
+            members: vec![(4, inv_weight(1)), (5, inv_weight(1))],
+            prefixes: vec!["10.99.0.0/16".parse().unwrap()],
+        });
+        rig.steer
+            .set_topology(&groups, &[], &[], &all_but(&[]))
+            .unwrap();
+        rig.masks(only(1));
+        let p = Ip::v4(UDP, udp(1, 2, 20)).to("10.99.0.1").on(0);
+        let run = |rig: &Rig| {
+            let outcome = rig.run(0, &p, PLAIN);
+            rig.clear_note();
+            (outcome.action, outcome.note.map(|note| note.path))
+        };
+        rig.steer.set_masks(2, only(1));
+        // A new flow, then a known one.
+        assert_eq!([run(&rig), run(&rig)], [(REDIRECT, Some(5)); 2]);
+        assert_eq!((rig.flow().group, rig.flow().path), (2, 5));
+        rig.clear_flows();
+        rig.steer.set_masks(2, only(0));
+        assert_eq!([run(&rig), run(&rig)], [(PASS, None); 2]);
+        assert_eq!(rig.flow().path, 4);
+        let charged = [0, 4].map(|path| rig.steer.traffic(path).unwrap().packets);
+        assert_eq!(charged, [0, 2]);
+        assert_eq!(rig.send(0, &packet(1)), 1, "by the first route");
     });
 }
