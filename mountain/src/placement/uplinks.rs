@@ -27,7 +27,7 @@ use crate::netlink::uapi::{
     FRA_FWMARK, FRA_FWMASK, FRA_PRIORITY, FRA_PROTOCOL, FRA_SRC, FRA_SUPPRESS_PREFIXLEN, FRA_TABLE,
     FRA_UID_RANGE, FR_ACT_TO_TBL, RTM_HEADER_LEN,
 };
-use crate::netlink::wire::{family, ip_bytes, push_attribute, unless, Socket};
+use crate::netlink::wire::{family, ip_bytes, push_attribute, unless, Attributes, Socket};
 
 const RTNH_F_ONLINK: u32 = 4;
 /// Metric of the route that says "unreachable": behind any other.
@@ -40,8 +40,9 @@ const METRIC_LAST: u32 = u32::MAX - 1;
 /// Without CAP_NET_ADMIN, or when the kernel refuses a route or rule: what came before it stays.
 pub(crate) fn apply(wanted: &Routing) -> Result<bool> {
     let mut socket = Socket::open().context("cannot open an rtnetlink socket")?;
-    let changes = changes(&read(&mut socket)?, wanted);
-    carry_out(&mut socket, &changes)?;
+    let (found, is_old) = read(&mut socket)?;
+    let changes = changes(&found, wanted);
+    carry_out(&mut socket, &changes, is_old)?;
     Ok(!changes.none())
 }
 
@@ -59,19 +60,32 @@ pub(crate) fn remove_all() -> Result<bool> {
 /// When the kernel refuses a dump.
 pub(crate) fn there() -> Result<Routing> {
     let mut socket = Socket::open().context("cannot open an rtnetlink socket")?;
-    Ok(read(&mut socket)?.routing)
+    Ok(read(&mut socket)?.0.routing)
 }
 
-fn read(socket: &mut Socket) -> Result<Found> {
-    let mut found = Found::default();
+/// Also in which families ([IPv4, IPv6]) a rule by mark is an earlier version's, which named no users. All of ours are
+/// added anew there.
+fn read(socket: &mut Socket) -> Result<(Found, [bool; 2])> {
+    let (mut found, mut is_old) = (Found::default(), [false; 2]);
     let mut header = [0; RTM_HEADER_LEN];
     socket
         .dump_families(RTM_GETRULE, header, |payload| match is_own_rule(payload) {
-            true => found.routing.rules.extend(decode_rule(payload)),
+            true => {
+                let Some(rule) = decode_rule(payload) else {
+                    return;
+                };
+                let names_users = Attributes::after(payload, RTM_HEADER_LEN).has(FRA_UID_RANGE);
+                let is_by_mark = matches!(rule.selects, Selects::Mark { .. });
+                is_old[usize::from(rule.ipv6)] |= is_by_mark && !names_users;
+                found.routing.rules.push(rule);
+            }
             // Where it stands is enough, whichever device it names.
             false => found.meet(snapshot::decode_rule(payload, &HashMap::new()).as_ref()),
         })
         .context("cannot list the routing rules")?;
+    for (overruled, is_old) in found.overruled.iter_mut().zip(is_old) {
+        *overruled |= is_old;
+    }
     // The kernel leaves out those of other protocols: there may be a million.
     header[5] = PROTOCOL;
     socket
@@ -79,10 +93,10 @@ fn read(socket: &mut Socket) -> Result<Found> {
             found.routing.routes.extend(decode_route(payload));
         })
         .context("cannot list the routes")?;
-    Ok(found)
+    Ok((found, is_old))
 }
 
-fn carry_out(socket: &mut Socket, changes: &Changes) -> Result<()> {
+fn carry_out(socket: &mut Socket, changes: &Changes, is_old: [bool; 2]) -> Result<()> {
     // Whatever is gone already is as it should be.
     let gone = |done: io::Result<_>| unless(done, &[libc::ENOENT, libc::ESRCH, libc::ENODEV]);
     for route in &changes.add_routes {
@@ -95,11 +109,16 @@ fn carry_out(socket: &mut Socket, changes: &Changes) -> Result<()> {
     // place is there twice in between, and the first of two is what the kernel removes.
     for rule in &changes.add_rules {
         socket
-            .request(RTM_NEWRULE, NLM_F_CREATE, &encode_rule(rule))
+            .request(RTM_NEWRULE, NLM_F_CREATE, &encode_rule(rule, true))
             .with_context(|| format!("cannot add the rule {rule:?}"))?;
     }
-    for rule in &changes.remove_rules {
-        gone(socket.request(RTM_DELRULE, 0, &encode_rule(rule)))
+    // The last first: what is left of the old ones has the new ones behind it, and so decides what all of them would.
+    // Of an earlier version's the first first, as a request without users means the first rule by its mark.
+    let is_old = |rule: &IpRule| is_old[usize::from(rule.ipv6)];
+    let (old, others): (Vec<IpRule>, Vec<IpRule>) =
+        changes.remove_rules.iter().copied().partition(is_old);
+    for rule in old.iter().chain(others.iter().rev()) {
+        gone(socket.request(RTM_DELRULE, 0, &encode_rule(rule, !is_old(rule))))
             .with_context(|| format!("cannot remove the rule {rule:?}"))?;
     }
     for route in &changes.remove_routes {
@@ -187,7 +206,9 @@ fn decode_route(payload: &[u8]) -> Option<UplinkRoute> {
     })
 }
 
-fn encode_rule(rule: &IpRule) -> Vec<u8> {
+/// `by_users`: a rule by mark names all users. A request to remove a rule means the first one that has what it names, and
+/// the rule for destinations to keep has all else of one by mark, and stands before it.
+fn encode_rule(rule: &IpRule, by_users: bool) -> Vec<u8> {
     let source_length = match rule.selects {
         Selects::From(address) => IpNet::from(address).prefix_len(),
         _ => 0,
@@ -210,12 +231,14 @@ fn encode_rule(rule: &IpRule) -> Vec<u8> {
     if matches!(rule.selects, Selects::Specific | Selects::Kept { .. }) {
         push_attribute(&mut body, FRA_SUPPRESS_PREFIXLEN, &0u32.to_ne_bytes());
     }
+    let is_by_mark = matches!(rule.selects, Selects::Mark { .. });
+    if rule.selects == Selects::Specific || is_by_mark && by_users {
+        let (first, last) = EVERYBODY;
+        let range = [first.to_ne_bytes(), last.to_ne_bytes()].concat();
+        push_attribute(&mut body, FRA_UID_RANGE, &range);
+    }
     match rule.selects {
-        Selects::Specific => {
-            let (first, last) = EVERYBODY;
-            let range = [first.to_ne_bytes(), last.to_ne_bytes()].concat();
-            push_attribute(&mut body, FRA_UID_RANGE, &range);
-        }
+        Selects::Specific => {}
         Selects::From(address) => push_attribute(&mut body, FRA_SRC, &ip_bytes(address)),
         Selects::Mark { mark, mask } | Selects::Kept { mark, mask } => {
             push_attribute(&mut body, FRA_FWMARK, &mark.to_ne_bytes());
@@ -326,8 +349,109 @@ mod tests {
                 selects,
                 table: 19_702,
             };
-            assert_eq!(decode_rule(&encode_rule(&rule)), Some(rule));
+            for by_users in [true, false] {
+                assert_eq!(decode_rule(&encode_rule(&rule, by_users)), Some(rule));
+            }
         }
+    }
+
+    const MASK: u32 = 0xff00_0000;
+
+    /// The rules of two uplinks with these addresses; those of `kept` have destinations to keep.
+    fn rules(ipv6: bool, kept: &[usize], addresses: &[&str]) -> Vec<IpRule> {
+        let rule = |selects, table| IpRule {
+            ipv6,
+            priority: 32_765,
+            selects,
+            table,
+        };
+        let (tables, marks) = ([19_702, 19_703], [0x0200_0000, 0x0300_0000]);
+        let kept = kept.iter().map(|&i| {
+            let (mark, mask) = (marks[i], MASK);
+            rule(Selects::Kept { mark, mask }, tables[i])
+        });
+        let mut rules: Vec<IpRule> = kept.collect();
+        if !addresses.is_empty() {
+            rules.push(rule(Selects::Specific, 254));
+            let own = addresses.iter().map(|a| Selects::From(ip(a)));
+            rules.extend(own.map(|own| rule(own, tables[0])));
+            let by_mark = marks.map(|mark| Selects::Mark { mark, mask: MASK });
+            rules.extend([0, 1].map(|i| rule(by_mark[i], tables[i])));
+        }
+        rules
+    }
+
+    /// Has the kernel hold these rules, by one call, each once and by its kind where it belongs.
+    #[track_caller]
+    fn assert_applies(rules: Vec<IpRule>) {
+        let wanted = Routing {
+            rules: rules.clone(),
+            routes: Vec::new(),
+        };
+        apply(&wanted).unwrap();
+        let there = there().unwrap().rules;
+        let sorted = |mut rules: Vec<IpRule>| {
+            rules.sort();
+            rules
+        };
+        assert_eq!(sorted(there.clone()), sorted(rules), "{there:?}");
+        let kind = |rule: &IpRule| match rule.selects {
+            Selects::Kept { .. } => 0,
+            Selects::Specific => 1,
+            Selects::From(_) => 2,
+            Selects::Mark { .. } => 3,
+        };
+        assert!(there.is_sorted_by_key(kind), "{there:?}");
+        assert!(!apply(&wanted).unwrap(), "all was done");
+    }
+
+    #[test]
+    fn one_call_leads_from_any_rules_to_others() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        testkit::TestNamespace::new("rules").with(|| {
+            for (ipv6, addresses) in [
+                (false, ["192.0.2.9", "192.0.2.10"]),
+                (true, ["2001:db8::9", "2001:db8::10"]),
+            ] {
+                let rules = |kept: &[usize], n: usize| rules(ipv6, kept, &addresses[..n]);
+                // A VPN adds routes to its servers, an address comes, and the VPN is preferred.
+                for rules in [
+                    rules(&[1], 1),
+                    rules(&[0, 1], 1),
+                    rules(&[0, 1], 2),
+                    rules(&[1], 0),
+                    rules(&[1], 2),
+                    rules(&[], 1),
+                ] {
+                    assert_applies(rules);
+                }
+                assert!(remove_all().unwrap());
+            }
+        });
+    }
+
+    #[test]
+    fn rules_of_an_earlier_version_are_replaced_and_removed() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        testkit::TestNamespace::new("old").with(|| {
+            let all = rules(false, &[0, 1], &["192.0.2.9"]);
+            let leave = || {
+                let mut socket = Socket::open().unwrap();
+                for rule in &all {
+                    let body = encode_rule(rule, false);
+                    socket.request(RTM_NEWRULE, NLM_F_CREATE, &body).unwrap();
+                }
+            };
+            for wanted in [all.clone(), rules(false, &[1], &[]), Vec::new()] {
+                leave();
+                assert_applies(wanted);
+                assert_applies(Vec::new());
+            }
+        });
     }
 
     #[test]
