@@ -57,8 +57,8 @@ static __always_inline bool mtn_rule_matches(const struct mtn_placement_rule *r,
 		return false;
 	if ((s->mark & r->mark_mask) != r->mark)
 		return false;
-	/* Others' rules go by all bits of an owner's mark: only a rule that names it may add ours to it. */
-	if (local && s->mark && !r->mark_mask)
+	/* Others' rules go by all bits of a mark that is there: only a rule that names it may add ours to it. */
+	if (s->mark && !r->mark_mask)
 		return false;
 	if (!mtn_in_prefix(s->key.daddr, r->dst, r->dst_mask))
 		return false;
@@ -187,10 +187,19 @@ __noinline int mtn_local_rule(struct mtn_new_flow *s)
 	return s ? mtn_rule_for(s, true) : MTN_MAX_RULES;
 }
 
-/* ... and for forwarded ones. */
+/* ... and for forwarded ones. A mark that no rule names is somebody's who routes by it. */
 __noinline int mtn_place_forwarded(struct mtn_new_flow *s, __u32 group)
 {
-	return s ? mtn_place(s, group, mtn_rule_for(s, false)) : MTN_MAX_PATHS;
+	__u32 rule;
+
+	if (!s)
+		return MTN_MAX_PATHS;
+	rule = mtn_rule_for(s, false);
+	if (rule >= MTN_MAX_RULES && s->mark) {
+		mtn_count(MTN_PLACE_PASS_MARKED);
+		return MTN_MAX_PATHS;
+	}
+	return mtn_place(s, group, rule);
 }
 
 static __always_inline void mtn_placed(const struct mtn_new_flow *s, __u32 path, __u32 stat)

@@ -603,7 +603,7 @@ int mountain_lan(struct __sk_buff *skb)
 
 	if (config.mode != MTN_MODE_STEER)
 		return TC_ACT_UNSPEC;
-	/* Somebody else's mark, by which he routes. */
+	/* Somebody else's mark, by which he routes: ours would take the place of its bits. */
 	if (skb->mark & config.mark_mask)
 		return TC_ACT_UNSPEC;
 	if (skb->protocol != bpf_htons(ETH_P_IP) && skb->protocol != bpf_htons(ETH_P_IPV6))
@@ -618,7 +618,7 @@ int mountain_lan(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	hash = mtn_recent_hash(&pkt.key);
 	/* A SYN begins another connection, whatever had its ports before. */
-	if (pkt.key.proto != IPPROTO_TCP && !config.n_rules &&
+	if (pkt.key.proto != IPPROTO_TCP && !skb->mark && !config.n_rules &&
 	    !*(volatile __u32 *)&config.paused)
 		path = mtn_recent_path(hash, generation);
 	if (path >= MTN_MAX_PATHS)

@@ -25,7 +25,7 @@ enum mtn_placement_stat {
 	MTN_PLACE_BY_RULE,	/* of these three, those that a rule decided */
 	MTN_PLACE_LEFT_DEAD,	/* exchanges that went on by another path, as theirs was dead */
 	MTN_PLACE_PASS_BOUND,	/* the socket has chosen a source address or a device */
-	MTN_PLACE_PASS_MARKED,	/* its owner has marked it */
+	MTN_PLACE_PASS_MARKED,	/* its owner, or who has forwarded it, has marked it */
 	MTN_PLACE_PASS_PORT,	/* it has a UDP port of its own: others may know it by its address */
 	MTN_PLACE_PASS_FIB_RULE, /* an ip rule that comes first */
 	MTN_PLACE_PASS_SOURCE,	/* forwarded, from an address that needs no translation */

@@ -302,6 +302,31 @@ fn a_machine_that_the_firewall_marks_for_a_vpn_stays_in_it() {
     wait_until("it is masked", LEAVE, || left(&net).is_empty());
 }
 
+/// The mark is set at the device below the one where Mountain would set its own, and the rule compares all bits.
+#[test]
+fn what_comes_in_with_a_mark_keeps_it_as_it_is() {
+    let net = two_providers();
+    let (client, lan) = (&net.client, Ns::new("lan"));
+    client.wire(("n0", &[]), &lan, ("n1", &["10.40.0.2/24"]));
+    client.ip("link add link n0 name m0 type macvlan mode bridge");
+    client.bring_up("m0", &["10.40.0.1/24"]);
+    lan.ip("route add default via 10.40.0.1");
+    client.sysctl("net.ipv4.ip_forward", "1");
+    masquerade(client, "ip", "oifname { u0, u1, tv }");
+    let marks = "table netdev early { chain in { type filter hook ingress device n0 priority 0;\n\
+                 udp dport 7000 meta mark set 1\n} }";
+    let _vpn = vpn_by_marks(&net, marks);
+    client.ip("rule del fwmark 1/0xff lookup 100");
+    client.ip("rule add fwmark 1 lookup 100");
+    up(&net);
+    assert_eq!(left(&net), [""; 0]);
+    let behind: Vec<UdpSocket> = (0..SOCKETS).map(|_| lan.udp("0.0.0.0:0")).collect();
+    send_all(&behind);
+    assert_eq!(client.counted("chain ip c post"), [3 * SOCKETS as u64, 0]);
+    let counters = client.status().placement.unwrap().counters;
+    assert!(counters["pass_marked"] > 0, "the test proves nothing");
+}
+
 #[test]
 fn a_user_whom_the_firewall_marks_for_a_vpn_stays_in_it() {
     let net = two_providers();
