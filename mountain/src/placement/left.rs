@@ -11,7 +11,7 @@ use super::Placer;
 use crate::steer::alike::{Difference, Question};
 use crate::topology::{Group, Topology};
 
-/// The firewall is asked about so many networks behind this host. There may be more routers behind it than that.
+/// The firewall is asked about so many networks behind this host, of each family. There may be more behind its routers.
 const NETS_MAX: usize = 64;
 /// So many of them may be left to the kernel. The programs have room for as many networks of uplinks besides.
 const LEFT_MAX: usize = 32;
@@ -23,10 +23,34 @@ pub(crate) struct Left {
     pub all: Option<Difference>,
     /// Forwarded ones.
     pub forwarded: Option<Difference>,
-    /// Forwarded ones from these networks, which nobody here translates.
-    pub nets: Vec<IpNet>,
+    /// Forwarded ones from these networks.
+    pub nets: LeftNets,
     /// Some of this is so only until the firewall has been read.
     pub is_reading: bool,
+}
+
+/// Networks behind this host whose flows are left to the kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LeftNets {
+    /// Nobody here translates these.
+    pub untranslated: Vec<IpNet>,
+    /// About these the firewall was not asked.
+    pub unasked: Vec<IpNet>,
+}
+
+static NO_NETS: LeftNets = LeftNets {
+    untranslated: Vec::new(),
+    unasked: Vec::new(),
+};
+
+impl LeftNets {
+    fn len(&self) -> usize {
+        self.untranslated.len() + self.unasked.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 }
 
 impl Left {
@@ -51,11 +75,18 @@ impl Left {
             let mut questions = starting(topology).map(|group| Question::of_new(group, topology));
             questions.find_map(|question| answer(&question))
         };
-        let nets = starting(topology).flat_map(|group| Question::of_nets(group, topology));
-        let left = nets
-            .enumerate()
-            .filter(|(i, (_, question))| *i >= NETS_MAX || answer(question).is_some());
-        let nets: Vec<IpNet> = left.map(|(_, (net, _))| net).collect();
+        let mut nets = LeftNets::default();
+        for group in starting(topology) {
+            let questions = Question::of_nets(group, topology);
+            for (i, (net, question)) in questions.iter().enumerate() {
+                if i >= NETS_MAX {
+                    nets.unasked.push(*net);
+                } else if answer(question).is_some() {
+                    nets.untranslated.push(*net);
+                }
+            }
+        }
+        nets.untranslated.sort();
         let forwarded = (all.clone()).or_else(|| marks(false)).or_else(by_nat);
         Self {
             all,
@@ -67,15 +98,21 @@ impl Left {
 
     /// Of forwarded flows, where `forward` says which are wanted: why none is placed, and the networks whose flows
     /// are not.
-    pub(crate) fn of_forwarded(&self, forward: Forward) -> (Option<&str>, &[IpNet]) {
+    pub(crate) fn of_forwarded(&self, forward: Forward) -> (Option<&str>, &LeftNets) {
         let why = self.forwarded.as_ref().map(|why| why.what.as_str());
         match (why, forward) {
-            (None, Forward::Auto) if self.nets.len() > LEFT_MAX => (
-                Some("many networks behind this host are not translated"),
-                &[],
-            ),
+            (None, Forward::Auto) if self.nets.len() > LEFT_MAX => {
+                let why = match self.nets.unasked.is_empty() {
+                    true => "many networks behind this host are not translated",
+                    false => {
+                        "there are too many networks behind this host to ask the firewall about each: if it \
+                         translates all of them on every uplink, set `forward = \"always\"` in [placement]"
+                    }
+                };
+                (Some(why), &NO_NETS)
+            }
             (why, Forward::Auto) => (why, &self.nets),
-            (why, _) => (why, &[]),
+            (why, _) => (why, &NO_NETS),
         }
     }
 
@@ -113,8 +150,13 @@ impl Placer {
 
     /// Tells the programs from which networks forwarded flows are left to the kernel.
     pub(super) fn write_nets(&mut self) {
-        let (_, untranslated) = self.left.of_forwarded(self.config.forward);
-        let nets = [&self.uplink_nets[..], untranslated].concat();
+        let (_, left) = self.left.of_forwarded(self.config.forward);
+        let nets = [
+            &self.uplink_nets[..],
+            &left.untranslated[..],
+            &left.unasked[..],
+        ]
+        .concat();
         self.programs.set_nets(&nets);
     }
 
@@ -131,20 +173,87 @@ impl Placer {
 }
 
 /// Which forwarded flows are left to the kernel although the others are placed.
-pub(crate) fn but_for(nets: &[IpNet]) -> String {
-    match nets {
+pub(crate) fn but_for(nets: &LeftNets) -> String {
+    let left = [
+        (
+            &nets.untranslated,
+            "the firewall does not translate them on all uplinks",
+        ),
+        (
+            &nets.unasked,
+            "there are too many networks to ask the firewall about them",
+        ),
+    ];
+    let left = left.into_iter().filter(|(nets, _)| !nets.is_empty());
+    let left = left.map(|(nets, why)| {
+        let nets: Vec<String> = nets.iter().map(ToString::to_string).collect();
+        format!("those from {}: {why}", nets.join(", "))
+    });
+    let left: Vec<String> = left.collect();
+    match &left[..] {
         [] => String::new(),
-        nets => {
-            let nets: Vec<String> = nets.iter().map(ToString::to_string).collect();
-            format!(
-                ", but for those from {}: the firewall does not translate them on all uplinks",
-                nets.join(", ")
-            )
-        }
+        left => format!(", but for {}", left.join("; and for ")),
     }
 }
 
 /// Why all new flows are left to the kernel.
 pub(crate) fn all_left(why: &Difference) -> String {
     format!("new connections are left to the kernel: {}", why.what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::steer::alike::About;
+    use crate::topology::Kind;
+
+    /// A host with so many networks behind it.
+    fn topology(nets: usize) -> Topology {
+        let group = Group {
+            kind: Kind::Place,
+            table: 254,
+            prefixes: Vec::new(),
+            members: Vec::new(),
+            told_by: Default::default(),
+        };
+        let net = |i| format!("10.{}.{}.0/24", i / 256, i % 256).parse().unwrap();
+        Topology {
+            groups: vec![group],
+            inner_nets: (0..nets).map(net).collect(),
+            ..Topology::default()
+        }
+    }
+
+    #[test]
+    fn more_networks_than_can_be_asked_about_are_left_and_said() {
+        let all_translated = |nets| Left::by(&topology(nets), |_| None);
+        let left = all_translated(NETS_MAX);
+        assert_eq!(
+            left.of_forwarded(Forward::Auto),
+            (None, &LeftNets::default())
+        );
+        assert_eq!(Left::questions(&topology(NETS_MAX + 2)).len(), NETS_MAX + 1);
+
+        let left = all_translated(NETS_MAX + 2);
+        let (why, nets) = left.of_forwarded(Forward::Auto);
+        assert_eq!(why, None);
+        assert_eq!(
+            but_for(nets),
+            ", but for those from 10.0.64.0/24, 10.0.65.0/24: there are too many networks to ask the firewall \
+             about them"
+        );
+        let (why, nets) = left.of_forwarded(Forward::Always);
+        assert!(why.is_none() && nets.is_empty());
+
+        let left = all_translated(NETS_MAX + LEFT_MAX + 1);
+        let (why, nets) = left.of_forwarded(Forward::Auto);
+        assert!(why.unwrap().contains("too many networks") && nets.is_empty());
+
+        let none_translated = Left::by(&topology(NETS_MAX), |question| {
+            let is_about_net = matches!(question.about, About::Source(_));
+            is_about_net.then(|| Difference::new("it does not"))
+        });
+        let (why, _) = none_translated.of_forwarded(Forward::Auto);
+        assert!(why.unwrap().contains("not translated"), "{why:?}");
+    }
 }

@@ -212,8 +212,8 @@ pub struct Topology {
     /// Likewise: networks that the uplinks' addresses are in. A forwarded packet from there is right on that
     /// uplink only.
     pub uplink_nets: Vec<IpNet>,
-    /// Likewise: private networks behind this host, from which forwarded packets come. Those of few addresses are told
-    /// together.
+    /// Likewise: private networks behind this host, from which forwarded packets come, those on a link first. Those of
+    /// few addresses are told together.
     pub inner_nets: Vec<IpNet>,
     /// Likewise: priorities for ip rules of our own, by family ([IPv4, IPv6]): right before the look-up of the
     /// main table, after every rule that others have put there.

@@ -110,6 +110,11 @@ fn flows_that_nobody_here_translates_are_left_to_the_kernel() {
     lan.bring_up("lo", &["10.41.0.2/32", "10.42.0.2/32"]);
     net.client.ip("route add 10.41.0.0/24 via 10.50.0.2");
     net.client.ip("route add 10.42.0.2 via 10.50.0.2");
+    // Flows from behind a tunnel are not met, however many networks there are.
+    net.client.ip("tuntap add t0 mode tun");
+    net.client.ip("link set t0 up");
+    let tunnelled = (0..70).map(|n| format!("route add 10.0.{n}.0/24 dev t0"));
+    net.client.ip_batch(tunnelled);
     // As Docker writes it.
     let containers = "ip saddr 10.41.0.0/24 oifname != lan";
     masquerade(&net.client, "ip", containers);

@@ -51,16 +51,21 @@ pub(super) fn uplink_nets(snapshot: &Snapshot, uplinks: &BTreeSet<u32>) -> Vec<I
     nets
 }
 
-/// Private networks to which the main table leads by other devices than uplinks. A host may have a route to each
-/// container of its; those that are closer together than this are taken for one network.
+/// Private networks to which the main table leads by devices that are no uplinks and have Ethernet headers: of other
+/// devices, tunnels above all, no forwarded packet is placed. A host may have a route to each container of its; those
+/// that are closer together than this are taken for one network. Networks on a link come first: behind routers there
+/// may be any number.
 pub(super) fn inner_nets(snapshot: &Snapshot, uplinks: &BTreeSet<u32>) -> Vec<IpNet> {
     let private = private_nets();
+    let links = &snapshot.links;
+    let is_ethernet = |ifindex: &u32| links.get(ifindex).is_some_and(|link| link.ethernet);
     let routes = snapshot.routes.iter().filter(|route| {
-        let inside = route.hops.iter().all(|hop| !uplinks.contains(&hop.ifindex));
+        let mut hops = route.hops.iter();
+        let inside = hops.clone().all(|hop| !uplinks.contains(&hop.ifindex));
         route.table == TABLE_MAIN
             && route.kind == RTN_UNICAST
-            && !route.hops.is_empty()
             && inside
+            && hops.any(|hop| is_ethernet(&hop.ifindex))
             && private.iter().any(|net| net.contains(&route.prefix))
     });
     let together = |prefix: IpNet| {
@@ -68,8 +73,15 @@ pub(super) fn inner_nets(snapshot: &Snapshot, uplinks: &BTreeSet<u32>) -> Vec<Ip
         let net = IpNet::new(prefix.addr(), prefix.prefix_len().min(longest));
         net.map_or(prefix, |net| net.trunc())
     };
-    let nets: BTreeSet<IpNet> = routes.map(|route| together(route.prefix)).collect();
-    nets.into_iter().collect()
+    let nets: BTreeSet<(bool, IpNet)> = routes
+        .map(|route| {
+            let is_behind_router = route.hops.iter().all(|hop| hop.gateway.is_some());
+            (is_behind_router, together(route.prefix))
+        })
+        .collect();
+    let mut seen = BTreeSet::new();
+    let nets = nets.into_iter().map(|(_, net)| net);
+    nets.filter(|net| seen.insert(*net)).collect()
 }
 
 /// Where connections of the networks behind this host come in: by devices that are no uplinks, nor ports

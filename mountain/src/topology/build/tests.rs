@@ -51,6 +51,34 @@ fn with_rules(rules: Vec<FibRule>) -> Snapshot {
 }
 
 #[test]
+fn networks_behind_this_host_are_those_behind_ethernet() {
+    let mut snapshot = Snapshot::default();
+    for (ifindex, ethernet) in [(2, true), (3, true), (4, false)] {
+        let link = Link {
+            ethernet,
+            ..Link::default()
+        };
+        snapshot.links.insert(ifindex, link);
+    }
+    let mut add = |prefix: &str, device: u32, by_router: bool| {
+        let mut route = route(254, prefix, &[device]);
+        route.hops[0].gateway = route.hops[0].gateway.filter(|_| by_router);
+        snapshot.routes.push(route);
+    };
+    for n in 0..70 {
+        add(&format!("10.0.{n}.0/24"), 4, true);
+    }
+    add("10.9.0.0/16", 3, true);
+    add("192.168.1.7/32", 3, true);
+    add("192.168.1.0/24", 3, false);
+    add("172.16.5.0/24", 2, false);
+    add("198.51.100.0/24", 3, false);
+    let nets = inner_nets(&snapshot, &BTreeSet::from([2]));
+    let nets: Vec<String> = nets.iter().map(ToString::to_string).collect();
+    assert_eq!(nets, ["192.168.1.0/24", "10.9.0.0/16"], "on a link first");
+}
+
+#[test]
 fn a_full_routing_table_takes_seconds_not_hours() {
     let mut snapshot = with_rules(vec![look_up(0, 255), look_up(10, 254)]);
     for ifindex in 2..5 {
