@@ -205,7 +205,7 @@ pub(crate) fn all_left(why: &Difference) -> String {
 mod tests {
     use super::*;
     use crate::steer::alike::About;
-    use crate::topology::Kind;
+    use crate::topology::{InnerNet, Kind};
 
     /// A host with so many networks behind it.
     fn topology(nets: usize) -> Topology {
@@ -216,7 +216,10 @@ mod tests {
             members: Vec::new(),
             told_by: Default::default(),
         };
-        let net = |i| format!("10.{}.{}.0/24", i / 256, i % 256).parse().unwrap();
+        let net = |i| InnerNet {
+            net: format!("10.0.{i}.0/24").parse().unwrap(),
+            device: None,
+        };
         Topology {
             groups: vec![group],
             inner_nets: (0..nets).map(net).collect(),

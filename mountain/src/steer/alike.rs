@@ -13,16 +13,17 @@
 //! translates their sources.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
+use libc::{IPPROTO_TCP, IPPROTO_UDP};
 use serde::{Deserialize, Serialize};
 
 use crate::netlink::ruleset::{
     DeviceFact, Effect, EffectKind, Facts, Hook, Packets, Place, RuleRef, Ruleset, Strange,
 };
 use crate::netlink::Link;
-use crate::topology::{ByMark, Group, Rewritable, Topology};
+use crate::topology::{ByMark, Group, InnerNet, Rewritable, Topology};
 
 /// What is asked of the firewall.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,8 +45,8 @@ pub(crate) enum About {
     Running,
     /// Only what it does to source addresses: of flows that choose their uplink before they meet the firewall.
     Nat,
-    /// Whether it may translate what comes from a network behind this host.
-    Source(IpNet),
+    /// Whether it translates what comes from a network behind this host to anywhere.
+    Source(InnerNet),
     /// What it does before routing to packets that bear marks of ours, where rules of the FIB go by marks.
     Marks {
         /// Those rules.
@@ -81,11 +82,11 @@ impl Question {
     pub(crate) fn of_nets(group: &Group, topology: &Topology) -> Vec<(IpNet, Self)> {
         let question = Self::of_new(group, topology);
         let nets = topology.inner_nets.iter();
-        let nets = nets.filter(|net| net.addr().is_ipv6() == question.ipv6);
-        nets.map(|net| {
-            let about = About::Source(*net);
+        let nets = nets.filter(|inner| inner.net.addr().is_ipv6() == question.ipv6);
+        nets.map(|inner| {
+            let about = About::Source(*inner);
             let question = question.clone();
-            (*net, Self { about, ..question })
+            (inner.net, Self { about, ..question })
         })
         .collect()
     }
@@ -162,7 +163,7 @@ impl Firewall {
             )));
         }
         let source = match question.about {
-            About::Source(net) => Some(net),
+            About::Source(inner) => Some(inner),
             _ => None,
         };
         if self.ruleset.is_empty() && source.is_none() {
@@ -170,16 +171,22 @@ impl Firewall {
         }
         let known = |index: &u32| self.devices.iter().find(|device| device.ifindex == *index);
         let devices: Option<Vec<&Link>> = question.devices.iter().map(known).collect();
+        let gone = || Some(Difference::new("one of the devices is gone"));
         let Some(devices) = devices else {
-            return Some(Difference::new("one of the devices is gone"));
+            return gone();
         };
         let place = |hook: Hook| Place::new(Packets::of(question.ipv6), hook);
         if by_nat {
             let nat = place(Hook::Postrouting).only_nat();
-            return match source {
-                Some(net) => self.untranslated(net, nat, &devices),
-                None => at_place(&self.ruleset, nat, &devices),
+            let Some(inner) = source else {
+                return at_place(&self.ruleset, nat, &devices);
             };
+            let from = match inner.device.map(|index| known(&index).cloned()) {
+                Some(Some(device)) => DeviceFact::Known(device),
+                Some(None) => return gone(),
+                None => DeviceFact::Open,
+            };
+            return self.untranslated(inner.net, &from, nat, &devices);
         }
         AFTER_ROUTING
             .into_iter()
@@ -187,21 +194,38 @@ impl Firewall {
             .or_else(|| self.rewriting(question, devices.first()?))
     }
 
-    /// The first device by which packets from a network leave untranslated. One without a mark has to be translated:
-    /// rules by mark (as of Kubernetes) are for what somebody has chosen.
-    fn untranslated(&self, net: IpNet, nat: Place, devices: &[&Link]) -> Option<Difference> {
-        let is_translated = |device: &Link, source: IpAddr| {
+    /// The first device by which connections from a network, which come in by `from`, begin untranslated. Those to
+    /// anywhere, of any port and without a mark, have to be translated: rules for single servers and ports are about
+    /// ways back into the network, and those by mark (as of Kubernetes) for what somebody has chosen.
+    fn untranslated(
+        &self,
+        net: IpNet,
+        from: &DeviceFact,
+        nat: Place,
+        devices: &[&Link],
+    ) -> Option<Difference> {
+        let ipv6 = net.addr().is_ipv6();
+        let is_translated = |device: &Link, source: IpAddr, protocol: i32| {
             let facts = Facts {
+                iif: from.clone(),
+                protocol: u8::try_from(protocol).ok(),
                 source: Some(source),
+                destination: Some(ANYWHERE[usize::from(ipv6)]),
+                source_port: Some(ANY_PORT),
+                destination_port: Some(ANY_PORT),
                 mark: Some(0),
+                begins: true,
                 ..facts(nat.hook, device)
             };
             let effects = self.ruleset.residue(&nat, &facts).effects();
             effects.iter().any(|effect| effect.kind == EffectKind::Nat)
         };
-        let ends = ends(net);
-        let device = (devices.iter())
-            .find(|device| !ends.iter().all(|source| is_translated(device, *source)))?;
+        let are_translated = |device: &Link| {
+            let ends = ends(net).into_iter();
+            let mut each = ends.flat_map(|end| [IPPROTO_UDP, IPPROTO_TCP].map(|p| (end, p)));
+            each.all(|(end, protocol)| is_translated(device, end, protocol))
+        };
+        let device = devices.iter().find(|device| !are_translated(device))?;
         Some(Difference::new(format!(
             "the firewall does not translate packets from {net} that leave by {}",
             device.name
@@ -257,6 +281,13 @@ impl Firewall {
         })
     }
 }
+
+/// A host of the Internet that no rule is about (a root name server), IPv4 and IPv6, and such a port.
+const ANYWHERE: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(198, 41, 0, 4)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0x503, 0xba3e, 0, 0, 0, 2, 0x30)),
+];
+const ANY_PORT: u16 = 40_404;
 
 /// Two addresses of hosts of a network, from either end: a rule may be about a part of it.
 fn ends(net: IpNet) -> [IpAddr; 2] {

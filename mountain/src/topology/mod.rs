@@ -214,12 +214,21 @@ pub struct Topology {
     pub uplink_nets: Vec<IpNet>,
     /// Likewise: private networks behind this host, from which forwarded packets come, those on a link first. Those of
     /// few addresses are told together.
-    pub inner_nets: Vec<IpNet>,
+    pub inner_nets: Vec<InnerNet>,
     /// Likewise: priorities for ip rules of our own, by family ([IPv4, IPv6]): right before the look-up of the
     /// main table, after every rule that others have put there.
     pub rule_priorities: [u32; 2],
     /// Likewise, by family: rules of others that go by marks of packets.
     pub by_mark: [Option<ByMark>; 2],
+}
+
+/// A network behind this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct InnerNet {
+    /// Its addresses.
+    pub net: IpNet,
+    /// The device by which the main table leads there; `None`: there are several.
+    pub device: Option<u32>,
 }
 
 /// Rules of others that packets meet before the main table, and that lead elsewhere by the packets' marks.

@@ -118,6 +118,15 @@ fn flows_that_nobody_here_translates_are_left_to_the_kernel() {
     // As Docker writes it.
     let containers = "ip saddr 10.41.0.0/24 oifname != lan";
     masquerade(&net.client, "ip", containers);
+    // Of ways back into the network, of another one's, and of single ports.
+    for rule in [
+        "ip saddr 10.50.0.0/24 ip daddr 10.50.0.2 tcp dport 443 masquerade",
+        "ct status dnat masquerade",
+        "iifname d9 masquerade",
+        "ip saddr 10.50.0.0/24 tcp dport 25 masquerade",
+    ] {
+        net.client.run(&format!("nft add rule ip n post {rule}"));
+    }
     up(&net);
     let both = BTreeSet::from(["10.30.0.1".to_owned(), "10.30.1.1".to_owned()]);
     assert_eq!(begun(&server, &lan, "10.41.0.2"), both);

@@ -438,6 +438,13 @@ impl<'a> Run<'a, '_> {
             }
             return Next::On;
         }
+        if self.facts.begins {
+            match xt::by_first_packet(found) {
+                Some(true) => return Next::On,
+                Some(false) => return Next::Not,
+                None => {}
+            }
+        }
         let what = format!("match {}", found.identity());
         match xt::classify(found, self.ruleset.ipsets_by_device) {
             xt::MatchKind::Always => {}

@@ -8,6 +8,9 @@ use super::{Hook, Packets, Place};
 use crate::netlink::link::Link;
 use crate::netlink::wire::{ip_bytes, AF_INET, AF_INET6};
 
+/// NF_CT_STATE_BIT(IP_CT_NEW) of linux/netfilter/nf_conntrack_common.h.
+const NF_CT_STATE_NEW: u32 = 1 << 3;
+
 /// The device that a packet came in or leaves by.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceFact {
@@ -49,6 +52,8 @@ pub struct Facts {
     pub destination_port: Option<u16>,
     /// Mark of the packet, as it bears it at the hook.
     pub mark: Option<u32>,
+    /// It begins a connection, of which nothing is translated yet.
+    pub begins: bool,
 }
 
 impl Facts {
@@ -69,6 +74,20 @@ impl Facts {
                 let range = 0..len as u32;
                 let bytes = range.map(|i| self.payload(*base, offset.saturating_add(i), place));
                 bytes.collect()
+            }
+            Source::Other(name) if self.begins && name == "ct state" => {
+                let bytes = NF_CT_STATE_NEW.to_ne_bytes().into_iter();
+                bytes.take(len).map(Some).collect()
+            }
+            // IPS_DST_NAT is one of its low bits, as all others are that only later packets bring about.
+            Source::Other(name) if self.begins && name == "ct status" => {
+                let low = if cfg!(target_endian = "big") {
+                    len - 1
+                } else {
+                    0
+                };
+                let byte = |i| (i == low).then_some(0);
+                (0..len).map(byte).collect()
             }
             _ => open,
         })

@@ -129,6 +129,26 @@ pub(super) fn as_exprs(found: &Extension) -> Option<Vec<Expr>> {
     }
 }
 
+/// Whether a match of connection tracking is met by a packet that begins a connection, of which nothing is translated.
+/// `None`: it asks for something else.
+pub(super) fn by_first_packet(found: &Extension) -> Option<bool> {
+    /// XT_CONNTRACK_STATE, XT_CONNTRACK_STATE_BIT(IP_CT_NEW).
+    const STATE: u16 = 1;
+    const NEW: u16 = 1 << 3;
+    let info = &found.info;
+    match (found.name.as_str(), found.revision) {
+        // struct xt_state_info.
+        ("state", 0) => Some(u32_at(info, 0)? & u32::from(NEW) != 0),
+        // struct xt_conntrack_mtinfo2, 3: what is asked, what of it is inverted, and the states, behind addresses,
+        // times and ports.
+        ("conntrack", 2 | 3) if u16_at(info, 146)? == STATE => {
+            let inverted = u16_at(info, 148)? & STATE != 0;
+            Some((u16_at(info, 150)? & NEW != 0) != inverted)
+        }
+        _ => None,
+    }
+}
+
 fn ports(info: &[u8], inverted: u8) -> Option<Vec<Expr>> {
     let port = |i: usize| u16_at(info, i * 2);
     let mut exprs = Vec::new();

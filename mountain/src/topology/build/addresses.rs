@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What the addresses of devices say of paths, and which devices are those of the networks behind this host.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -10,7 +10,7 @@ use libc::RTN_UNICAST;
 use crate::netlink::link::{Address, Link};
 use crate::netlink::snapshot::{Snapshot, TABLE_MAIN};
 use crate::topology::global::private_nets;
-use crate::topology::PathKey;
+use crate::topology::{InnerNet, PathKey};
 
 /// The address our probes of a path are sent from.
 pub(super) fn source_address(snapshot: &Snapshot, path: &PathKey) -> Option<IpAddr> {
@@ -55,7 +55,7 @@ pub(super) fn uplink_nets(snapshot: &Snapshot, uplinks: &BTreeSet<u32>) -> Vec<I
 /// devices, tunnels above all, no forwarded packet is placed. A host may have a route to each container of its; those
 /// that are closer together than this are taken for one network. Networks on a link come first: behind routers there
 /// may be any number.
-pub(super) fn inner_nets(snapshot: &Snapshot, uplinks: &BTreeSet<u32>) -> Vec<IpNet> {
+pub(super) fn inner_nets(snapshot: &Snapshot, uplinks: &BTreeSet<u32>) -> Vec<InnerNet> {
     let private = private_nets();
     let links = &snapshot.links;
     let is_ethernet = |ifindex: &u32| links.get(ifindex).is_some_and(|link| link.ethernet);
@@ -73,15 +73,19 @@ pub(super) fn inner_nets(snapshot: &Snapshot, uplinks: &BTreeSet<u32>) -> Vec<Ip
         let net = IpNet::new(prefix.addr(), prefix.prefix_len().min(longest));
         net.map_or(prefix, |net| net.trunc())
     };
-    let nets: BTreeSet<(bool, IpNet)> = routes
-        .map(|route| {
-            let is_behind_router = route.hops.iter().all(|hop| hop.gateway.is_some());
-            (is_behind_router, together(route.prefix))
-        })
-        .collect();
-    let mut seen = BTreeSet::new();
-    let nets = nets.into_iter().map(|(_, net)| net);
-    nets.filter(|net| seen.insert(*net)).collect()
+    let mut found: BTreeMap<IpNet, (bool, BTreeSet<u32>)> = BTreeMap::new();
+    for route in routes {
+        let (is_on_link, devices) = found.entry(together(route.prefix)).or_default();
+        *is_on_link |= route.hops.iter().any(|hop| hop.gateway.is_none());
+        devices.extend(route.hops.iter().map(|hop| hop.ifindex));
+    }
+    let nets = found.into_iter().map(|(net, (is_on_link, devices))| {
+        let device = devices.first().copied().filter(|_| devices.len() == 1);
+        (!is_on_link, InnerNet { net, device })
+    });
+    let mut nets: Vec<(bool, InnerNet)> = nets.collect();
+    nets.sort();
+    nets.into_iter().map(|(_, net)| net).collect()
 }
 
 /// Where connections of the networks behind this host come in: by devices that are no uplinks, nor ports

@@ -74,7 +74,7 @@ fn networks_behind_this_host_are_those_behind_ethernet() {
     add("172.16.5.0/24", 2, false);
     add("198.51.100.0/24", 3, false);
     let nets = inner_nets(&snapshot, &BTreeSet::from([2]));
-    let nets: Vec<String> = nets.iter().map(ToString::to_string).collect();
+    let nets: Vec<String> = nets.iter().map(|inner| inner.net.to_string()).collect();
     assert_eq!(nets, ["192.168.1.0/24", "10.9.0.0/16"], "on a link first");
 }
 
