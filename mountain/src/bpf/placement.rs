@@ -24,6 +24,7 @@ use libbpf_rs::{Link, MapCore, MapFlags};
 
 use super::hooks::{self, DeviceHook, Order};
 use super::{bytes_of, encode, publish, tries, ProgramGroup, SteerMode};
+use crate::host::descriptors;
 use crate::topology::{FibRule, PathMasks, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
 use skel::types::{self, mtn_any, mtn_rule_wants};
 
@@ -197,8 +198,21 @@ impl PlacementPrograms {
     }
 
     /// Places the connections that come in by exactly these devices. One that cannot be attached to, as it
-    /// has just been deleted, does not keep the others from it.
+    /// has just been deleted, does not keep the others from it. None is attached to where they would take more than
+    /// half of the descriptors: without any the daemon could ask the kernel nothing, and answer nobody.
+    ///
+    /// # Errors
+    /// When there are too many devices, or the kernel refuses.
     pub(crate) fn attach_to(&mut self, ifindexes: &[u32]) -> Result<()> {
+        let most = descriptors::limit().map_or(usize::MAX, |limit| limit / 2);
+        if ifindexes.len() > most {
+            self.devices.clear();
+            bail!(
+                "{} inner devices, at most {most} may be attached to: allow more open files, by LimitNOFILE= in the \
+                 unit or `ulimit -n`",
+                ifindexes.len()
+            );
+        }
         self.devices
             .retain(|ifindex, _| ifindexes.contains(ifindex));
         let program = self.skel.progs.mountain_lan.as_fd();

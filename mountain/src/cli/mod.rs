@@ -44,8 +44,8 @@ use crate::config::Config;
 use crate::control::run_dir::RunDir;
 use crate::control::status::Status;
 use crate::daemon;
-use crate::host::stdout;
 use crate::host::text::{count, prefix};
+use crate::host::{descriptors, stdout};
 use crate::measure::reflect::{Reflector, DEFAULT_LISTEN};
 use crate::placement;
 use crate::steer::PolicyKind;
@@ -320,6 +320,8 @@ impl Up {
 
     fn run_here(&self, config: Config) -> Result<()> {
         log::to_stderr();
+        // Each device of a network behind this host takes one.
+        descriptors::raise_limit();
         let options = daemon::UpOptions {
             filter: config.filter(),
             dry_run: self.dry_run,

@@ -8,6 +8,7 @@ pub mod stdout;
 pub mod atomic_file;
 pub(crate) mod capabilities;
 pub mod cgroup;
+pub(crate) mod descriptors;
 pub(crate) mod kernel;
 pub mod namespaces;
 pub mod program;

@@ -7,10 +7,13 @@ use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use testkit::ok;
+
 use super::frames::{
     all_come_by, arrived, by_sockets, by_sockets_to, come_by, count_arrivals, only_u1_is_good,
     PACKETS,
 };
+use super::placement::{masquerade, two_providers};
 use super::support::*;
 
 const OWN: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
@@ -62,6 +65,33 @@ fn more_ip_rules_than_fit_leave_all_traffic_to_the_kernel() {
     wait_until("it goes on", 3 * LEAVE, || !is_suspended(client));
     client.wait_settled();
     all_come_by(server, "s1", 9005, "own packets again", own);
+}
+
+/// A host with many guests, whose ports take a descriptor each.
+#[test]
+fn more_inner_devices_than_descriptors_leave_forwarded_connections_to_the_kernel() {
+    let net = two_providers();
+    let (client, _lan) = (&net.client, net.inner());
+    masquerade(client, "ip", "oifname { u0, u1 }");
+    client.ip_batch((0..110).map(|n| format!("link add a{n} type veth peer name b{n}")));
+    let start = |limits: &str| {
+        let mut command = client.command("prlimit");
+        command.arg(format!("--nofile={limits}"));
+        ok("up", command.args([MOUNTAIN, "up", "--adopt"]).output());
+        client.wait_settled();
+    };
+    let placement = || client.status().placement.unwrap();
+    start("400:400");
+    wait_until("it is said", LEAVE, || {
+        let left = placement().left.join("\n");
+        left.contains("inner devices, at most 200 may be attached to")
+    });
+    assert!(!placement().forwarding);
+    client.mountain_ok("down");
+    // What a shell gives mostly is only the soft limit.
+    start("200:4096");
+    wait_until("they are placed", LEAVE, || placement().forwarding);
+    assert!(placement().inner_devices.len() > 200);
 }
 
 /// Routes to so many networks of /24 by u0 only.

@@ -15,14 +15,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::resource::{getrlimit, setrlimit, Resource};
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::super::timing::RoundTrip;
 use super::log::ProbeLog;
 use super::{PingOptions, Probes, Progress};
-use crate::host::socket_option;
+use crate::host::{descriptors, socket_option};
 
 /// The kernel's first wait for an answer to a SYN, after which it sends another (RFC 6298).
 const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
@@ -85,9 +84,7 @@ fn is_long(slowest_clear_ns: Option<i64>) -> bool {
 impl Connects {
     pub(super) fn open(options: &PingOptions, address: SocketAddr) -> Result<Self> {
         // Up to three seconds of unanswered handshakes are open at a time.
-        if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
-            let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
-        }
+        descriptors::raise_limit();
         let connects = Self {
             address,
             device: options.device.clone(),
