@@ -5,13 +5,15 @@ use std::io;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use libc::{RTA_DST, RTA_MULTIPATH, RTA_OIF, RTA_PREFSRC, RTA_SRC, RTM_GETROUTE};
+use libc::{RTA_DST, RTA_MULTIPATH, RTA_OIF, RTA_PREFSRC, RTA_SRC, RTA_TABLE, RTM_GETROUTE};
 use libc::{RTN_BROADCAST, RTN_LOCAL, RTN_UNICAST};
 use netlink_sys::protocols::NETLINK_ROUTE;
 
-use super::nexthop::{decode_hop, decode_multipath};
+use super::nexthop::{decode_hop, decode_multipath, NextHop};
+use super::own::is_own_rule;
+use super::snapshot::{is_cached_route, network};
 use super::uapi::{FRA_PRIORITY, FRA_TABLE, RTM_HEADER_LEN};
-use super::wire::{self, family, ip_bytes, push_attribute, unless, Attributes, Socket};
+use super::wire::{self, bytes_at, family, ip_bytes, push_attribute, unless, Attributes, Socket};
 
 /// Where packets to an address leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +106,61 @@ pub fn route_to(target: IpAddr) -> io::Result<RouteTo> {
     })
 }
 
-/// Whether a family has policy routing rules besides the three that every namespace begins with.
+/// A next hop behind which there is more than the hosts of its link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WayOn {
+    /// Where the route leads.
+    pub prefix: IpNet,
+    /// Index of the device; 0: the kernel does not say.
+    pub ifindex: u32,
+}
+
+/// All next hops that lead on: by a gateway, or to more than the link's own subnet or a single host. Where there are
+/// no policy routing rules, no others lead away from this host's links.
+///
+/// # Errors
+/// When the kernel refuses the dump.
+pub fn ways_on(ipv6: bool) -> io::Result<Vec<WayOn>> {
+    let mut header = [0; RTM_HEADER_LEN];
+    header[0] = family(ipv6);
+    let mut ways = Vec::new();
+    wire::dump(NETLINK_ROUTE, RTM_GETROUTE, &header, |payload| {
+        ways.extend(decode_ways(payload).into_iter().flatten());
+    })?;
+    Ok(ways)
+}
+
+/// Those of a route message; `None`: it is of another table, or leads nowhere.
+fn decode_ways(payload: &[u8]) -> Option<Vec<WayOn>> {
+    // `main` and `default`, which every packet asks.
+    const TABLES: [u32; 2] = [254, 253];
+    // RTPROT_KERNEL and RTPROT_RA of linux/rtnetlink.h: without a gateway they are about the link itself.
+    const OF_LINK: [u8; 2] = [2, 9];
+
+    // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags (4)
+    let [family, length, _, _, table, protocol, _, kind] = bytes_at(payload, 0)?;
+    let found = Attributes::after(payload, RTM_HEADER_LEN);
+    let table = found.u32(RTA_TABLE).unwrap_or(table.into());
+    if kind != RTN_UNICAST || !TABLES.contains(&table) || is_cached_route(payload) {
+        return None;
+    }
+    let prefix = network(family, found.ip(RTA_DST), length)?;
+    let of_link = OF_LINK.contains(&protocol) || length == prefix.max_prefix_len();
+    let hops = match found.get(RTA_MULTIPATH) {
+        Some(hops) => decode_multipath(hops),
+        // Of a nexthop object the kernel may tell no more than the number.
+        None => vec![decode_hop(&found, None, 0, 0)],
+    };
+    let leads_on =
+        |hop: &NextHop| hop.gateway.is_some() || hop.encapsulated || hop.ifindex == 0 || !of_link;
+    let ways = hops.into_iter().filter(leads_on).map(|hop| WayOn {
+        prefix,
+        ifindex: hop.ifindex,
+    });
+    Some(ways.collect())
+}
+
+/// Whether a family has policy routing rules besides the three that every namespace begins with and Mountain's own.
 ///
 /// # Errors
 /// When the kernel refuses the dump.
@@ -117,7 +173,8 @@ pub fn policy_rules(ipv6: bool) -> io::Result<bool> {
     wire::dump(NETLINK_ROUTE, libc::RTM_GETRULE, &header, |payload| {
         let found = Attributes::after(payload, RTM_HEADER_LEN);
         let number = |kind| found.u32(kind).unwrap_or(0);
-        other |= !USUAL.contains(&(number(FRA_PRIORITY), number(FRA_TABLE)));
+        let usual = USUAL.contains(&(number(FRA_PRIORITY), number(FRA_TABLE)));
+        other |= !usual && !is_own_rule(payload);
     })?;
     Ok(other)
 }
@@ -176,6 +233,53 @@ mod tests {
             "a source of the other family is not used"
         );
         egress_route("127.0.0.1".parse().unwrap(), Some(u32::MAX >> 1), None).unwrap_err();
+    }
+
+    #[test]
+    fn ways_on_are_told_from_links() {
+        let prefix = |text: &str| text.parse::<IpNet>().unwrap();
+        let way = |text: &str, ifindex| WayOn {
+            prefix: prefix(text),
+            ifindex,
+        };
+        // Table, protocol, type, and by device 7.
+        let route = |net: &str, of: [u8; 3], gateway: Option<[u8; 4]>| {
+            let net = prefix(net);
+            let mut payload = vec![0; RTM_HEADER_LEN];
+            let [table, protocol, kind] = of;
+            payload[..8].copy_from_slice(&[2, net.prefix_len(), 0, 0, table, protocol, 0, kind]);
+            push_attribute(&mut payload, RTA_DST, &ip_bytes(net.addr()));
+            push_attribute(&mut payload, RTA_OIF, &7u32.to_ne_bytes());
+            if let Some(gateway) = gateway {
+                push_attribute(&mut payload, RTA_GATEWAY, &gateway);
+            }
+            decode_ways(&payload).unwrap_or_default()
+        };
+        let (main, boot) = ([254, 2, 1], [254, 3, 1]);
+        let gateway = Some([10, 0, 0, 1]);
+        for net in ["0.0.0.0/0", "10.9.0.0/16", "10.9.9.9/32"] {
+            assert_eq!(route(net, boot, gateway), [way(net, 7)], "{net}");
+        }
+        // Into a tunnel, behind which there may be anything.
+        assert_eq!(route("10.9.0.0/16", boot, None), [way("10.9.0.0/16", 7)]);
+        // The link's own subnet, a host on it, another table, and what leads nowhere.
+        assert_eq!(route("10.9.0.0/16", main, None), []);
+        assert_eq!(route("10.9.9.9/32", boot, None), []);
+        assert_eq!(route("10.9.0.0/16", [100, 3, 1], gateway), []);
+        assert_eq!(route("10.9.0.0/16", [254, 3, 6], gateway), []);
+        // Several next hops, and a nexthop object that the kernel does not spell out.
+        let mut several = vec![2u8, 0, 0, 0, 254, 3, 0, 1, 0, 0, 0, 0];
+        let unknown = decode_ways(&several).unwrap();
+        assert_eq!(unknown, [way("0.0.0.0/0", 0)]);
+        let mut hops = Vec::new();
+        for ifindex in [3u32, 4] {
+            hops.extend_from_slice(&[16, 0, 0, 0]);
+            hops.extend_from_slice(&ifindex.to_ne_bytes());
+            push_attribute(&mut hops, RTA_GATEWAY, &[10, 0, 0, 2]);
+        }
+        push_attribute(&mut several, RTA_MULTIPATH, &hops);
+        let ways = decode_ways(&several).unwrap();
+        assert_eq!(ways, [way("0.0.0.0/0", 3), way("0.0.0.0/0", 4)]);
     }
 
     #[test]

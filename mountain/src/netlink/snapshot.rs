@@ -294,7 +294,7 @@ pub(crate) fn decode_route(payload: &[u8], objects: &HashMap<u32, NextHopObject>
     })
 }
 
-fn network(family: u8, address: Option<IpAddr>, length: u8) -> Option<IpNet> {
+pub(super) fn network(family: u8, address: Option<IpAddr>, length: u8) -> Option<IpNet> {
     let address = address.unwrap_or(if family == AF_INET6 {
         std::net::Ipv6Addr::UNSPECIFIED.into()
     } else {

@@ -52,6 +52,7 @@ type Key = (IpAddr, IpAddr, Option<String>);
 #[derive(Default)]
 pub struct HostReadings {
     facts: HashMap<Key, facts::HostFacts>,
+    ways: gather::Ways,
     /// The firewall, or why it cannot be read.
     rules: Option<Result<Ruleset, String>>,
 }
@@ -60,8 +61,8 @@ impl HostReadings {
     /// With what was read of the firewall already.
     pub fn with(rules: Ruleset) -> Self {
         Self {
-            facts: HashMap::new(),
             rules: Some(Ok(rules)),
+            ..Self::default()
         }
     }
 
@@ -85,7 +86,7 @@ impl HostReadings {
         let key = (rule.from.ip(), rule.to.ip(), rule.dev.clone());
         let facts = match self.facts.entry(key) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => new.insert(gather::gather(rule)?),
+            Entry::Vacant(new) => new.insert(gather::gather(rule, &mut self.ways)?),
         };
         let read = || firewall::ruleset().map_err(|e| e.to_string());
         facts.firewall = match self.rules.get_or_insert_with(read) {

@@ -324,7 +324,10 @@ fn peers_are_for_the_next_namespace() {
     let why = "not an address of the namespace behind rs";
     found.refuses(TcxPeer, why, "use xdp-redirect");
     net.server.ip("addr add 10.0.3.3/32 dev lo");
-    net.look(&further).only(&Backend::FASTEST_FIRST);
+    let found = net.look(&further);
+    found.only(&Backend::FASTEST_FIRST);
+    // The target's own route is no way back.
+    assert!(!found.of(TcxPeer).by_name_only, "{found:#?}");
 
     // Replies go out by the bridge without a check of their size, and into a namespace need none.
     net.router.ip("link add br0 type bridge");
@@ -387,6 +390,72 @@ fn far_ends_out_of_sight() {
     found.only(&[Xdp, Tcx, Nft]);
     let why = "the far end of r5 cannot be looked at";
     found.refuses(TcxPeer, why, "use tcx or nft");
+}
+
+/// Replies leave by the kernel's routes, and its rules may ask more than a program knows.
+#[test]
+fn routes_are_not_gone_around_unasked() {
+    let net = Net::bare().ready();
+    let rules = [ordinary(), rule("[fd08::17]:8080", "[fd01::2]:8083")];
+    let by_name = || -> Vec<Vec<Backend>> {
+        let of = |rule: &Rule| -> Vec<Backend> {
+            let found = net.look(rule);
+            found.only(&Backend::FASTEST_FIRST);
+            let found = found.0.iter().filter(|f| f.by_name_only);
+            found.map(|f| f.backend).collect()
+        };
+        rules.iter().map(of).collect()
+    };
+    let (none, fast) = (vec![], vec![XdpRedirect, TcxPeer]);
+    let (neither, four, six) = (
+        [none.clone(), none.clone()],
+        [fast.clone(), none.clone()],
+        [none, fast],
+    );
+    // By the clients' device, and to a host of another link.
+    net.router.ip("route add default via 10.0.8.18");
+    net.router.ip("route add 10.0.1.77 dev rs");
+    assert_eq!(by_name(), neither);
+    for (family, what, of) in [
+        ("", "route 10.9.9.0/24 via 10.0.1.2 dev rs", &four),
+        ("", "route 0.0.0.0/1 via 10.0.1.2 dev rs", &four),
+        ("-6 ", "route fd09::/64 via fd01::2 dev rs", &six),
+        ("", "rule from 10.0.8.18 prohibit pref 100", &four),
+        ("", "rule iif rs lookup 100 pref 100", &four),
+        ("-6 ", "rule from fd01::2 lookup 100 pref 100", &six),
+    ] {
+        let (kind, rest) = what.split_once(' ').unwrap();
+        net.router.ip(&format!("{family}{kind} add {rest}"));
+        assert_eq!(by_name(), *of, "{what}");
+        net.router.ip(&format!("{family}{kind} del {rest}"));
+        assert_eq!(by_name(), neither, "{what}");
+    }
+    // Mountain's own rules lead by routes that count themselves.
+    net.router
+        .ip("rule add fwmark 7 lookup 100 pref 100 protocol 77");
+    assert_eq!(by_name(), neither);
+    net.router.ip("route add 10.9.9.0/24 via 10.0.1.2");
+    let found = net.look(&rules[0]);
+    found.notes(TcxPeer, "may leave by the route 10.9.9.0/24 by rs");
+}
+
+/// To a client of another link replies leave by that link's device, whatever client device a rule has.
+#[test]
+fn filters_of_other_devices_are_not_gone_around_unasked() {
+    let net = Net::bare().ready();
+    let hook = "filter hook forward priority 0";
+    for (rule, counts) in [
+        ("oifname mgmt0 drop", true),
+        ("oifname mgmt0 accept", false),
+        ("iifname mgmt0 drop", false),
+    ] {
+        net.router.chain("inet guard f", hook, rule);
+        for backend in [XdpRedirect, TcxPeer, Tcx] {
+            let by_name = net.look(&ordinary()).of(backend).by_name_only;
+            assert_eq!(by_name, counts && backend != Tcx, "{backend}, {rule}");
+        }
+        net.router.nft("delete table inet guard");
+    }
 }
 
 #[test]

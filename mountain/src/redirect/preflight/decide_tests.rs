@@ -76,6 +76,7 @@ fn facts() -> HostFacts {
             source: Some(ip("10.0.1.1")),
             default: false,
         },
+        elsewhere: None,
         resolved: true,
         devices: vec![card(2, "10.0.8.17"), card(3, "10.0.1.1")],
         host: Host {
@@ -476,7 +477,13 @@ fn addresses_are_socket_addresses() {
 #[test]
 fn what_nobody_may_go_around_leaves_the_choice_to_nft() {
     type Change = fn(&mut HostFacts);
-    let cases: [(&str, Change); 4] = [
+    let cases: [(&str, Change); 6] = [
+        ("policy routing rules (ip rule), so", |f| {
+            f.host.policy_rules = true
+        }),
+        ("may leave by the route 0.0.0.0/0 by e4", |f| {
+            f.elsewhere = Some("the route 0.0.0.0/0 by e4".to_owned());
+        }),
         ("IPsec policies", |f| f.host.ipsec = true),
         ("programs at Netfilter's hooks", |f| {
             f.host.netfilter_programs = true

@@ -25,6 +25,8 @@ pub struct HostFacts {
     pub client: Client,
     /// How the target is reached.
     pub route: RouteTo,
+    /// A route by which replies to some clients may leave, other than by the clients' device, as messages name it.
+    pub elsewhere: Option<String>,
     /// The kernel knows the link-layer address of the next hop on the way there.
     pub resolved: bool,
     /// Every device that plays a part: the clients', the target's.
@@ -173,7 +175,7 @@ pub struct Host {
     pub local_ports: Option<(u16, u16)>,
     /// Every IPv4 source has a route here.
     pub all_routable: bool,
-    /// Policy routing rules besides the three that every namespace has.
+    /// Policy routing rules besides the three that every namespace has and Mountain's own.
     pub policy_rules: bool,
     /// IPsec policies, which decide about packets on their way out.
     pub ipsec: bool,

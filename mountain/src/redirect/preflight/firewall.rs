@@ -149,6 +149,14 @@ impl Look<'_> {
         }
     }
 
+    /// The same to clients that a route reaches by another device than they come in by.
+    fn anywhere(&self, source: SocketAddr) -> Facts {
+        Facts {
+            oif: DeviceFact::Open,
+            ..self.back(source)
+        }
+    }
+
     fn place(&self, hook: Hook) -> Place {
         Place::new(Packets::of(self.rule.from.is_ipv6()), hook)
     }
@@ -176,15 +184,16 @@ impl Look<'_> {
         let reply = [
             (self.place(Hook::Ingress), self.from(to)),
             (self.place(Hook::Prerouting), self.from(to)),
-            (self.place(Hook::Forward), self.back(to)),
+            (self.place(Hook::Forward), self.anywhere(to)),
             (
                 self.place(Hook::Postrouting).priorities(..SNAT),
-                self.back(to),
+                self.anywhere(to),
             ),
             (
                 self.place(Hook::Postrouting).priorities(SNAT..),
-                self.back(from),
+                self.anywhere(from),
             ),
+            // Other devices' own hooks run.
             (self.place(Hook::Egress), self.back(from)),
         ];
         let mut found: Vec<Effect> = Vec::new();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Reading the [`HostFacts`] of a rule in the calling thread's network namespace. Changes nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::io;
 use std::net::IpAddr;
@@ -12,14 +12,17 @@ use crate::bpf::foreign::{netfilter_links, programs_at};
 use crate::bpf::hooks::{self, DeviceHook, LoadedProgram};
 use crate::host::namespaces::{named, this_namespace, within, Namespace};
 use crate::host::{kernel, sysctl};
-use crate::netlink::{self, RouteTo};
+use crate::netlink::{self, RouteTo, WayOn};
 use crate::redirect::{module, Rule};
 
 use super::facts::{Client, DeviceFacts, Far, FarEnd, Host, HostFacts, Sysctls, Xdp};
 use super::{features, firewall};
 
+/// The routes that lead on, of IPv6 or not, as they are read when first asked for; `None`: they cannot be.
+pub(super) type Ways = HashMap<bool, Option<Vec<WayOn>>>;
+
 /// Everything that matters for `rule`.
-pub(crate) fn gather(rule: &Rule) -> Result<HostFacts> {
+pub(super) fn gather(rule: &Rule, ways: &mut Ways) -> Result<HostFacts> {
     let addresses = netlink::addresses().context("cannot list the addresses")?;
     let holder = addresses.iter().find(|(_, ip)| *ip == rule.from.ip());
     // The whole of 127.0.0.0/8 is this host's.
@@ -49,11 +52,15 @@ pub(crate) fn gather(rule: &Rule) -> Result<HostFacts> {
     let devices = indices
         .into_iter()
         .map(|ifindex| device(ifindex, &addresses, rule.from.ip()));
+    let ways = ways
+        .entry(to.is_ipv6())
+        .or_insert_with(|| netlink::ways_on(to.is_ipv6()).ok());
     let release = sysctl::text("kernel/osrelease").unwrap_or_default();
     Ok(HostFacts {
         kernel: kernel::version(&release),
         btf: fs::metadata("/sys/kernel/btf/vmlinux").is_ok(),
         from_here,
+        elsewhere: elsewhere(ways.as_deref(), &client, to, &route),
         client,
         route,
         resolved,
@@ -64,6 +71,34 @@ pub(crate) fn gather(rule: &Rule) -> Result<HostFacts> {
         nft: firewall::has_nft(),
         module: module::is_there().context("cannot ask the kernel for its generic netlink")?,
     })
+}
+
+/// A way by which replies may leave, other than by the clients' device. The target's own route is none.
+fn elsewhere(
+    ways: Option<&[WayOn]>,
+    client: &Client,
+    to: IpAddr,
+    route: &RouteTo,
+) -> Option<String> {
+    let Client::Device(client) = client else {
+        return None;
+    };
+    let Some(ways) = ways else {
+        return Some("routes that cannot be listed".to_owned());
+    };
+    let devices: &[u32] = match route {
+        RouteTo::Out { devices, .. } => devices,
+        _ => &[],
+    };
+    // A default route, or a half of one, is never the target's alone.
+    let is_own = |way: &WayOn| {
+        devices.contains(&way.ifindex) && way.prefix.prefix_len() > 1 && way.prefix.contains(&to)
+    };
+    let way = ways
+        .iter()
+        .find(|way| way.ifindex != *client && !is_own(way))?;
+    let by = netlink::link(way.ifindex).map_or_else(|_| "another device".to_owned(), |l| l.name);
+    Some(format!("the route {} by {by}", way.prefix))
 }
 
 fn device(ifindex: u32, addresses: &[(u32, IpAddr)], from: IpAddr) -> Result<DeviceFacts> {
@@ -244,6 +279,41 @@ mod tests {
         assert!(!all_routable(&format!("{head}{net}")));
         assert!(!all_routable(&format!("{head}{default}{reject}")));
         assert!(!all_routable(""));
+    }
+
+    #[test]
+    fn ways_elsewhere_are_told_from_the_targets_own() {
+        let way = |prefix: &str, ifindex| WayOn {
+            prefix: prefix.parse().unwrap(),
+            ifindex,
+        };
+        let out = RouteTo::Out {
+            first: netlink::EgressRoute {
+                ifindex: 1 << 30,
+                gateway: None,
+            },
+            devices: vec![1 << 30],
+            source: None,
+            default: false,
+        };
+        let (to, client) = ("10.0.3.3".parse().unwrap(), Client::Device(2));
+        let of = |ways: &[WayOn]| elsewhere(Some(ways), &client, to, &out);
+        assert_eq!(of(&[]), None);
+        // The clients' device, and the target's own route.
+        let fine = [way("0.0.0.0/0", 2), way("10.0.3.0/24", 1 << 30)];
+        assert_eq!(of(&fine), None);
+        // Another network behind the target's device, a default route by it, and any by a third device.
+        for other in [
+            way("10.0.4.0/24", 1 << 30),
+            way("0.0.0.0/0", 1 << 30),
+            way("10.0.3.0/24", (1 << 30) + 1),
+        ] {
+            let expected = format!("the route {} by another device", other.prefix);
+            assert_eq!(of(&[fine[0], fine[1], other]), Some(expected));
+        }
+        assert!(elsewhere(None, &client, to, &out).is_some());
+        // Without a clients' device there is nothing but nft.
+        assert_eq!(elsewhere(None, &Client::Unknown, to, &out), None);
     }
 
     #[test]

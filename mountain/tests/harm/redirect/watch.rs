@@ -249,23 +249,63 @@ fn a_table_that_is_called_as_ours_are_is_met() {
     ask_in_vain(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080");
 }
 
+/// The client has another address, 10.9.9.9, which it is reached at by a way of its own.
+fn second_way(net: &Net) {
+    let nets = ["10.0.7", "fd07"];
+    net.client.join(("c1", 2), &net.router, ("rd", 1), nets);
+    net.client.ip("addr add 10.9.9.9/32 dev lo");
+    // Where it comes in nobody answers for that address, or tells of it.
+    net.client.sysctl("net/ipv4/conf/c0/arp_ignore", "1");
+    net.client.sysctl("net/ipv4/conf/c0/arp_announce", "2");
+    for (ns, dev) in [(&net.client, "c1"), (&net.router, "rc")] {
+        for of in ["all", dev] {
+            ns.sysctl(&format!("net/ipv4/conf/{of}/rp_filter"), "0");
+        }
+    }
+    net.router.ip("route add 10.9.9.9/32 via 10.0.7.2 dev rd");
+}
+
+/// Filters of another device, and the errors that come back by it, are for those whom no program redirects.
+#[test]
+fn replies_that_may_leave_by_another_device_are_left_to_nft() {
+    let (net, _watching) = fast();
+    second_way(&net);
+    wait_for(&net, "nft");
+    let socket = net.client.udp("10.9.9.9:0");
+    assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
+    let hook = "filter hook forward priority 0";
+    net.router.chain("inet guard f", hook, "oifname rd drop");
+    ask_in_vain(&socket, "10.0.8.17:8080");
+    // Without the route the filter alone is a reason: any client may have an address of that link.
+    net.router.ip("route del 10.9.9.9/32");
+    net.says(
+        &format!("check {RULE}"),
+        "tcx-peer skips a rule of the firewall",
+    );
+    net.router.nft("delete table inet guard");
+    wait_for(&net, "tcx-peer");
+}
+
+/// A rule about routes is one about who is served.
+#[test]
+fn rules_about_routes_are_not_gone_around() {
+    let (net, _watching) = fast();
+    let socket = net.client.udp("10.0.8.18:0");
+    assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
+    net.router.ip("rule add from 10.0.8.18 prohibit pref 100");
+    wait_for(&net, "nft");
+    ask_in_vain(&socket, "10.0.8.17:8080");
+    net.router.ip("rule del pref 100");
+    wait_for(&net, "tcx-peer");
+    assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
+}
+
 /// The way back to a client need not be the way that it came in by.
 #[test]
 fn replies_leave_translated_by_the_route_to_the_client() {
     for backend in ["tcx-peer", "xdp-redirect", "nft"] {
         let net = Net::serving();
-        let nets = ["10.0.7", "fd07"];
-        net.client.join(("c1", 2), &net.router, ("rd", 1), nets);
-        net.client.ip("addr add 10.9.9.9/32 dev lo");
-        net.router.ip("route add 10.9.9.9/32 via 10.0.7.2 dev rd");
-        // Where it came in nobody answers for that address, or tells of it.
-        net.client.sysctl("net/ipv4/conf/c0/arp_ignore", "1");
-        net.client.sysctl("net/ipv4/conf/c0/arp_announce", "2");
-        for (ns, dev) in [(&net.client, "c1"), (&net.router, "rc")] {
-            for of in ["all", dev] {
-                ns.sysctl(&format!("net/ipv4/conf/{of}/rp_filter"), "0");
-            }
-        }
+        second_way(&net);
         net.redirect(&format!("add {RULE} --backend {backend} --fix"));
         assert_eq!(carried(&net), [backend]);
         let socket = net.client.udp("10.9.9.9:0");

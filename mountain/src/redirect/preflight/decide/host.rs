@@ -133,8 +133,8 @@ impl Case<'_> {
         }
     }
 
-    /// What else is skipped: filters of sources, shapers, IPsec, other people's programs, and a firewall that
-    /// changes without notice.
+    /// What else is skipped: rules about routes, other ways back, filters of sources, shapers, IPsec, other people's
+    /// programs, and a firewall that changes without notice.
     pub(super) fn others(&mut self) {
         if !self.bypasses() {
             return;
@@ -142,6 +142,8 @@ impl Case<'_> {
         let (client, target) = (self.facts.client_device(), self.facts.target_device());
         let host = &self.facts.host;
         let of_host = [
+            // Such a backend looks a way up by fewer facts than the kernel, or by none.
+            (host.policy_rules, "policy routing rules (ip rule)"),
             (host.ipsec, "IPsec policies (ip xfrm policy)"),
             (host.netfilter_programs, "BPF programs at Netfilter's hooks"),
             (
@@ -178,6 +180,14 @@ impl Case<'_> {
             self.by_name_only = true;
             self.note(format!(
                 "{} skips {what}, so that only nft is chosen unless it is named",
+                self.backend
+            ));
+        }
+        if let Some(way) = &self.facts.elsewhere {
+            self.by_name_only = true;
+            self.note(format!(
+                "replies to some clients may leave by {way}, and {} does not translate ICMP errors that come \
+                 back there, so that only nft is chosen unless it is named",
                 self.backend
             ));
         }
