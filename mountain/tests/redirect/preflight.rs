@@ -328,8 +328,9 @@ fn peers_are_for_the_next_namespace() {
     found.only(&Backend::FASTEST_FIRST);
     // The target's own route is no way back.
     assert!(!found.of(TcxPeer).by_name_only, "{found:#?}");
+    net.router.ip("route del 10.0.3.0/24");
 
-    // Replies go out by the bridge without a check of their size, and into a namespace need none.
+    // Replies that are too large for the bridge.
     net.router.ip("link add br0 type bridge");
     net.router.ip("link set br0 up mtu 1400");
     let mut by_bridge = ordinary();
@@ -349,6 +350,12 @@ fn peers_are_for_the_next_namespace() {
     assert!(peer.client_dev.as_ref().unwrap().peer && peer.target_dev.as_ref().unwrap().peer);
     let text = "over 1400 bytes take the slower way";
     found.notes(XdpRedirect, text);
+    for backend in [XdpRedirect, TcxPeer] {
+        assert!(found.of(backend).by_name_only);
+        let text = "replies may have 1500 bytes, and rc carries 1400";
+        found.notes(backend, text);
+    }
+    assert!(!found.of(Tcx).by_name_only);
     let mut always = ordinary();
     always.snat = Snat::Always;
     let found = net.look(&always);
@@ -357,6 +364,11 @@ fn peers_are_for_the_next_namespace() {
     found.refuses(Tcx, why, "mtu 1400");
     net.server.ip("link set s0 mtu 1400");
     net.look(&by_bridge).plan(TcxPeer);
+    // What the client sends may be larger than what the target takes.
+    net.server.ip("link set s0 mtu 1300");
+    for backend in [XdpRedirect, TcxPeer] {
+        assert!(!net.look(&ordinary()).of(backend).by_name_only);
+    }
 
     // Both ends here.
     net.router

@@ -77,6 +77,24 @@ fn source_filters_and_shapers_are_not_bypassed() {
     wait_for(&net, "tcx-peer");
 }
 
+/// Of what is larger than the clients' device carries, one fragment would go by the program and the other by the
+/// kernel: never whole anywhere.
+#[test]
+fn replies_larger_than_the_clients_device_are_left_to_nft() {
+    let (net, _watching) = fast();
+    for (ns, dev) in [(&net.client, "c0"), (&net.router, "rc")] {
+        ns.ip(&format!("link set {dev} mtu 1400"));
+    }
+    wait_for(&net, "nft");
+    let text = "x".repeat(1900);
+    let (answer, from) = ask(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080", &text);
+    assert_eq!((answer.len(), &*from), (1907, "10.0.8.17:8080"));
+    for (ns, dev) in [(&net.server, "s0"), (&net.router, "rs")] {
+        ns.ip(&format!("link set {dev} mtu 1400"));
+    }
+    wait_for(&net, "tcx-peer");
+}
+
 /// A rule that the owner's `notrack` or own translation keeps packets from is no silent one.
 #[test]
 fn a_rule_that_can_never_match_is_reported() {

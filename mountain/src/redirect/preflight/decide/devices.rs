@@ -59,6 +59,26 @@ impl Case<'_> {
                 "packets over {small} bytes take the slower way through the kernel"
             ));
         }
+        self.replies_fit(client, target);
+    }
+
+    /// A reply that does not fit the clients' device is left to the kernel, for which it is the first packet of a
+    /// connection. Fragments of one datagram would go both ways: it is never whole.
+    fn replies_fit(&mut self, client: &DeviceFacts, target: &DeviceFacts) {
+        let largest = match &target.far {
+            // What is larger than either end takes does not come through a veth.
+            Far::End(far) => target.link.mtu.min(far.link.mtu),
+            _ => target.link.mtu,
+        };
+        let (name, mtu) = (&client.link.name, client.link.mtu);
+        if largest > mtu {
+            self.by_name_only = true;
+            self.note(format!(
+                "replies may have {largest} bytes, and {name} carries {mtu}: {} loses datagrams in larger \
+                 fragments, so that only nft is chosen unless it is named",
+                self.backend
+            ));
+        }
     }
 
     /// Packets with another source are sent on by BPF only: where one is too large, nobody tells its
@@ -273,8 +293,7 @@ impl Case<'_> {
                 "use xdp-redirect, tcx or nft",
             );
         }
-        // Replies are as large as the far end makes them, and leave by the clients' device without
-        // the kernel's check; straight into a namespace they need none.
+        self.replies_fit(client, target);
         let straight = matches!(&client.far, Far::End(end) if !end.here);
         if far.link.mtu > client.link.mtu && !straight {
             self.refuse(
