@@ -279,9 +279,18 @@ fn other_programs_stay() {
     let found = net.look(&ordinary());
     let why = "c0, the far end of rc, does not poll";
     found.refuses(XdpRedirect, why, "c0 rx-gro on");
-    attach_xdp(&net.client, "c0", "any");
+    let by_name = || [XdpRedirect, TcxPeer].map(|b| net.look(&ordinary()).of(b).by_name_only);
+    assert_eq!(by_name(), [false, false]);
     attach_xdp(&net.server, "s0", "any");
-    net.look(&ordinary()).only(&Backend::FASTEST_FIRST);
+    // What is put into a namespace goes past it.
+    assert_eq!(by_name(), [false, true]);
+    attach_xdp(&net.client, "c0", "any");
+    let found = net.look(&ordinary());
+    found.only(&Backend::FASTEST_FIRST);
+    for (end, near) in [("c0", "rc"), ("s0", "rs")] {
+        let text = format!("the XDP program at {end}, the far end of {near}");
+        found.notes(TcxPeer, &text);
+    }
 }
 
 #[test]

@@ -13,6 +13,7 @@ use mountain::bpf::hooks::{self, DeviceHook, Order};
 
 use super::net::{ask, ask_in_vain, echo, Net};
 use crate::support::program::load;
+use crate::support::tcx::attach_passing_xdp;
 use crate::support::*;
 
 pub const RULE: &str = "--proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083";
@@ -226,6 +227,15 @@ fn other_programs_at_tcx_are_not_gone_around() {
     drop(guard);
     let text = net.redirect("check --proto udp --from 10.0.8.17:1 --to 10.0.1.2:1");
     assert!(!text.contains("guard"), "{text}");
+}
+
+/// One in the target's namespace, too: tcx-peer puts packets there behind it.
+#[test]
+fn programs_in_the_targets_namespace_are_not_gone_around() {
+    let (net, _watching) = fast();
+    net.server.with(|| attach_passing_xdp("s0", "guard"));
+    wait_for(&net, "nft");
+    net.says(&format!("check {RULE}"), "the XDP program at s0");
 }
 
 /// Nothing announces here what changes in the target's namespace.

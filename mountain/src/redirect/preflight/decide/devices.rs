@@ -62,6 +62,22 @@ impl Case<'_> {
         self.replies_fit(client, target);
     }
 
+    /// A packet that is put into a namespace comes in behind the driver of the far end, where native XDP runs.
+    fn far_programs(&mut self, client: &DeviceFacts, target: &DeviceFacts) {
+        for device in [client, target] {
+            if let Far::End(far) = &device.far {
+                if far.xdp && !far.here {
+                    self.by_name_only = true;
+                    self.note(format!(
+                        "{} skips the XDP program at {}, the far end of {}, so that only nft is chosen unless \
+                         it is named",
+                        self.backend, far.link.name, device.link.name
+                    ));
+                }
+            }
+        }
+    }
+
     /// A reply that does not fit the clients' device is left to the kernel, for which it is the first packet of a
     /// connection. Fragments of one datagram would go both ways: it is never whole.
     fn replies_fit(&mut self, client: &DeviceFacts, target: &DeviceFacts) {
@@ -293,6 +309,7 @@ impl Case<'_> {
                 "use xdp-redirect, tcx or nft",
             );
         }
+        self.far_programs(client, target);
         self.replies_fit(client, target);
         let straight = matches!(&client.far, Far::End(end) if !end.here);
         if far.link.mtu > client.link.mtu && !straight {
