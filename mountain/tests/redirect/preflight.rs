@@ -234,6 +234,14 @@ fn kinds_of_devices() {
     if vlan {
         let found = by("rc.7");
         found.refuses(XdpRedirect, "rc.7 is a vlan device", "use tcx");
+        let found = by("rc");
+        for backend in [XdpRedirect, Xdp, TcxPeer, Tcx] {
+            let by_xdp = matches!(backend, XdpRedirect | Xdp);
+            assert_eq!(found.of(backend).by_name_only, by_xdp, "{backend}");
+        }
+        found.notes(XdpRedirect, "VLAN devices stand on rc");
+        router.ip("link del rc.7");
+        assert!(!by("rc").of(XdpRedirect).by_name_only);
     }
     let found = by("t0");
     found.only(&[Nft]);

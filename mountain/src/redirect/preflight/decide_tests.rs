@@ -219,6 +219,21 @@ fn drivers_without_xdp_leave_tcx() {
     refuses(&facts, XdpRedirect, "e2 cannot redirect from XDP");
 }
 
+/// The tag may be in the packet's metadata only, which XDP does not see.
+#[test]
+fn vlans_keep_auto_from_xdp() {
+    for device in [0, 1] {
+        let mut facts = facts();
+        facts.devices[device].vlans = true;
+        let text = format!("VLAN devices stand on e{}", device + 2);
+        assert!(notes(&facts, XdpRedirect, &text));
+        assert!(of(&facts, XdpRedirect).by_name_only);
+        // Replies of these are routed out.
+        assert_eq!(notes(&facts, XdpPass, &text), device == 0);
+        assert!(!notes(&facts, Tcx, &text) && !of(&facts, Tcx).by_name_only);
+    }
+}
+
 #[test]
 fn guests_beside_this_one_leave_checksums_unfinished() {
     let mut facts = facts();

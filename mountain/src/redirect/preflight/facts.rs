@@ -81,6 +81,8 @@ pub struct DeviceFacts {
     pub master: Option<(String, String)>,
     /// As ethtool names it.
     pub driver: Option<String>,
+    /// VLAN devices of this namespace stand on it.
+    pub vlans: bool,
     /// What is attached at XDP and what the driver can do there.
     pub xdp: Xdp,
     /// Programs of others at its tcx hooks.

@@ -123,6 +123,8 @@ fn device(ifindex: u32, addresses: &[(u32, IpAddr)], from: IpAddr) -> Result<Dev
     Ok(DeviceFacts {
         master,
         driver: features::driver(&link.name).ok(),
+        // Without VLAN devices the file may not be there.
+        vlans: has_vlans(&table("vlan/config"), &link.name),
         xdp: xdp(ifindex).with_context(|| format!("cannot tell what XDP does on {}", link.name))?,
         tcx,
         addresses: own.map(|(_, address)| *address).collect(),
@@ -216,10 +218,6 @@ fn sysctls(device: &str) -> Sysctls {
 
 fn host(ipv6: bool) -> Host {
     let on = |path| sysctl::number(path).unwrap_or(0) != 0;
-    let table = |name| {
-        let table = fs::read_to_string(format!("/proc/thread-self/net/{name}"));
-        table.unwrap_or_default()
-    };
     let ports = sysctl::text("net/ipv4/ip_local_port_range").unwrap_or_default();
     let mut ports = ports.split_whitespace().map_while(|p| p.parse().ok());
     Host {
@@ -234,6 +232,18 @@ fn host(ipv6: bool) -> Host {
         netfilter_programs: netfilter_links().map_or(true, |links| !links.is_empty()),
         legacy_firewall: firewall::has_legacy().unwrap_or(true),
     }
+}
+
+/// A file of /proc/net; empty where there is none.
+fn table(name: &str) -> String {
+    fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default()
+}
+
+/// Whether /proc/net/vlan/config names a device as what a VLAN device stands on: `eth0.7 | 7 | eth0`.
+fn has_vlans(config: &str, device: &str) -> bool {
+    let lines = config.lines().filter(|line| line.contains('|'));
+    let mut lower = lines.filter_map(|line| line.split_whitespace().next_back());
+    lower.any(|lower| lower == device)
 }
 
 /// Whether /proc/net/route has a default route and nothing that rejects: RTF_UP and RTF_REJECT of
@@ -279,6 +289,18 @@ mod tests {
         assert!(!all_routable(&format!("{head}{net}")));
         assert!(!all_routable(&format!("{head}{default}{reject}")));
         assert!(!all_routable(""));
+    }
+
+    #[test]
+    fn what_vlans_stand_on_is_read() {
+        let config = "VLAN Dev name\t | VLAN ID\n\
+            Name-Type: VLAN_NAME_TYPE_RAW_PLUS_VID_NO_PAD\n\
+            eth0.7         | 7  | eth0\n\
+            abcdefghijklmno| 4000  | wan\n";
+        for (device, expected) in [("eth0", true), ("wan", true), ("eth0.7", false)] {
+            assert_eq!(has_vlans(config, device), expected, "{device}");
+        }
+        assert!(!has_vlans("", "eth0"));
     }
 
     #[test]

@@ -143,6 +143,7 @@ impl Case<'_> {
                 );
             }
         }
+        self.vlans(device);
         let native = device.xdp.features & XDP_BASIC != 0;
         match (device.link.kind.as_deref(), &device.far) {
             (Some("veth"), Far::Unknown(why)) => self.refuse(
@@ -209,6 +210,18 @@ impl Case<'_> {
                     self.backend
                 ));
             }
+        }
+    }
+
+    /// A tag that the device has taken off the packet is nowhere that XDP looks.
+    fn vlans(&mut self, device: &DeviceFacts) {
+        if device.vlans {
+            self.by_name_only = true;
+            self.note(format!(
+                "VLAN devices stand on {}, and {} takes their packets for untagged ones, so that only nft is \
+                 chosen unless it is named",
+                device.link.name, self.backend
+            ));
         }
     }
 
