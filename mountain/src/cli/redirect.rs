@@ -3,6 +3,7 @@
 
 mod show;
 
+use std::collections::HashSet;
 use std::fmt::Display;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -261,7 +262,25 @@ impl Add {
         for what in actions::never(std::slice::from_ref(&installed)).into_values() {
             eprintln!("mountain: rule {id} may never redirect anything, because of {what}");
         }
+        say_lost(std::slice::from_ref(&installed));
         Ok(())
+    }
+}
+
+/// Says what of the firewall drops packets of these rules, each once.
+fn say_lost(rules: &[Installed]) {
+    // Each look takes some milliseconds.
+    let rules = &rules[..rules.len().min(SHOWN_ERRORS)];
+    let lost = actions::lost(rules);
+    let mut said = HashSet::new();
+    for Installed { id, rule, .. } in rules {
+        if let Some(what) = lost.get(id).filter(|what| said.insert(*what)) {
+            eprintln!(
+                "mountain: rule {id} may redirect nothing: the firewall drops what none of its rules accepts, by \
+                 {what}; let it accept {} to {}, and replies",
+                rule.proto, rule.to
+            );
+        }
     }
 }
 
@@ -433,15 +452,15 @@ fn restore(file: &ConfigFile) -> Result<ExitCode> {
             Err(e) => refused(&format!("redirect {} ({})", i + 1, wanted[i].rule), e),
         }
     }
-    let mut added = 0;
+    let mut added = Vec::new();
     for batch in new.chunks(actions::BATCH) {
         match actions::put(&mut store, batch.to_vec()) {
-            Ok(done) => added += done.len(),
+            Ok(done) => added.extend(done),
             // Which of them is wrong?
             Err(_) => {
                 for one in batch {
                     match actions::put(&mut store, vec![one.clone()]) {
-                        Ok(_) => added += 1,
+                        Ok(done) => added.extend(done),
                         Err(e) => refused(&one.rule, e),
                     }
                 }
@@ -450,8 +469,9 @@ fn restore(file: &ConfigFile) -> Result<ExitCode> {
     }
     println!(
         "{} added, {was} already there, {wrong} not possible",
-        count(added, "rule")
+        count(added.len(), "rule")
     );
+    say_lost(&added);
     Ok(exit_code(wrong == 0))
 }
 

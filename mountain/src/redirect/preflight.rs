@@ -80,6 +80,19 @@ impl HostReadings {
     /// # Errors
     /// When the kernel cannot be asked.
     pub fn look(&mut self, rule: &Rule, fix: bool, in_force: &[Fix]) -> Result<Vec<Finding>> {
+        let facts = self.facts(rule)?;
+        Ok(decide::decide(rule, facts, fix, in_force))
+    }
+
+    /// What of the firewall drops the packets of `rule`, or replies, unless one of its rules accepts them.
+    ///
+    /// # Errors
+    /// When the kernel cannot be asked.
+    pub(super) fn lost(&mut self, rule: &Rule) -> Result<Option<String>> {
+        Ok(self.facts(rule)?.firewall.lost.clone())
+    }
+
+    fn facts(&mut self, rule: &Rule) -> Result<&facts::HostFacts> {
         if self.facts.len() >= Self::MOST {
             self.facts.clear();
         }
@@ -96,6 +109,6 @@ impl HostReadings {
                 ..FirewallEffects::default()
             },
         };
-        Ok(decide::decide(rule, facts, fix, in_force))
+        Ok(facts)
     }
 }

@@ -126,6 +126,17 @@ impl ResidueLine {
         self.steps.is_empty()
     }
 
+    /// Accepts packets, or may, by a condition that names one of these.
+    fn accepts_by(&self, names: &[&str]) -> bool {
+        let is_named = |what: &str| names.iter().any(|name| what.contains(name));
+        let mut conditions = self.steps.iter().filter_map(|step| match step {
+            Step::If(what) => Some(what.as_str()),
+            Step::Do(..) => None,
+        });
+        let by_key = matches!(&self.end, End::Branch(key, _) if is_named(key));
+        (by_key || conditions.any(is_named)) && self.end.may_accept()
+    }
+
     /// Does nothing but to decide.
     pub(crate) fn only_decides(&self) -> bool {
         !self.steps.iter().any(|step| matches!(step, Step::Do(..)))
@@ -171,6 +182,14 @@ impl End {
         match self {
             Self::Drop => true,
             Self::Branch(_, branches) => branches.iter().any(|(_, end)| end.drops()),
+            _ => false,
+        }
+    }
+
+    fn may_accept(&self) -> bool {
+        match self {
+            Self::Accept | Self::Jump(_) | Self::Goto(_) => true,
+            Self::Branch(_, branches) => branches.iter().any(|(_, end)| end.may_accept()),
             _ => false,
         }
     }
@@ -230,6 +249,16 @@ impl Residue<'_> {
         found
     }
 
+    /// The rule, or the policy, that drops every packet that no rule before it accepts. `None`: there is none, or one of
+    /// those before it accepts packets by a condition that names one of `spared`.
+    pub fn drops_the_rest(&self, spared: &[&str]) -> Option<RuleRef> {
+        let accepts = |body: &Rc<Body>| all_lines(body).into_iter().any(|l| l.accepts_by(spared));
+        self.chains.iter().find_map(|chain| {
+            let last = catch_all(&chain.body)?;
+            (!accepts(&chain.body)).then(|| self.rule(last.origin))
+        })
+    }
+
     pub(super) fn writes(&self, kinds: &[EffectKind]) -> bool {
         self.effects()
             .iter()
@@ -276,6 +305,32 @@ impl Residue<'_> {
                 (None, Some(b)) => return Some(first(other, &b.body)),
             }
         }
+    }
+}
+
+/// Every line of a body and of those that it leads to, each once.
+fn all_lines(body: &Rc<Body>) -> Vec<&Rc<ResidueLine>> {
+    let mut lines: Vec<&Rc<ResidueLine>> = Vec::new();
+    let (mut bodies, mut seen) = (vec![body], HashSet::new());
+    while let Some(body) = bodies.pop() {
+        if seen.insert(Rc::as_ptr(body)) {
+            lines.extend(&body.lines);
+            bodies.extend(body.lines.iter().flat_map(|line| line.end.bodies()));
+        }
+    }
+    lines
+}
+
+/// The line that drops every packet that comes to the end of a body.
+fn catch_all(body: &Body) -> Option<&ResidueLine> {
+    let last = body.lines.last()?;
+    let rejects = |step: &Step| matches!(step, Step::Do(EffectKind::Drop, _));
+    match &last.end {
+        _ if last.steps.iter().any(|step| matches!(step, Step::If(_))) => None,
+        End::Drop => Some(last),
+        End::Stop if last.steps.iter().any(rejects) => Some(last),
+        End::Jump(body) | End::Goto(body) => catch_all(body),
+        _ => None,
     }
 }
 

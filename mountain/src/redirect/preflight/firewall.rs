@@ -37,6 +37,8 @@ pub struct FirewallEffects {
     pub before: Vec<String>,
     /// Rules that may drop redirected packets on their way through this host or to it.
     pub drops: Vec<String>,
+    /// What drops such packets, or replies, unless one of the firewall's rules accepts them.
+    pub lost: Option<String>,
     /// Rules for which nft may never redirect: a translation before ours, or no tracking.
     pub never: Vec<String>,
 }
@@ -97,6 +99,7 @@ pub fn of(rules: &Ruleset, rule: &Rule, passed: &Passed) -> FirewallEffects {
         around: look.around(),
         before: look.before(),
         drops: look.drops(),
+        lost: look.lost(),
         never: look.never(),
     }
 }
@@ -246,6 +249,25 @@ impl Look<'_> {
         };
         let drops = |e: &Effect| matches!(e.kind, EffectKind::Drop | EffectKind::Unknown);
         names(found.into_iter().filter(drops).collect())
+    }
+
+    /// A firewall that is made for redirects accepts by what connection tracking says of a packet, which is not
+    /// evaluated: that it was translated, or answers one that was accepted.
+    fn lost(&self) -> Option<String> {
+        const TRANSLATED: &[&str] = &["ct status"];
+        const ANSWERS: &[&str] = &["ct state", "ct status", "match conntrack", "match state"];
+
+        let to = self.rule.to;
+        let found = |hook, facts: &Facts, spared| {
+            let residue = self.rules.residue(&self.place(hook), facts);
+            residue.drops_the_rest(spared)
+        };
+        let rule = match self.passed.local {
+            true => found(Hook::Input, &self.to(to), TRANSLATED),
+            false => found(Hook::Forward, &self.there(to), TRANSLATED)
+                .or_else(|| found(Hook::Forward, &self.back(to), ANSWERS)),
+        };
+        rule.map(|rule| printable(&rule.to_string()))
     }
 
     fn never(&self) -> Vec<String> {

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use super::net::{ask, Net};
 use super::watch::{carried, fast, wait_for, RULE};
+use crate::support::stderr;
 
 /// Rules that see packets before nft would redirect them, with the original port.
 #[test]
@@ -110,7 +111,7 @@ fn a_rule_that_can_never_match_is_reported() {
         let line = format!("redirect add {RULE} --backend auto");
         let added = net.router.mountain(&line);
         let concerns = rule.contains("8080");
-        let said = crate::support::stderr(&added);
+        let said = stderr(&added);
         for part in ["may never redirect anything", "ip owner c handle"] {
             assert_eq!(said.contains(part), concerns, "{said}");
         }
@@ -121,6 +122,50 @@ fn a_rule_that_can_never_match_is_reported() {
             assert_eq!(text.lines().any(told), concerns, "{rule}: {text}");
         }
     }
+}
+
+/// Nor is one whose packets the firewall drops, as Docker's and ufw's do with all that they do not know.
+#[test]
+fn a_rule_whose_packets_are_dropped_is_reported() {
+    let to = "ip daddr 10.0.1.2 accept";
+    let established = "ct state established,related accept";
+    let by_state = "ct state vmap { established : accept, invalid : drop }";
+    let net = Net::new();
+    for (policy, rules, lost) in [
+        ("drop", String::new(), true),
+        ("drop", established.to_owned(), true),
+        // Replies are not accepted.
+        ("drop", to.to_owned(), true),
+        ("drop", format!("{established}\n{to}"), false),
+        ("drop", format!("{by_state}\nct status dnat accept"), false),
+        ("drop", format!("{to}\nip saddr 10.0.1.2 accept"), false),
+        ("accept", format!("{established}\nreject"), true),
+        ("accept", "ip saddr 10.0.8.66 drop".to_owned(), false),
+    ] {
+        let hook = format!("filter hook forward priority 0; policy {policy}");
+        net.router.chain("inet guard f", &hook, &rules);
+        for (backend, lost) in [("auto", lost), ("tcx-peer", false)] {
+            let line = format!("redirect add {RULE} --backend {backend}");
+            let said = stderr(&net.router.mountain(&line));
+            for part in ["rule 0 may redirect nothing", "inet guard f"] {
+                assert_eq!(said.contains(part), lost, "{backend}, {rules}: {said}");
+            }
+            net.redirect("del --all");
+        }
+        net.router.nft("delete table inet guard");
+    }
+    // A file with many rules says it once.
+    let hook = "filter hook forward priority 0; policy drop";
+    net.router.chain("inet guard f", hook, "");
+    let rule = |port: u16| {
+        let from = format!("proto = \"udp\"\nfrom = \"10.0.8.17:{port}\"");
+        format!("[[redirect]]\n{from}\nto = \"10.0.1.2:{port}\"\n")
+    };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), (1..=30).map(rule).collect::<String>()).unwrap();
+    let line = format!("redirect restore --config {}", file.path().display());
+    let said = stderr(&net.router.mountain(&line));
+    assert_eq!(said.matches("may redirect nothing").count(), 1, "{said}");
 }
 
 /// What comes in by another device than the fast backend's, or from this host, is redirected too;
