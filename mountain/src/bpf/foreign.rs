@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Other people's BPF programs that judge packets by the device that they leave by: at Netfilter's
-//! hooks and at the egress of cgroups. The kernel announces neither.
+//! hooks and at the egress of cgroups. The kernel announces neither, nor those at the tcx egress of devices.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use anyhow::{Context, Result};
 use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
@@ -171,6 +172,52 @@ fn name(id: u32) -> String {
 
 /// What the names of Mountain's own programs begin with.
 const OWN: [&str; 2] = ["mtn_", "mountain"];
+/// Numbers of the steering programs of this process, which may lack the privilege to read names.
+static OWN_IDS: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+
+fn is_own(name: &str) -> bool {
+    OWN.iter().any(|own| name.starts_with(own))
+}
+
+/// Notes that a program is this process's own.
+pub(super) fn note_own(program: BorrowedFd) {
+    if let Ok(id) = hooks::program_id(program) {
+        let mut ids = OWN_IDS.lock().unwrap_or_else(PoisonError::into_inner);
+        ids.insert(id);
+    }
+}
+
+/// Somebody else's program at the tcx egress of a device, by its name, which is empty where the kernel does not say.
+///
+/// # Errors
+/// When the kernel does not tell what is attached.
+pub fn egress_program(ifindex: u32) -> io::Result<Option<String>> {
+    match hooks::programs(DeviceHook::TcxEgress, ifindex) {
+        Ok(ids) => Ok(ids.into_iter().find_map(others_name)),
+        // The device is gone, nothing is attached, or the kernel has no such hook.
+        Err(e)
+            if matches!(
+                e.raw_os_error(),
+                Some(libc::ENODEV | libc::ENOENT | libc::EINVAL)
+            ) =>
+        {
+            Ok(None)
+        }
+        Err(e) => Err(io::Error::new(e.kind(), format!("programs at tcx: {e}"))),
+    }
+}
+
+/// The name of a program, unless it is ours or was taken off meanwhile.
+fn others_name(id: u32) -> Option<String> {
+    match LoadedProgram::by_id(id) {
+        Ok(program) => (!is_own(&program.name)).then_some(program.name),
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => None,
+        Err(_) => {
+            let ids = OWN_IDS.lock().unwrap_or_else(PoisonError::into_inner);
+            (!ids.contains(&id)).then(String::new)
+        }
+    }
+}
 
 /// Names of others' programs at a hook of a device, in the order in which they were loaded.
 pub(crate) fn programs_at(hook: DeviceHook, ifindex: u32) -> io::Result<Vec<String>> {
@@ -179,7 +226,5 @@ pub(crate) fn programs_at(hook: DeviceHook, ifindex: u32) -> io::Result<Vec<Stri
     let programs = ids.into_iter().map(LoadedProgram::by_id);
     // One that was taken off meanwhile is not there.
     let names = programs.flatten().map(|program| program.name);
-    Ok(names
-        .filter(|name| !OWN.iter().any(|own| name.starts_with(own)))
-        .collect())
+    Ok(names.filter(|name| !is_own(name)).collect())
 }

@@ -185,6 +185,15 @@ pub fn programs(hook: DeviceHook, ifindex: u32) -> io::Result<Vec<u32>> {
     Ok(ids)
 }
 
+/// The number by which the kernel lists a program.
+pub(super) fn program_id(program: BorrowedFd) -> io::Result<u32> {
+    let mut info = sys::bpf_prog_info::default();
+    let mut len = size_of_val(&info) as u32;
+    // SAFETY: `info` is as long as it says.
+    result(unsafe { sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &mut info, &mut len) })?;
+    Ok(info.id)
+}
+
 /// A program that is in the kernel.
 #[derive(Debug)]
 pub struct LoadedProgram {

@@ -167,6 +167,7 @@ impl Steer {
         let skel = open.load().context(
             "the kernel refused the steering program: `mountain check` tells what is missing",
         )?;
+        foreign::note_own(skel.progs.mountain_steer.as_fd());
         let table = FlowTable::new(&skel.maps.flows, &skel.maps.flow_keys, slots)?;
         let dests = tries::Tries::new(&skel.maps.dest4, &skel.maps.dest6)?;
         let sources = tries::Tries::new(&skel.maps.source4, &skel.maps.source6)?;

@@ -93,7 +93,9 @@ impl Steer {
             map.reuse_fd(known.as_fd())
                 .with_context(|| format!("the map {}", name.to_string_lossy()))?;
         }
-        Ok(open.load()?)
+        let skel = open.load()?;
+        foreign::note_own(skel.progs.mountain_steer.as_fd());
+        Ok(skel)
     }
 }
 

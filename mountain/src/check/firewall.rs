@@ -3,7 +3,7 @@
 
 use super::{count, describe, Report};
 use crate::bpf::foreign;
-use crate::daemon::firewall::{cgroup_text, read};
+use crate::daemon::firewall::{cgroup_text, egress_devices, read};
 use crate::steer::alike::Question;
 use crate::topology::{Group, Kind, Topology};
 
@@ -13,7 +13,9 @@ pub(super) fn check(report: &mut Report, topology: &Topology) {
     if moving.is_empty() {
         return;
     }
-    let firewall = match read() {
+    let questions = moving.iter().map(|group| Question::of(group, topology));
+    let questions: Vec<Question> = questions.collect();
+    let firewall = match read(&egress_devices(&questions)) {
         Ok(firewall) => firewall,
         Err(e) => {
             report.warn(
@@ -25,8 +27,8 @@ pub(super) fn check(report: &mut Report, topology: &Topology) {
         }
     };
     let mut alike = 0;
-    for group in moving {
-        let Some(difference) = firewall.difference(&Question::of(group, topology)) else {
+    for (group, question) in moving.into_iter().zip(&questions) {
+        let Some(difference) = firewall.difference(question) else {
             alike += 1;
             continue;
         };
@@ -41,7 +43,10 @@ pub(super) fn check(report: &mut Report, topology: &Topology) {
                 describe(group, topology),
                 difference.what
             ),
-            "make the rule the same for all of these devices, if it need not tell them apart",
+            match difference.rule {
+                Some(_) => "make the rule the same for all of these devices, if it need not tell them apart",
+                None => "",
+            },
         );
     }
     if alike > 0 {

@@ -15,8 +15,6 @@ use std::fs;
 use ipnet::IpNet;
 use serde::Serialize;
 
-use crate::bpf::foreign::programs_at;
-use crate::bpf::hooks::DeviceHook;
 use crate::cc;
 use crate::config::Config;
 use crate::host::stdout::lines;
@@ -149,7 +147,6 @@ pub fn check_into(report: &mut Report, config: &Config, up: &str, try_load: Opti
     config::check(report, &topology, config);
     check_paths(report, &topology);
     placement::check(report, &topology, &config.placement, up);
-    check_other_programs(report, &topology);
     firewall::check(report, &topology);
     check_sysctls(report, &topology, config.placement.enabled);
     sockets::check_new(report, &topology, config);
@@ -378,23 +375,6 @@ fn check_paths(report: &mut Report, topology: &Topology) {
                     "",
                 );
             }
-        }
-    }
-}
-
-fn check_other_programs(report: &mut Report, topology: &Topology) {
-    for (ifindex, ifname) in devices(topology) {
-        // Without privileges the list is closed; that was reported above.
-        let others = programs_at(DeviceHook::TcxEgress, ifindex).unwrap_or_default();
-        if !others.is_empty() {
-            report.warn(
-                "programs",
-                format!(
-                    "other BPF programs at tcx egress of {ifname}: {}",
-                    others.join(", ")
-                ),
-                "packets that they drop or redirect are not steered",
-            );
         }
     }
 }

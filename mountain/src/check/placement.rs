@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What is in the way of placing new flows, where uplinks have addresses of their own.
 
+use std::collections::BTreeSet;
+
 use super::Report;
 use crate::daemon::firewall::read;
 use crate::host::cgroup;
@@ -66,7 +68,8 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Placement
 }
 
 fn left_by_firewall(topology: &Topology) -> Left {
-    match read() {
+    // New flows meet what is at the egress of the device that they leave by.
+    match read(&BTreeSet::new()) {
         Ok(firewall) => Left::by(topology, |question| firewall.difference(question)),
         Err(e) => {
             let why = Difference::new(format!("the firewall cannot be read: {e}"));

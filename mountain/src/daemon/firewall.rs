@@ -2,8 +2,8 @@
 //! Follows the firewall, and stops moving flows where it treats the devices of a group differently.
 //!
 //! It is read and compared on another thread, because a large ruleset takes longer than a probe may wait.
-//! nftables announces its changes. Legacy xtables, BPF programs and a device's group do not, so they are
-//! looked at every few seconds. As long as a group has no answer its flows are not moved.
+//! nftables announces its changes. Legacy xtables, BPF programs, filters of traffic control and a device's group do
+//! not, so they are looked at every few seconds. As long as a group has no answer its flows are not moved.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
@@ -20,12 +20,13 @@ use tracing::{info, warn};
 
 use super::{Daemon, ADOPT_MS};
 use crate::bpf::foreign::{self, CgroupProgram};
+use crate::netlink;
 use crate::netlink::link::links;
 use crate::netlink::ruleset::{self, hooks, Elements, Hook, Ruleset};
 use crate::netlink::wire::family;
 use crate::placement::{self, Left};
 use crate::redirect;
-use crate::steer::alike::{Difference, Firewall, Question};
+use crate::steer::alike::{AtEgress, Difference, Firewall, Question};
 use crate::topology::Topology;
 
 /// How often is looked at what announces nothing.
@@ -241,7 +242,7 @@ impl Look {
             Ok(programs)
         });
         let read = match &cgroups {
-            Ok(_) => self.look(is_new),
+            Ok(_) => self.look(is_new, &egress_devices(questions)),
             Err(e) => Err(io::Error::other(format!(
                 "cannot read what is at cgroups: {e:#}"
             ))),
@@ -265,36 +266,60 @@ impl Look {
     }
 
     /// Reads what may have changed.
-    fn look(&mut self, is_new: bool) -> io::Result<()> {
+    fn look(&mut self, is_new: bool, at_egress: &BTreeSet<u32>) -> io::Result<()> {
         let stamp = Ruleset::stamp()?;
         let ruleset = match self.seen.take() {
             Some(seen) if !is_new && stamp.is_some() && stamp == self.stamp => seen.ruleset,
             _ => read_rules()?,
         };
         self.stamp = stamp;
-        self.seen = Some(with_rules(ruleset)?);
+        self.seen = Some(with_rules(ruleset, at_egress)?);
         Ok(())
     }
 }
 
-/// Reads what judges packets of the calling thread's network namespace after routing.
+/// The devices at whose egress is looked to answer these questions.
+pub(crate) fn egress_devices<'a>(
+    questions: impl IntoIterator<Item = &'a Question>,
+) -> BTreeSet<u32> {
+    let questions = questions.into_iter().filter(|q| q.is_of_egress());
+    questions.flat_map(|q| &q.devices).copied().collect()
+}
+
+/// Reads what judges packets of the calling thread's network namespace after routing. `at_egress`: see
+/// [`egress_devices`].
 ///
 /// # Errors
 /// When any of it cannot be read.
-pub(crate) fn read() -> io::Result<Firewall> {
-    with_rules(read_rules()?)
+pub(crate) fn read(at_egress: &BTreeSet<u32>) -> io::Result<Firewall> {
+    with_rules(read_rules()?, at_egress)
 }
 
 fn read_rules() -> io::Result<Ruleset> {
     Ok(Ruleset::read(Elements::ForDevices)?.without_tables(&OWN_TABLES))
 }
 
-fn with_rules(ruleset: Ruleset) -> io::Result<Firewall> {
+fn with_rules(ruleset: Ruleset, at_egress: &BTreeSet<u32>) -> io::Result<Firewall> {
     Ok(Firewall {
         ruleset,
         devices: links()?,
         bpf: [bpf_hooks(false)?, bpf_hooks(true)?],
+        egress: others_at_egress(at_egress)?,
     })
+}
+
+fn others_at_egress(devices: &BTreeSet<u32>) -> io::Result<BTreeMap<u32, AtEgress>> {
+    let filtered = netlink::filtered_at_egress(devices)
+        .map_err(|e| io::Error::new(e.kind(), format!("filters of traffic control: {e}")))?;
+    let mut found = BTreeMap::new();
+    for &device in devices {
+        if filtered.contains(&device) {
+            found.insert(device, AtEgress::Filters);
+        } else if let Some(name) = foreign::egress_program(device)? {
+            found.insert(device, AtEgress::Program(name));
+        }
+    }
+    Ok(found)
 }
 
 /// Reads all that was announced. `None`: nothing was.

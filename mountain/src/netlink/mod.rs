@@ -41,7 +41,7 @@ pub(crate) use neighbour::{keep_neighbour, neighbour_usable};
 pub(crate) use netfilter::tables_with_base_chains;
 pub use netfilter::translates_sources;
 pub(crate) use path_metrics::PathMetrics;
-pub(crate) use qdisc::{qdiscs, Qdiscs};
+pub(crate) use qdisc::{filtered_at_egress, qdiscs, Qdiscs};
 pub(crate) use route::{egress_route, policy_rules, route_to, ways_on};
 pub(crate) use route::{EgressRoute, RouteTo, WayOn};
 pub use snapshot::ds_field;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Queueing disciplines and traffic-control filters of a device.
 
+use std::collections::BTreeSet;
 use std::io;
 
-use super::wire::{u32_at, Attributes, Socket};
+use super::wire::{u32_at, unless, Attributes, Socket};
 
 /// Length of `struct tcmsg`.
 const HEADER_LEN: usize = 20;
@@ -39,6 +40,34 @@ pub fn qdiscs(ifindex: u32) -> io::Result<Qdiscs> {
                 found.filters = true;
             })?;
         }
+    }
+    Ok(found)
+}
+
+/// Those of the devices that have filters where packets leave (clsact), in the calling thread's network namespace.
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub(crate) fn filtered_at_egress(devices: &BTreeSet<u32>) -> io::Result<BTreeSet<u32>> {
+    let mut found = BTreeSet::new();
+    if devices.is_empty() {
+        return Ok(found);
+    }
+    let mut socket = Socket::open()?;
+    let mut with_clsact = BTreeSet::new();
+    let dumped = socket.dump(libc::RTM_GETQDISC, &header(0, 0), |payload| {
+        let kind = Attributes::after(payload, HEADER_LEN).string(libc::TCA_KIND);
+        if let (Some(device), Some("clsact")) = (u32_at(payload, 4), kind.as_deref()) {
+            with_clsact.insert(device);
+        }
+    });
+    // A kernel without traffic control has none.
+    unless(dumped, &[libc::EOPNOTSUPP])?;
+    for &device in with_clsact.intersection(devices) {
+        let dumped = socket.dump(libc::RTM_GETTFILTER, &header(device, EGRESS), |_| {
+            found.insert(device);
+        });
+        unless(dumped, &[libc::EOPNOTSUPP])?;
     }
     Ok(found)
 }

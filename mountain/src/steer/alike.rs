@@ -6,13 +6,16 @@
 //! move only where every rule at these hooks does the same for all devices of the group. What only
 //! counts, logs or traces is no difference; what cannot be evaluated is one.
 //!
+//! Filters of traffic control and programs at tcx are not evaluated at all: with one at the egress of a device of a
+//! group, its flows do not move.
+//!
 //! Besides, the steering program asks the packet which FIB rule has routed it. A mark or a TOS that the
 //! firewall has changed since would give the wrong answer, so flows do not move where such rules matter.
 //!
 //! Of new flows it is asked whether their marks change what the firewall does before routing, and whether it
 //! translates their sources.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
@@ -68,6 +71,11 @@ impl Question {
         }
     }
 
+    /// Whether what is at the egress of its devices is asked about, too: of running flows that could move.
+    pub(crate) fn is_of_egress(&self) -> bool {
+        self.about == About::Running && self.devices.len() > 1
+    }
+
     /// About the forwarded flows that begin in a group. They meet the whole firewall of their uplink, but where only
     /// the kernel's own choice is translated, they would leave another one untranslated.
     pub(crate) fn of_new(group: &Group, topology: &Topology) -> Self {
@@ -113,6 +121,18 @@ pub(crate) struct Firewall {
     pub devices: Vec<Link>,
     /// Hooks at which BPF programs see packets, of IPv4 and of IPv6.
     pub bpf: [Vec<Hook>; 2],
+    /// By device, of those that were asked about: what others have at its egress. The steering program sends a packet on
+    /// before it meets that of the kernel's device, and into that of the device which it chooses.
+    pub egress: BTreeMap<u32, AtEgress>,
+}
+
+/// What somebody else has at the egress of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum AtEgress {
+    /// Filters of traffic control (clsact).
+    Filters,
+    /// A program at tcx, by its name: empty where that cannot be read.
+    Program(String),
 }
 
 /// Why flows are not moved between the devices of a group.
@@ -162,6 +182,9 @@ impl Firewall {
                 hook.name()
             )));
         }
+        if let Some(difference) = self.at_egress(question) {
+            return Some(difference);
+        }
         let source = match question.about {
             About::Source(inner) => Some(inner),
             _ => None,
@@ -192,6 +215,32 @@ impl Firewall {
             .into_iter()
             .find_map(|hook| at_place(&self.ruleset, place(hook), &devices))
             .or_else(|| self.rewriting(question, devices.first()?))
+    }
+
+    /// What others have at the egress of the devices, of the first that has anything.
+    fn at_egress(&self, question: &Question) -> Option<Difference> {
+        if !question.is_of_egress() {
+            return None;
+        }
+        let of = |index: &u32| Some((*index, self.egress.get(index)?));
+        let (index, what) = question.devices.iter().find_map(of)?;
+        let device = self.devices.iter().find(|device| device.ifindex == index);
+        let device = device.map_or("a device that is gone", |device| device.name.as_str());
+        let what = match what {
+            AtEgress::Filters => {
+                format!("tc filters at the egress of {device} (`tc filter show dev {device} egress`)")
+            }
+            AtEgress::Program(name) if name.is_empty() => format!(
+                "a BPF program at the tcx egress of {device} (its name takes CAP_SYS_ADMIN to read; if it is of \
+                 `mountain redirect`, add \"CapabilityBoundingSet=CAP_SYS_ADMIN\" by `systemctl edit mountain`)"
+            ),
+            AtEgress::Program(name) => {
+                format!("a BPF program at the tcx egress of {device} ({name})")
+            }
+        };
+        Some(Difference::new(format!(
+            "{what} may judge packets by their device"
+        )))
     }
 
     /// The first device by which connections from a network, which come in by `from`, begin untranslated. Those to
@@ -356,5 +405,32 @@ mod tests {
         assert_eq!(firewall.difference(&question(true, &[1, 2])), None);
         let one_device = firewall.difference(&question(false, &[1]));
         assert_eq!(one_device, None, "two gateways on one device");
+    }
+
+    #[test]
+    fn what_others_have_at_the_egress_of_a_device_is_a_difference() {
+        let firewall = |what| Firewall {
+            egress: BTreeMap::from([(2, what)]),
+            ..Firewall::default()
+        };
+        let filters = firewall(AtEgress::Filters);
+        for ipv6 in [false, true] {
+            let difference = filters.difference(&question(ipv6, &[1, 2])).unwrap();
+            assert!(difference.what.contains("tc filters"), "{difference:?}");
+        }
+        assert_eq!(filters.difference(&question(false, &[1, 3])), None);
+        let one_device = filters.difference(&question(false, &[2]));
+        assert_eq!(one_device, None, "two gateways on one device");
+        let new = Question {
+            about: About::Nat,
+            ..question(false, &[1, 2])
+        };
+        let chosen_before = "new flows meet the egress of the device that they leave by";
+        assert_eq!(filters.difference(&new), None, "{chosen_before}");
+        for (name, part) in [("guard", "(guard)"), ("", "CAP_SYS_ADMIN")] {
+            let program = firewall(AtEgress::Program(name.to_owned()));
+            let difference = program.difference(&question(false, &[1, 2])).unwrap();
+            assert!(difference.what.contains(part), "{difference:?}");
+        }
     }
 }

@@ -3,13 +3,18 @@
 
 use std::ffi::CStr;
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
+use mountain::bpf::foreign::egress_program;
+use mountain::bpf::hooks::{self, DeviceHook, Order};
+use mountain::bpf::{Settings, Steer};
 use mountain::control::status::CgroupStatus;
+use testkit::ifindex;
 
+use super::{all_moved, wait_free, wait_held};
 use crate::support::program::load;
-use crate::support::{wait_until, Cgroup, Net, Ns, Traffic, LEAVE, SERVER4};
+use crate::support::{stdout, wait_until, Cgroup, Net, Ns, Traffic, LEAVE, SERVER4};
 
 /// Accept, or pass.
 const ACCEPT: i32 = 1;
@@ -105,4 +110,74 @@ fn sockets_below_a_cgroup_with_an_egress_program_stay() {
     let counts = traffic.during(Duration::from_millis(300));
     assert_eq!(counts.by_path[0], 0, "{counts:?}");
     assert!(counts.nearly_all_arrived(), "{counts:?}");
+}
+
+/// A program called `guard` that passes every packet that leaves by a device of this thread's namespace.
+fn guard(device: &str) -> OwnedFd {
+    // TCX_NEXT
+    let program = load(libbpf_sys::BPF_PROG_TYPE_SCHED_CLS, 0, c"guard", -1);
+    let device = ifindex(device);
+    hooks::link(DeviceHook::TcxEgress, device, program.as_fd(), Order::Last).unwrap()
+}
+
+/// A moved packet would meet those of the device that it really leaves by alone. These do nothing: what they may do
+/// is not looked at.
+#[test]
+fn what_others_have_at_the_egress_of_an_uplink_is_not_gone_around() {
+    let net = Net::steered();
+    net.lose(0);
+    let traffic = Traffic::start(&net, SERVER4, 20);
+    let wait_moved = || wait_until("flows are moved to u1", LEAVE, || all_moved(&traffic));
+    let wait_back = || wait_until("they go back", LEAVE, || !all_moved(&traffic));
+    wait_moved();
+    net.client.run("tc qdisc add dev u1 clsact");
+    net.client
+        .run("tc filter add dev u1 egress protocol ip u32 match ip dport 7000 0xffff flowid 1:1");
+    let filters = "tc filters at the egress of u1";
+    wait_held(&net, filters);
+    wait_back();
+    let check = stdout(&net.client.mountain("check"));
+    assert!(check.contains(filters), "{check}");
+    net.client.run("tc filter del dev u1 egress");
+    wait_free(&net);
+    wait_moved();
+    let guarding = net.client.with(|| guard("u1"));
+    wait_held(&net, "a BPF program at the tcx egress of u1 (guard)");
+    wait_back();
+    drop(guarding);
+    wait_free(&net);
+    wait_moved();
+}
+
+/// As in the systemd unit.
+#[test]
+fn without_the_privilege_to_read_names_our_own_program_is_known() {
+    let net = Net::new();
+    net.client.with(|| {
+        let u0 = ifindex("u0");
+        let mut steer = Steer::load(&Settings::new(1, 1000)).unwrap();
+        steer.attach_to(&[u0]).unwrap();
+        let guarding = guard("u0");
+        assert_eq!(egress_program(u0).unwrap().as_deref(), Some("guard"));
+        give_up_sys_admin();
+        assert_eq!(egress_program(u0).unwrap().as_deref(), Some(""));
+        drop(guarding);
+        assert_eq!(egress_program(u0).unwrap(), None);
+    });
+}
+
+/// Takes CAP_SYS_ADMIN from the calling thread.
+fn give_up_sys_admin() {
+    /// _LINUX_CAPABILITY_VERSION_3, and the calling thread.
+    const HEADER: [u32; 2] = [0x2008_0522, 0];
+    const SYS_ADMIN: u32 = 1 << 21;
+    // Effective, permitted and inheritable, of the first 32 capabilities and of the others.
+    let mut sets = [0u32; 6];
+    // SAFETY: the header and room for six words.
+    let got = unsafe { libc::syscall(libc::SYS_capget, HEADER.as_ptr(), sets.as_mut_ptr()) };
+    assert_eq!(got, 0, "{}", std::io::Error::last_os_error());
+    sets[0] &= !SYS_ADMIN;
+    // SAFETY: the same.
+    let set = unsafe { libc::syscall(libc::SYS_capset, HEADER.as_ptr(), sets.as_ptr()) };
+    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
 }
