@@ -14,9 +14,12 @@ mod results;
 mod status;
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::File;
 use std::io::{IsTerminal, Read, Seek, SeekFrom};
 use std::net::SocketAddr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -41,7 +44,7 @@ use self::report::Report;
 use crate::bpf::Steer;
 use crate::check;
 use crate::config::Config;
-use crate::control::run_dir::RunDir;
+use crate::control::run_dir::{AlreadyRuns, RunDir};
 use crate::control::status::Status;
 use crate::daemon;
 use crate::host::text::{count, prefix};
@@ -55,6 +58,10 @@ use crate::topology::Topology;
 pub(crate) const DEFAULT_CONFIG: &str = "/etc/mountain/mountain.toml";
 /// Set by the shells' completions, which ask this program what may stand at the cursor.
 const COMPLETE: &str = "MOUNTAIN_COMPLETE";
+/// Exit codes of `up` where the next try would end the same way, so that the systemd unit makes none
+/// (`RestartPreventExitStatus=`): EX_CONFIG and EX_TEMPFAIL of sysexits.h.
+const WRONG_CONFIGURATION: u8 = 78;
+const ALREADY_RUNS: u8 = 75;
 /// How long `up` waits for the daemon to answer.
 const START_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a daemon that did not may take to end by itself.
@@ -199,10 +206,26 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(e) => {
             eprintln!("mountain: {e:#}");
-            ExitCode::FAILURE
+            match &e {
+                e if e.is::<WrongConfiguration>() => ExitCode::from(WRONG_CONFIGURATION),
+                e if e.is::<AlreadyRuns>() => ExitCode::from(ALREADY_RUNS),
+                _ => ExitCode::FAILURE,
+            }
         }
     }
 }
+
+/// The configuration cannot be used, and why.
+#[derive(Debug)]
+struct WrongConfiguration(anyhow::Error);
+
+impl fmt::Display for WrongConfiguration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#}", self.0)
+    }
+}
+
+impl std::error::Error for WrongConfiguration {}
 
 fn run(command: Cmd) -> Result<ExitCode> {
     match command {
@@ -298,6 +321,22 @@ pub(crate) fn load_config(file: Option<&Path>) -> Result<Config> {
     }
 }
 
+/// Tells systemd that the service has started (sd_notify(3)).
+pub(crate) fn notify_ready() {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
+        return;
+    };
+    let name = path.as_encoded_bytes();
+    let address = match name.strip_prefix(b"@") {
+        Some(name) => UnixAddr::from_abstract_name(name),
+        None => UnixAddr::from_pathname(&path),
+    };
+    let socket = UnixDatagram::unbound();
+    if let (Ok(address), Ok(socket)) = (address, socket) {
+        let _ = socket.send_to_addr(b"READY=1", &address);
+    }
+}
+
 fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -307,7 +346,7 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 impl Up {
     fn run(self) -> Result<()> {
         need_root()?;
-        let mut config = load_config(self.config.as_deref())?;
+        let mut config = load_config(self.config.as_deref()).map_err(WrongConfiguration)?;
         if !self.route.is_empty() {
             config.steer.routes = self.route.clone();
         }
@@ -328,6 +367,7 @@ impl Up {
             wait: self.wait,
         };
         runtime()?.block_on(daemon::run(config, options, || {
+            notify_ready();
             tracing::info!("running; `mountain status` shows the paths, `mountain down` stops");
         }))
     }
@@ -336,7 +376,7 @@ impl Up {
     fn run_in_background(&self) -> Result<()> {
         let run_dir = RunDir::of_this_namespace()?;
         if run_dir.is_running()? {
-            bail!("mountain already runs in this network namespace: `mountain status` shows it, `mountain down` stops it");
+            bail!(AlreadyRuns);
         }
         std::fs::create_dir_all(run_dir.path())
             .with_context(|| format!("cannot make {}", run_dir.path().display()))?;

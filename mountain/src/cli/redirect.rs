@@ -17,7 +17,7 @@ use serde_json::json;
 
 use crate::check::{Level, Report};
 use crate::cli::{
-    exit_code, load_config, log, need_root, print_json, print_report, DEFAULT_CONFIG,
+    exit_code, load_config, log, need_root, notify_ready, print_json, print_report, DEFAULT_CONFIG,
 };
 use crate::config::save_redirects;
 use crate::host::signals;
@@ -482,7 +482,8 @@ fn watch(restore_first: Option<&ConfigFile>) -> Result<ExitCode> {
         None => ExitCode::SUCCESS,
     };
     let stop = signals::told(&[SIGTERM, SIGINT, SIGHUP].into_iter().collect())?;
-    watch::run(stop.as_fd(), |line| eprintln!("mountain: {line}"))?;
+    let say = |line: &str| eprintln!("mountain: {line}");
+    watch::run(stop.as_fd(), say, notify_ready)?;
     Ok(code)
 }
 

@@ -4,6 +4,8 @@
 //! Everything is per network namespace, by its inode: `/run` is shared between namespaces, routes
 //! are not. The lock is the kernel's (flock), so it never outlives the process, however that ends.
 
+use std::error::Error;
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -68,6 +70,20 @@ pub(crate) enum Response {
     /// Why it could not be done, for people.
     Error(String),
 }
+
+/// Why a daemon does not start: this network namespace has one.
+#[derive(Debug)]
+pub(crate) struct AlreadyRuns;
+
+impl fmt::Display for AlreadyRuns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            "mountain already runs in this network namespace: `mountain status` shows it, `mountain down` stops it",
+        )
+    }
+}
+
+impl Error for AlreadyRuns {}
 
 /// The folder of this network namespace's daemon.
 #[derive(Clone, Debug)]

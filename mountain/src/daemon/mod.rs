@@ -28,7 +28,7 @@ use crate::bpf::flows::{Move, MoveLog};
 use crate::bpf::foreign::CgroupProgram;
 use crate::bpf::{self, PathTraffic, Settings, Steer, SteerProgram};
 use crate::config::Config;
-use crate::control::run_dir::RunDir;
+use crate::control::run_dir::{AlreadyRuns, RunDir};
 use crate::measure::probe::Prober;
 use crate::netlink::{self, Change, Monitor};
 use crate::placement::Placer;
@@ -135,7 +135,7 @@ fn now_us() -> u64 {
 pub(crate) async fn run(config: Config, options: UpOptions, ready: impl FnOnce()) -> Result<()> {
     let run_dir = RunDir::of_this_namespace()?;
     let Some(_lock) = run_dir.lock()? else {
-        bail!("mountain already runs in this network namespace: `mountain status` shows it, `mountain down` stops it");
+        bail!(AlreadyRuns);
     };
     let result = run_locked(config, options, &run_dir, ready).await;
     run_dir.remove();

@@ -18,9 +18,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram};
 use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -59,13 +57,13 @@ const STANDBY_MS: u16 = 1000;
 /// Messages about single rules at a time.
 const SHOWN: usize = 20;
 
-/// Watches until `stop` is readable. `say` gets lines for the user. While another process of this
-/// network namespace watches, this one waits to take its place.
+/// Watches until `stop` is readable. `say` gets lines for the user; `ready` is called once the rules are as they should
+/// be. While another process of this network namespace watches, this one waits to take its place.
 ///
 /// # Errors
 /// When the kernel refuses what is needed for it.
-pub fn run(stop: BorrowedFd, say: impl Fn(&str)) -> Result<()> {
-    let Some(_alone) = Alone::wait(stop, &say)? else {
+pub fn run(stop: BorrowedFd, say: impl Fn(&str), ready: impl Fn()) -> Result<()> {
+    let Some(_alone) = Alone::wait(stop, &say, &ready)? else {
         return Ok(());
     };
     let mut sources = Notifications::open().context("cannot hear of changes: run as root")?;
@@ -84,7 +82,7 @@ pub fn run(stop: BorrowedFd, say: impl Fn(&str)) -> Result<()> {
         stop: false,
     };
     let mut polls = 0;
-    let mut ready = false;
+    let mut is_ready = false;
     let (mut rests_until, mut far_at) = (Instant::now(), Instant::now());
     while !heard.stop {
         polls = if heard.anything() { 0 } else { polls + 1 };
@@ -100,8 +98,8 @@ pub fn run(stop: BorrowedFd, say: impl Fn(&str)) -> Result<()> {
                 far_at = end + FAR_LOOK;
             }
         }
-        if !std::mem::replace(&mut ready, true) {
-            notify_ready();
+        if !std::mem::replace(&mut is_ready, true) {
+            ready();
         }
         heard = sources
             .wait(stop, POLL)
@@ -128,7 +126,8 @@ impl Watching {
         let fd = stop.as_fd().try_clone_to_owned().ok()?;
         let work = move || {
             let say = |line: &str| tracing::info!("redirect: {line}");
-            if let Err(e) = run(fd.as_fd(), say) {
+            // The process has more to do until it is ready.
+            if let Err(e) = run(fd.as_fd(), say, || {}) {
                 tracing::warn!("nobody watches the firewall for redirects: {e:#}");
             }
         };
@@ -149,22 +148,6 @@ impl Drop for Watching {
     }
 }
 
-/// Tells systemd that the service has started (sd_notify(3)).
-fn notify_ready() {
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
-        return;
-    };
-    let name = path.as_encoded_bytes();
-    let address = match name.strip_prefix(b"@") {
-        Some(name) => UnixAddr::from_abstract_name(name),
-        None => UnixAddr::from_pathname(&path),
-    };
-    let socket = UnixDatagram::unbound();
-    if let (Ok(address), Ok(socket)) = (address, socket) {
-        let _ = socket.send_to_addr(b"READY=1", &address);
-    }
-}
-
 /// One process of a network namespace watches.
 struct Alone {
     path: PathBuf,
@@ -173,7 +156,7 @@ struct Alone {
 
 impl Alone {
     /// `None`: it is time to end.
-    fn wait(stop: BorrowedFd, say: impl Fn(&str)) -> Result<Option<Self>> {
+    fn wait(stop: BorrowedFd, say: impl Fn(&str), ready: impl Fn()) -> Result<Option<Self>> {
         let mut told = false;
         loop {
             if let Some(alone) = Self::try_new()? {
@@ -181,7 +164,7 @@ impl Alone {
             }
             if !told {
                 say("another process watches the firewall for redirects: this one waits for its end");
-                notify_ready();
+                ready();
                 told = true;
             }
             let mut fds = [PollFd::new(stop, PollFlags::POLLIN)];

@@ -3,7 +3,8 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
+use std::os::unix::net::UnixDatagram;
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -67,6 +68,7 @@ fn a_second_instance_is_refused_and_the_first_goes_on() {
     let pid = net.client.pid();
     for args in ["up", "up --foreground"] {
         net.client.mountain_fails(args, "already runs");
+        assert_ends_service(net.client.mountain(args));
     }
     assert_eq!(net.client.pid(), pid);
 }
@@ -80,6 +82,43 @@ fn a_bad_configuration_is_named_by_file_line_and_key() {
     assert!(said.contains("cost_weight"), "{said}");
     let said = ns.mountain_fails("up --config /nonexistent.toml", "/nonexistent.toml");
     assert_eq!(said.matches("No such file").count(), 1, "{said}");
+    let foreground = format!("up --foreground --config {name}");
+    assert_ends_service(ns.mountain(&foreground));
+    assert_ends_service(ns.mountain("up --no-such-option"));
+    // This may be otherwise at the next try.
+    let other = ns.mountain("up --foreground").status.code();
+    assert_eq!(other, Some(1));
+}
+
+/// systemd does not try again what would come to the same.
+#[track_caller]
+fn assert_ends_service(output: Output) {
+    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/mountain.service");
+    let unit = fs::read_to_string(unit).unwrap();
+    let mut lines = unit.lines();
+    let codes = lines.find_map(|line| line.strip_prefix("RestartPreventExitStatus="));
+    let code = output.status.code().unwrap().to_string();
+    let is_named = codes.unwrap().split(' ').any(|named| named == code);
+    assert!(is_named, "{code}: {}", stderr(&output));
+}
+
+/// `systemctl start` returns then.
+#[test]
+fn systemd_is_told_when_it_runs() {
+    let net = Net::new();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    let mut up = net.client.command(MOUNTAIN);
+    up.args(["up", "--foreground"]).env("NOTIFY_SOCKET", &path);
+    let (_up, log) = start_logged(&mut up);
+    socket.set_read_timeout(Some(6 * LEAVE)).unwrap();
+    let mut told = [0; 64];
+    let length = socket.recv(&mut told);
+    let length = length.unwrap_or_else(|e| panic!("{e}: {}", said(&log)));
+    assert_eq!(told[..length], *b"READY=1");
+    assert_eq!(net.client.status().groups.len(), 2);
+    net.client.mountain_ok("down");
 }
 
 #[test]
