@@ -213,12 +213,28 @@ impl RunDir {
     }
 
     fn ask_for<T: DeserializeOwned>(&self, request: &Request) -> Result<Option<T>> {
-        match self.ask(request)? {
-            None => Ok(None),
-            Some(value) => serde_json::from_value(value)
-                .map(Some)
-                .context("the daemon's answer is not understood: is it of another version?"),
-        }
+        let Some(value) = self.ask(request)? else {
+            return Ok(None);
+        };
+        let answer = serde_json::from_value(value).with_context(|| self.of_another_version())?;
+        Ok(Some(answer))
+    }
+
+    /// Why an answer is not understood, and what to do: as after an upgrade, which leaves the daemon running.
+    fn of_another_version(&self) -> String {
+        // That much every status has.
+        let status = self.ask(&Request::Status).ok().flatten();
+        let theirs = status.as_ref().and_then(|s| s.get("version")?.as_str());
+        let ours = env!("CARGO_PKG_VERSION");
+        let theirs = match theirs {
+            Some(theirs) if theirs == ours => format!("another build of {ours}"),
+            Some(theirs) => theirs.to_owned(),
+            None => "another version".to_owned(),
+        };
+        format!(
+            "mountain {theirs} runs, which this command of mountain {ours} does not understand: run \
+             `systemctl restart mountain`, or `mountain down` and `mountain up` if it was started by hand"
+        )
     }
 
     /// Asks the daemon. `None` when there is none.
@@ -308,7 +324,38 @@ fn is_gone(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+
     use super::*;
+
+    #[test]
+    fn a_daemon_of_another_version_is_named_with_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = RunDir(dir.path().to_owned());
+        let listener = UnixListener::bind(run_dir.socket()).unwrap();
+        // Each command asks twice: for what it wants, and for the version.
+        let daemon = std::thread::spawn(move || {
+            for stream in listener.incoming().take(4) {
+                let mut stream = stream.unwrap();
+                let mut line = String::new();
+                BufReader::new(&stream).read_line(&mut line).unwrap();
+                let answer = b"{\"ok\":{\"version\":\"0.0.0-older\"}}\n";
+                stream.write_all(answer).unwrap();
+            }
+        });
+        for asked in [run_dir.status().map(drop), run_dir.decisions(1).map(drop)] {
+            let said = format!("{:#}", asked.unwrap_err());
+            for part in [
+                "mountain 0.0.0-older runs",
+                env!("CARGO_PKG_VERSION"),
+                "systemctl restart mountain",
+                "missing field",
+            ] {
+                assert!(said.contains(part), "no '{part}' in {said}");
+            }
+        }
+        daemon.join().unwrap();
+    }
 
     #[test]
     fn a_daemon_is_told_by_its_lock_and_asking_makes_nothing() {
