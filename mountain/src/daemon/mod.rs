@@ -9,7 +9,7 @@ mod feed;
 pub(crate) mod firewall;
 mod ids;
 mod neighbours;
-mod probing;
+pub(crate) mod probing;
 mod reading;
 mod report;
 mod server;

@@ -1,13 +1,79 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Probes: when each is due, sending it, and what came back.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
 use super::{now_us, Daemon, TICK};
-use crate::measure::probe::Answer;
+use crate::config::Config;
+use crate::measure::probe::{Answer, Target};
+use crate::netlink::egress_route;
 use crate::steer::policy::Event;
+use crate::topology::{Path, Topology};
+
+/// The gateway by which a path's probes to an address leave: the kernel's choice among those of the device.
+pub(crate) fn way(path: &Path, target: IpAddr) -> Option<IpAddr> {
+    let route = egress_route(target, Some(path.key.ifindex), path.source);
+    route.ok()?.gateway
+}
+
+/// Paths of a topology, by index, that are measured to their gateways although a far target is configured.
+///
+/// A probe names its device, not its gateway. Where several paths have one device, the kernel sends the probes of all
+/// by the first gateway, unless a route to the target leads elsewhere, and the path by another one would be judged by
+/// what is measured on that. `way`: see [`way`]. The other paths of its groups are measured as near, so that like is
+/// compared with like.
+pub(crate) fn measured_near(
+    topology: &Topology,
+    config: &Config,
+    way: impl Fn(&Path, IpAddr) -> Option<IpAddr>,
+) -> BTreeSet<usize> {
+    let paths = &topology.paths;
+    let is_astray = |index: &usize| {
+        let path = &paths[*index];
+        let shares = |other: &Path| {
+            let (own, other) = (path.key, other.key);
+            (own.ifindex, own.ipv6) == (other.ifindex, other.ipv6) && own != other
+        };
+        let gateway = path.key.gateway;
+        far_target(path, config).is_some_and(|target| {
+            paths.iter().any(shares) && gateway.is_some() && way(path, target.ip()) != gateway
+        })
+    };
+    let mut near: BTreeSet<usize> = (0..paths.len()).filter(is_astray).collect();
+    loop {
+        let known = near.len();
+        for group in &topology.groups {
+            let members = || group.members.iter().map(|member| member.path);
+            if members().any(|path| near.contains(&path)) {
+                near.extend(members());
+            }
+        }
+        if near.len() == known {
+            near.retain(|index| far_target(&paths[*index], config).is_some());
+            return near;
+        }
+    }
+}
+
+/// Where a path's probes go by the configuration, unless that is its gateway.
+fn far_target(path: &Path, config: &Config) -> Option<Target> {
+    let entry = config.path(&path.ifname, path.key.gateway)?;
+    let target = entry.target(path.key.ipv6)?;
+    (Some(target.ip()) != path.key.gateway).then_some(target)
+}
+
+/// What [`measured_near`] is, of the paths of these names.
+pub(crate) fn near_text(names: BTreeSet<String>) -> String {
+    format!(
+        "{}: probes go to the gateways, not to `probe_target`: several paths have one device, and the kernel \
+         sends all that goes to a far target by that device to one of their gateways",
+        Vec::from_iter(names).join(", ")
+    )
+}
 
 impl Daemon {
     /// When the next probe of `path` is due; in the past for one that was never probed.
@@ -90,5 +156,100 @@ impl Daemon {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::{Group, Kind, Member, PathKey, RouteOptions};
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn path(ifindex: u32, gateway: &str) -> Path {
+        Path {
+            key: PathKey {
+                ifindex,
+                gateway: Some(ip(gateway)),
+                ipv6: false,
+            },
+            ifname: format!("u{ifindex}"),
+            source: None,
+            mtu: 1500,
+            ethernet: true,
+            wwan: false,
+            up: true,
+            addresses: Vec::new(),
+            fresh: Vec::new(),
+            taken: Vec::new(),
+            preferred_source: None,
+            options: RouteOptions::default(),
+            gateway_mac: None,
+        }
+    }
+
+    fn group(paths: &[usize]) -> Group {
+        let member = |&path: &usize| Member { path, weight: 1 };
+        Group {
+            kind: Kind::Move,
+            table: 254,
+            prefixes: vec!["0.0.0.0/0".parse().unwrap()],
+            members: paths.iter().map(member).collect(),
+            told_by: Default::default(),
+        }
+    }
+
+    /// Two routers on one LAN, and another uplink.
+    fn lan() -> Topology {
+        Topology {
+            paths: vec![
+                path(1, "192.0.2.1"),
+                path(1, "192.0.2.2"),
+                path(2, "198.51.100.1"),
+                path(3, "198.51.100.9"),
+            ],
+            groups: vec![group(&[0, 1, 2]), group(&[3])],
+            ..Topology::default()
+        }
+    }
+
+    fn config(targets: &[(&str, &str)]) -> Config {
+        let entry = |(dev, target): &(&str, &str)| {
+            format!("[[path]]\ndev = \"{dev}\"\nprobe_target = \"{target}\"\n")
+        };
+        let text: String = targets.iter().map(entry).collect();
+        Config::parse(&text, std::path::Path::new("test.toml")).unwrap()
+    }
+
+    #[test]
+    fn a_path_is_not_judged_by_probes_that_another_gateway_forwards() {
+        let far = [
+            ("u1", "203.0.113.7"),
+            ("u2", "203.0.113.8"),
+            ("u3", "203.0.113.9"),
+        ];
+        let by_first = |_: &Path, _| Some(ip("192.0.2.1"));
+        let near = measured_near(&lan(), &config(&far), by_first);
+        assert_eq!(
+            near,
+            BTreeSet::from([0, 1, 2]),
+            "the whole group, and no other"
+        );
+        assert_eq!(
+            measured_near(&lan(), &config(&far[1..]), by_first),
+            BTreeSet::new()
+        );
+        // Each has a route of its own to the target.
+        let by_own = |path: &Path, _| path.key.gateway;
+        assert_eq!(
+            measured_near(&lan(), &config(&far), by_own),
+            BTreeSet::new()
+        );
+        // A gateway is reached directly.
+        let gateway = config(&[("u1", "192.0.2.1")]);
+        let near = measured_near(&lan(), &gateway, |_, _| None);
+        assert_eq!(near, BTreeSet::from([1]));
     }
 }

@@ -8,7 +8,9 @@ use anyhow::{Context, Result};
 use ipnet::IpNet;
 use tracing::{info, warn};
 
-use super::{ids::PathIds, Daemon, ADOPT_MS};
+use super::ids::PathIds;
+use super::probing::{measured_near, near_text, way};
+use super::{Daemon, ADOPT_MS};
 use crate::bpf::{ProgramGroup, ProgramPath, Sources};
 use crate::config::Config;
 use crate::measure::probe::{ProbePath, Target};
@@ -29,6 +31,8 @@ pub(crate) struct Paths {
     masks: Vec<Option<PathMasks>>,
     /// Of each group, why its flows are not moved.
     held: Vec<Option<Difference>>,
+    /// Paths that are measured to their gateways, whatever the configuration says.
+    near: BTreeSet<usize>,
     /// Devices that carry out IPsec by themselves, so that packets are plain here; `None`: any may.
     offloading: Option<BTreeSet<u32>>,
 }
@@ -202,9 +206,14 @@ impl Paths {
         let keys: Vec<_> = topology.paths.iter().map(|p| p.key).collect();
         self.id_of = self.ids.assign(&keys);
         let before = std::mem::take(&mut self.by_id);
+        let near = measured_near(&topology, config, way);
+        self.near = near.iter().filter_map(|&index| self.id(index)).collect();
         for (path, id) in topology.paths.iter().zip(&self.id_of) {
             let Some(id) = *id else { continue };
             let mut known = configured(path, config);
+            if self.near.contains(&id) {
+                known.target = path.key.gateway.map(Target::Icmp).or(known.target);
+            }
             // A gateway keeps its last address while its entry is gone, see `neighbour_lost`.
             let last = before.get(&id).filter(|b| b.path.key == path.key);
             known.path.gateway_mac = path.gateway_mac.or(last.and_then(|l| l.path.gateway_mac));
@@ -285,7 +294,12 @@ impl Daemon {
         self.has_adopted = true;
         let same_reasons = self.paths.topology.skipped == topology.skipped;
         let first = !self.paths.any();
+        let near = self.paths.near.clone();
         self.paths.replace(topology, &self.config);
+        if self.paths.near != near && !self.paths.near.is_empty() {
+            let names = self.paths.near.iter().map(|id| self.paths.name(*id));
+            warn!("{}", near_text(names.map(str::to_owned).collect()));
+        }
         if !same_routing || (self.paths.topology.groups.is_empty() && !same_reasons) {
             self.say_groups();
         }

@@ -61,6 +61,11 @@ impl Target {
         self.address(0).is_ipv6()
     }
 
+    /// The address that is named.
+    pub(crate) fn ip(self) -> IpAddr {
+        self.address(0).ip()
+    }
+
     /// The address probed; a link-local one gets `ifindex` as its scope.
     fn address(self, ifindex: u32) -> SocketAddr {
         match self {

@@ -129,6 +129,37 @@ fn a_device_that_no_route_uses_is_pointed_out() {
     assert!(net.client.status().paths.len() == 4, "and the rest works");
 }
 
+/// The kernel would send the probes of both by the first.
+#[test]
+fn two_gateways_on_one_device_are_each_measured() {
+    let mut net = Net::new();
+    net.server.ip("addr add 10.30.0.3/24 dev s0");
+    net.client.ip("route replace 10.98.1.0/24 src 10.98.0.1 \
+         nexthop via 10.30.0.2 dev u0 nexthop via 10.30.0.3 dev u0");
+    let config = "[[path]]\ndev = \"u0\"\nprobe_target = \"10.98.1.1\"\n";
+    let log = net.start_configured(config);
+    wait_said(&log, "u0: probes go to the gateways");
+    let paths = net.client.status().paths;
+    let targets = paths.iter().filter(|p| !p.ipv6).map(|p| &p.probe_target);
+    let mut targets: Vec<_> = targets.collect();
+    targets.sort();
+    assert_eq!(targets, ["10.30.0.2", "10.30.0.3"]);
+    net.client.mountain_ok("down");
+    // Each by its own.
+    net.client.ip("route add 192.0.2.8 via 10.30.0.2 dev u0");
+    net.client.ip("route add 192.0.2.9 via 10.30.0.3 dev u0");
+    let entry = |last: u32| {
+        let gateway = format!("10.30.0.{}", last - 6);
+        let to = format!("192.0.2.{last}");
+        format!("[[path]]\ndev = \"u0\"\ngateway = \"{gateway}\"\nprobe_target = \"{to}\"\n")
+    };
+    let _log = net.start_configured(&(entry(8) + &entry(9)));
+    let paths = net.client.status().paths;
+    let mut targets: Vec<_> = paths.iter().map(|p| &p.probe_target).collect();
+    targets.retain(|target| target.starts_with("192.0.2."));
+    assert_eq!(targets.len(), 2, "{paths:?}");
+}
+
 #[test]
 fn unreachable_probe_targets_are_said_and_routing_goes_on() {
     let mut net = Net::new();
