@@ -154,7 +154,9 @@ async fn run_locked(
     }
     // Listening before reading: a change in between is seen as a change.
     let mut monitor = Monitor::new().context("cannot listen to the kernel's routing changes")?;
+    let began = Instant::now();
     let topology = read_topology(&options.filter).await?;
+    let took = began.elapsed();
     if topology.groups.is_empty() && !options.wait {
         bail!("{}", no_groups(&topology));
     }
@@ -171,6 +173,7 @@ async fn run_locked(
     };
     let mut server = server::Server::bind(run_dir)?;
     let mut daemon = Daemon::new(config, options)?;
+    daemon.reader.note_time(took);
     daemon.first_look_at_firewall(&topology).await;
     daemon.look_at_ipsec();
     daemon.adopt(topology)?;
@@ -324,6 +327,7 @@ impl Daemon {
                 self.pause_placing();
                 self.reader.ask_before_placing();
             }
+            Change::Rule => self.rule_changed(),
             Change::Ipsec => self.look_at_ipsec(),
             Change::Routing => self.reader.ask(),
         }

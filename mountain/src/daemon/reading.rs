@@ -27,6 +27,8 @@ use crate::topology::{read_topology_blocking, Filter, Topology};
 const REST: u32 = 3;
 /// Longest such pause.
 const REST_MAX: Duration = Duration::from_secs(10);
+/// Where a reading takes longer, nothing is steered from a change of the rules until it is followed.
+const SLOW: Duration = Duration::from_millis(200);
 /// Changes to the tables of destinations that are written at once: some milliseconds.
 const AT_ONCE: usize = 5_000;
 
@@ -40,7 +42,12 @@ pub(crate) struct Reader {
     asked: bool,
     /// Placing is paused for something that the reading under way may not show.
     unsettled: bool,
+    /// A rule has changed that the reading under way may not show.
+    rule_unread: bool,
     not_before: Instant,
+    /// When the reading under way began, and how long the last one took.
+    reading_since: Option<Instant>,
+    took: Duration,
 }
 
 impl Reader {
@@ -50,8 +57,16 @@ impl Reader {
             job: None,
             asked: false,
             unsettled: false,
+            rule_unread: false,
             not_before: Instant::now(),
+            reading_since: None,
+            took: Duration::ZERO,
         }
+    }
+
+    /// Notes how long a reading took.
+    pub(crate) fn note_time(&mut self, took: Duration) {
+        self.took = took;
     }
 
     /// Reads what the routing is from now on, once what is under way has ended.
@@ -63,6 +78,13 @@ impl Reader {
     pub(crate) fn ask_before_placing(&mut self) {
         self.asked = true;
         self.unsettled = true;
+    }
+
+    /// As [`Reader::ask`], for a rule: sooner than for routes, of which those of a full table change all the time.
+    fn ask_for_rule(&mut self) {
+        self.asked = true;
+        self.rule_unread = true;
+        self.not_before = self.not_before.min(Instant::now() + self.took);
     }
 
     /// Whether the last reading that began shows all for which placing is paused.
@@ -87,9 +109,15 @@ impl Reader {
             if let Some((started, interrupted, job)) = &mut self.job {
                 let done = job.await;
                 let rest = (started.elapsed() * REST).min(REST_MAX);
-                self.not_before = Instant::now() + rest;
                 let done = done.context(*interrupted);
                 self.job = None;
+                self.not_before = Instant::now() + rest;
+                if let Some(since) = self.reading_since.take() {
+                    self.took = since.elapsed();
+                }
+                if self.rule_unread {
+                    self.ask_for_rule();
+                }
                 return done?;
             }
             if !self.asked {
@@ -98,6 +126,8 @@ impl Reader {
             tokio::time::sleep_until(self.not_before.into()).await;
             self.asked = false;
             self.unsettled = false;
+            self.rule_unread = false;
+            self.reading_since = Some(Instant::now());
             let filter = self.filter.clone();
             let job = spawn_blocking(move || read_topology_blocking(&filter));
             let interrupted = "reading the routing state was interrupted";
@@ -176,7 +206,8 @@ impl Daemon {
         match done {
             Ok(()) => {
                 self.failed_at = None;
-                if self.suspended.take().is_some() {
+                // A rule that has come meanwhile is not followed yet.
+                if !self.reader.rule_unread && self.suspended.take().is_some() {
                     info!("the kernel's routing is followed again: steering goes on");
                     self.apply_mode();
                 }
@@ -199,6 +230,15 @@ impl Daemon {
         match self.placer.as_mut().filter(|placer| !placer.is_idle()) {
             Some(placer) => placer.route(topology),
             None => Ok(()),
+        }
+    }
+
+    /// A rule of others came or went. It may take packets that are a group's by the last reading, so that moving them
+    /// would go past it. Where a reading takes milliseconds, that is not worth a pause.
+    pub(super) fn rule_changed(&mut self) {
+        self.reader.ask_for_rule();
+        if self.reader.took > SLOW {
+            self.suspend("a routing rule has changed, and the routes have to be read again".into());
         }
     }
 
@@ -251,5 +291,31 @@ impl Daemon {
             true => Ok(topology),
             false => Err(Box::new(Fill { topology, tables })),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_does_not_wait_as_long_as_routes() {
+        let took = Duration::from_millis(200);
+        let mut reader = Reader::new(Filter::default());
+        reader.note_time(took);
+        reader.not_before = Instant::now() + REST_MAX;
+        reader.ask();
+        assert!(reader.not_before > Instant::now() + took);
+        reader.ask_for_rule();
+        assert!(reader.not_before <= Instant::now() + took);
+        assert!(reader.rule_unread);
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().unwrap();
+        runtime.block_on(reader.next()).unwrap();
+        assert!(!reader.rule_unread && !reader.is_busy());
+        assert!(reader.took > Duration::ZERO && reader.took != took);
+        // One that comes while tables are written is not in the reading that they are of.
+        reader.ask_for_rule();
+        assert!(reader.rule_unread);
     }
 }

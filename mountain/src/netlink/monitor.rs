@@ -56,6 +56,9 @@ pub enum Change {
     /// which way the kernel prefers may have changed. Read the topology again, and trust nothing that was chosen
     /// before.
     Preference,
+    /// A routing rule came or went, other than ours: it may take packets elsewhere that were a group's before.
+    /// [`Change::Preference`] follows.
+    Rule,
     /// Anything else, also properties of links: read the topology again.
     Routing,
     /// A device may have begun to carry out IPsec by itself ([`super::offloading_devices`]).
@@ -72,6 +75,7 @@ impl Change {
             Self::Link { up: false, .. }
                 | Self::Neighbour { usable: false, .. }
                 | Self::Preference
+                | Self::Rule
                 | Self::Ipsec
         )
     }
@@ -237,7 +241,12 @@ fn changes_of(kind: u16, payload: &[u8]) -> Vec<Change> {
         },
         // Cached exceptions come and go with traffic.
         RTM_NEWROUTE | RTM_DELROUTE if snapshot::is_cached_route(payload) => Vec::new(),
-        _ if changes_preference(kind, payload) => vec![Change::Preference, Change::Routing],
+        _ if changes_preference(kind, payload) => match kind {
+            RTM_NEWRULE | RTM_DELRULE => {
+                vec![Change::Rule, Change::Preference, Change::Routing]
+            }
+            _ => vec![Change::Preference, Change::Routing],
+        },
         _ => vec![Change::Routing],
     }
 }
