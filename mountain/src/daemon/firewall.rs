@@ -33,8 +33,10 @@ use crate::topology::Topology;
 const LOOK: Duration = Duration::from_secs(5);
 /// A transaction is often the first of several.
 const GATHER: Duration = Duration::from_millis(20);
-/// Rulesets that change all the time are read so often.
+/// Rulesets that change all the time are read so often, ...
 const PAUSE: Duration = Duration::from_millis(100);
+/// ... and after one that took longer to read, the next reading waits for so many times that, [`LOOK`] at most.
+const REST: u32 = 3;
 /// The first answer is waited for this long.
 const FIRST: Duration = Duration::from_secs(10);
 /// Our own tables, which treat uplinks as they have to.
@@ -173,7 +175,7 @@ async fn follow(mut asked: watch::Receiver<BTreeSet<Question>>, sender: watch::S
             *known = answers;
             differs
         });
-        let pause = Instant::now() + PAUSE.saturating_sub(began.elapsed());
+        let pause = Instant::now() + rest(began.elapsed());
         let next = pause + LOOK;
         is_new = false;
         let mut is_due = false;
@@ -196,6 +198,11 @@ async fn follow(mut asked: watch::Receiver<BTreeSet<Question>>, sender: watch::S
             }
         }
     }
+}
+
+/// How long nothing is read after a reading that took a time.
+fn rest(took: Duration) -> Duration {
+    PAUSE.saturating_sub(took).max((took * REST).min(LOOK))
 }
 
 /// Whose tables an announcement is about.
@@ -463,5 +470,18 @@ impl Daemon {
             }
         }
         self.held_cgroups = programs;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_ruleset_is_not_read_without_rest() {
+        let [short, long, longest] = [10, 400, 60_000].map(Duration::from_millis);
+        assert_eq!(short + rest(short), PAUSE);
+        assert_eq!(rest(long), 3 * long);
+        assert_eq!(rest(longest), LOOK);
     }
 }

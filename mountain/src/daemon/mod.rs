@@ -149,9 +149,7 @@ async fn run_locked(
     run_dir: &RunDir,
     ready: impl FnOnce(),
 ) -> Result<()> {
-    for hint in &config.hints {
-        warn!("{hint}");
-    }
+    config.hints.iter().for_each(|hint| warn!("{hint}"));
     // Listening before reading: a change in between is seen as a change.
     let mut monitor = Monitor::new().context("cannot listen to the kernel's routing changes")?;
     let began = Instant::now();

@@ -236,6 +236,11 @@ impl Policy {
         for i in 0..self.groups[g].members.len() {
             let member = &self.groups[g].members[i];
             let path = &self.paths[member.path];
+            // Many groups may share a path, and few differ in their scale: its probes are gone through once for each of
+            // these. Groups before this one have been looked at in this tick.
+            let same = self.groups[..g].iter().rev().filter(|h| h.scale == scale);
+            let mut same = same.flat_map(|h| &h.members);
+            let seen = same.find(|m| m.path == member.path);
             let slow = &path.slow;
             let scale = scale.unwrap_or(Scale {
                 m_us: slow.median_us,
@@ -249,7 +254,7 @@ impl Policy {
                 overdue_us: D_SHARE * scale.m_us,
                 by_age,
             };
-            let now = path.probes.now(now_us, &judge);
+            let now = seen.map_or_else(|| path.probes.now(now_us, &judge), |m| m.view.now);
             let limit_us = slow.median_us + IDLE_US as f64;
             let dark = match slow.answers {
                 0 => path.answered && path.waits_long(now_us),
