@@ -35,7 +35,7 @@ use crate::placement::Placer;
 use crate::redirect::watch::Watching;
 use crate::steer::policy::{self, Event, Policy};
 use crate::steer::PolicyKind;
-use crate::topology::{read_topology, Filter, PathMasks, Topology, MAX_PATHS};
+use crate::topology::{Filter, PathMasks, Topology, MAX_PATHS};
 use feed::Feed;
 use firewall::Follower;
 use reading::Reader;
@@ -152,9 +152,9 @@ async fn run_locked(
     config.hints.iter().for_each(|hint| warn!("{hint}"));
     // Listening before reading: a change in between is seen as a change.
     let mut monitor = Monitor::new().context("cannot listen to the kernel's routing changes")?;
-    let began = Instant::now();
-    let topology = read_topology(&options.filter).await?;
-    let took = began.elapsed();
+    let mut reader = Reader::new(options.filter.clone());
+    reader.ask();
+    let topology = reader.next().await?;
     if topology.groups.is_empty() && !options.wait {
         bail!("{}", no_groups(&topology));
     }
@@ -170,8 +170,7 @@ async fn run_locked(
         false => Watching::start(),
     };
     let mut server = server::Server::bind(run_dir)?;
-    let mut daemon = Daemon::new(config, options)?;
-    daemon.reader.note_time(took);
+    let mut daemon = Daemon::new(config, options, reader)?;
     daemon.first_look_at_firewall(&topology).await;
     daemon.look_at_ipsec();
     daemon.adopt(topology)?;
@@ -250,7 +249,7 @@ fn no_groups(topology: &Topology) -> String {
 }
 
 impl Daemon {
-    fn new(config: Config, options: UpOptions) -> Result<Self> {
+    fn new(config: Config, options: UpOptions, reader: Reader) -> Result<Self> {
         let steer = if options.dry_run {
             None
         } else {
@@ -279,7 +278,7 @@ impl Daemon {
             read_at: Instant::now(),
             ipsec_failed: None,
             suspended: None,
-            reader: Reader::new(options.filter.clone()),
+            reader,
             move_log,
             moves: VecDeque::new(),
             memory: std::array::from_fn(|_| PathMemory::default()),

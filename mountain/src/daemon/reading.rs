@@ -11,6 +11,7 @@
 //! the kernel sends them, since a rule or route that is not followed yet may take them.
 
 use std::future::pending;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -21,7 +22,7 @@ use super::{Daemon, ADOPT_MS, FORWARDING, TRY_AGAIN};
 use crate::bpf::tries::{self, Entries, Shared};
 use crate::bpf::{destinations, ProgramGroup, SteerMode};
 use crate::steer::PolicyKind;
-use crate::topology::{read_topology_blocking, Filter, Topology};
+use crate::topology::{read_on_blocking, Filter, Memory, Topology};
 
 /// After a job that took a time, the next one waits for so many times that.
 const REST: u32 = 3;
@@ -38,6 +39,7 @@ type Job = (Instant, &'static str, JoinHandle<Result<Topology>>);
 /// Reads the kernel's routing when asked to.
 pub(crate) struct Reader {
     filter: Filter,
+    memory: Arc<Mutex<Memory>>,
     job: Option<Job>,
     asked: bool,
     /// Placing is paused for something that the reading under way may not show.
@@ -54,6 +56,7 @@ impl Reader {
     pub(crate) fn new(filter: Filter) -> Self {
         Self {
             filter,
+            memory: Arc::default(),
             job: None,
             asked: false,
             unsettled: false,
@@ -62,11 +65,6 @@ impl Reader {
             reading_since: None,
             took: Duration::ZERO,
         }
-    }
-
-    /// Notes how long a reading took.
-    pub(crate) fn note_time(&mut self, took: Duration) {
-        self.took = took;
     }
 
     /// Reads what the routing is from now on, once what is under way has ended.
@@ -128,8 +126,8 @@ impl Reader {
             self.unsettled = false;
             self.rule_unread = false;
             self.reading_since = Some(Instant::now());
-            let filter = self.filter.clone();
-            let job = spawn_blocking(move || read_topology_blocking(&filter));
+            let (filter, memory) = (self.filter.clone(), Arc::clone(&self.memory));
+            let job = spawn_blocking(move || read_on_blocking(&filter, &memory));
             let interrupted = "reading the routing state was interrupted";
             self.job = Some((Instant::now(), interrupted, job));
         }
@@ -302,7 +300,7 @@ mod tests {
     fn a_rule_does_not_wait_as_long_as_routes() {
         let took = Duration::from_millis(200);
         let mut reader = Reader::new(Filter::default());
-        reader.note_time(took);
+        reader.took = took;
         reader.not_before = Instant::now() + REST_MAX;
         reader.ask();
         assert!(reader.not_before > Instant::now() + took);

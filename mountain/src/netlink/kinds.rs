@@ -62,8 +62,12 @@ pub(crate) fn wire(
     ifindex: u32,
     gateway: Option<IpAddr>,
 ) -> Result<Wire, String> {
-    let mac = gateway.and_then(|gateway| snapshot.neighbours.get(&(ifindex, gateway)));
-    look(snapshot, ifindex, mac.copied(), DEEPEST)
+    let mac = gateway.and_then(|gateway| {
+        let at = (ifindex, gateway);
+        let now = snapshot.neighbours.get(&at);
+        now.or_else(|| snapshot.last_macs.get(&at)).copied()
+    });
+    look(snapshot, ifindex, mac, DEEPEST)
 }
 
 fn look(

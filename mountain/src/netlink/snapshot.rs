@@ -34,6 +34,9 @@ pub(crate) struct Snapshot {
     pub addresses: Vec<Address>,
     /// Link-layer addresses of the neighbours that are usable.
     pub neighbours: HashMap<(u32, IpAddr), [u8; 6]>,
+    /// Those that gateways had when they were usable last, whether they are now or not. Not of this reading: only
+    /// where something remembers earlier ones.
+    pub last_macs: HashMap<(u32, IpAddr), [u8; 6]>,
     /// The ports behind which bridges have met Ethernet addresses, by bridge and address. Only read where
     /// a default route leaves by a bridge.
     pub bridged: HashMap<(u32, [u8; 6]), u32>,

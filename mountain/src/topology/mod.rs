@@ -8,6 +8,7 @@
 
 mod build;
 mod global;
+mod memory;
 mod read;
 mod rules;
 
@@ -19,6 +20,8 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::netlink::snapshot::{FibRule, RouteOptions};
 pub use global::is_translated_later;
+pub(crate) use memory::Memory;
+pub(crate) use read::read_on_blocking;
 pub use read::{read_topology, read_topology_blocking, Filter};
 
 /// Most paths in one group; the BPF program's loops and bit masks are sized by it.

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Reading the kernel's routing state of a network namespace.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
 
-use super::{build, Topology};
+use super::{build, Memory, Topology};
 use crate::netlink::{snapshot, wire};
 
 /// Which routes to adopt.
@@ -42,13 +43,21 @@ const MANY_ROUTES: usize = 50_000;
 /// # Errors
 /// When the kernel refuses a netlink socket or a dump. Reading needs no privileges.
 pub fn read_topology_blocking(filter: &Filter) -> Result<Topology> {
+    read_on_blocking(filter, &Mutex::default())
+}
+
+/// As [`read_topology_blocking`], as one of several readings of the same namespace that share a memory.
+pub(crate) fn read_on_blocking(filter: &Filter, memory: &Mutex<Memory>) -> Result<Topology> {
     let mut socket = wire::Socket::open().context("cannot open an rtnetlink socket")?;
     let started = Instant::now();
     loop {
-        let (snapshot, consistent) = snapshot::read(&mut socket)?;
+        let (mut snapshot, consistent) = snapshot::read(&mut socket)?;
         if !consistent && started.elapsed() < CONSISTENT_WITHIN {
             continue;
         }
+        let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
+        memory.complete(&mut snapshot);
+        drop(memory);
         let topology = build::build(&snapshot, filter);
         let many = snapshot.routes.len() > MANY_ROUTES;
         drop(snapshot);

@@ -6,6 +6,7 @@ mod support;
 
 mod dead;
 mod flows;
+mod lost;
 mod net;
 mod programs;
 mod routing;
