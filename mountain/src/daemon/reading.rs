@@ -253,9 +253,11 @@ impl Daemon {
 
     /// Follows a change again that could not be followed, as that of a device which was down again by
     /// then. While adoption is suspended, looks again now and then: nothing announces that a bridge has
-    /// learned where the gateway is, or that a ppp device has its session.
+    /// learned where the gateway is, or that a ppp device has its session. The return of an uplink's route or address is
+    /// announced.
     pub(super) fn try_again(&mut self) {
-        let is_suspended = !self.paths.topology().suspended.is_empty();
+        let mut suspended = self.paths.topology().suspended.iter();
+        let is_suspended = suspended.any(|suspended| !suspended.whole);
         let failed = self.failed_at.is_some_and(|at| at.elapsed() >= TRY_AGAIN);
         if failed || is_suspended && self.read_at.elapsed() >= FORWARDING {
             self.failed_at = failed.then(Instant::now).or(self.failed_at);

@@ -30,7 +30,8 @@
 //! were placed bear a mark.
 //!
 //! While adoption is suspended, as the kernel prefers a VPN's default route, these are the only rules. Flows to other
-//! destinations go where the kernel now sends them.
+//! destinations go where the kernel now sends them. All rules stay where it is suspended for something else, such as
+//! one uplink being gone ([`Suspended::whole`](crate::topology::Suspended::whole)).
 //!
 //! An uplink's number, of which mark and table are made, comes from its device's index, which stays as
 //! long as the device does. So connections that Netfilter has marked find their uplink again when
@@ -188,7 +189,7 @@ fn uplinks(topology: &Topology) -> Vec<Uplink<'_>> {
         suspended.paths.iter().map(|path| Uplink {
             index: None,
             path,
-            whole: suspended.by_rule,
+            whole: suspended.whole,
         })
     });
     active.chain(suspended).collect()

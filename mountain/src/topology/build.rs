@@ -26,8 +26,10 @@ const MAX_REASONS: usize = 200;
 
 /// Condenses a snapshot. Takes time in proportion to the number of routes, which is a million and
 /// more on some routers.
-pub(super) fn build(snapshot: &Snapshot, filter: &Filter) -> Topology {
-    let mut builder = Builder::new(snapshot, filter.mark_mask);
+///
+/// `placed`: whether flows have chosen their path by now, by family ([IPv4, IPv6]).
+pub(super) fn build_on(snapshot: &Snapshot, filter: &Filter, placed: [bool; 2]) -> Topology {
+    let mut builder = Builder::new(snapshot, filter.mark_mask, placed);
     let mut candidates: Vec<&Route> = snapshot
         .routes
         .iter()
@@ -59,10 +61,18 @@ pub(super) fn build(snapshot: &Snapshot, filter: &Filter) -> Topology {
     builder.finish()
 }
 
+/// As [`build_on`], where nothing was before.
+#[cfg(test)]
+pub(super) fn build(snapshot: &Snapshot, filter: &Filter) -> Topology {
+    build_on(snapshot, filter, [false; 2])
+}
+
 struct Builder<'a> {
     snapshot: &'a Snapshot,
     /// Bits of the marks that placed flows bear.
     mark_mask: u32,
+    /// Whether flows may be in progress that have chosen their path, by family.
+    placed: [bool; 2],
     topology: Topology,
     path_index: HashMap<PathKey, usize>,
     /// How the packets come to each table, by family.
@@ -82,7 +92,7 @@ struct Approach {
 }
 
 impl<'a> Builder<'a> {
-    fn new(snapshot: &'a Snapshot, mark_mask: u32) -> Self {
+    fn new(snapshot: &'a Snapshot, mark_mask: u32, placed: [bool; 2]) -> Self {
         let mut by_prefix: HashMap<_, Vec<usize>> = HashMap::new();
         for route in snapshot.routes.iter().filter(|route| route.multipath) {
             by_prefix.entry((route.table, route.prefix)).or_default();
@@ -95,6 +105,7 @@ impl<'a> Builder<'a> {
         Self {
             snapshot,
             mark_mask,
+            placed,
             topology: Topology::default(),
             path_index: HashMap::new(),
             approaches: BTreeMap::new(),
@@ -406,6 +417,10 @@ impl<'a> Builder<'a> {
             self.topology.groups[index].told_by = self.told_by(&self.topology.groups[index]);
         }
         if self.topology.has_placed() {
+            // An uplink is none of the inner devices while it rests.
+            let resting = self.topology.suspended.iter().flat_map(|s| &s.paths);
+            let resting = resting.map(|path| path.key.ifindex);
+            let devices: BTreeSet<u32> = devices.iter().copied().chain(resting).collect();
             self.topology.kept = self.kept();
             self.topology.inner_devices = inner_devices(self.snapshot, &devices);
             self.topology.uplink_nets = uplink_nets(self.snapshot, &devices);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! What a reading no longer shows of gateways, and an earlier one did: behind which ports of bridges they are.
+//! What a reading no longer shows, and an earlier one did: behind which ports of bridges gateways are, and whether
+//! flows chose their uplink, so that there may be some that run on it.
 //!
 //! A bridge is a wire as long as its gateway is behind one. When that uplink dies, the kernel forgets both the
 //! gateway's address and the port, so that the uplink would look like something unknown, a tunnel even, in the one
@@ -8,6 +9,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
+use super::Topology;
 use crate::netlink::link::Link;
 use crate::netlink::snapshot::{Snapshot, TABLE_MAIN};
 
@@ -25,13 +27,16 @@ pub(crate) struct Memory {
     macs: HashMap<Gateway, Mac>,
     /// The ports behind which bridges have met those, by bridge.
     ports: HashMap<(u32, Mac), u32>,
+    /// Whether flows have chosen their path, by family ([IPv4, IPv6]), and none of them has lost all uplinks since.
+    pub(super) placed: [bool; 2],
 }
 
 impl Memory {
     /// Takes note of what a reading shows, and adds what it does not show to it.
     pub(super) fn complete(&mut self, snapshot: &mut Snapshot) {
         if !snapshot.links.values().any(Link::is_bridge) {
-            *self = Self::default();
+            self.macs.clear();
+            self.ports.clear();
             return;
         }
         let gateways = gateways(snapshot);
@@ -44,6 +49,18 @@ impl Memory {
         for (at, port) in &self.ports {
             snapshot.bridged.entry(*at).or_insert(*port);
         }
+    }
+
+    /// Takes note of what a reading has led to.
+    pub(super) fn adopted(&mut self, topology: &Topology) {
+        let before = self.placed;
+        self.placed = [false, true].map(|ipv6| {
+            let groups = topology.groups.iter().filter(|group| group.kind.places());
+            let mut prefixes = groups.flat_map(|group| &group.prefixes);
+            let places = prefixes.any(|prefix| prefix.addr().is_ipv6() == ipv6);
+            let rests = topology.suspended.iter().any(|s| s.ipv6 == ipv6);
+            places || before[usize::from(ipv6)] && rests
+        });
     }
 
     fn learn(&mut self, snapshot: &Snapshot, gateways: &BTreeSet<Gateway>) {

@@ -159,7 +159,8 @@ pub enum Rewritable {
     Tos,
 }
 
-/// Uplinks of one family whose adoption rests, as the kernel prefers another way for new flows: a VPN's.
+/// Uplinks of one family whose adoption rests, as the kernel prefers another way for new flows: a VPN's. Or one is
+/// left of them, or what it prefers is an uplink that lacks its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Suspended {
     /// Of IPv6; otherwise of IPv4.
@@ -168,9 +169,10 @@ pub struct Suspended {
     pub paths: Vec<Path>,
     /// What the kernel prefers.
     pub why: String,
-    /// A routing rule before ours takes the packets away, so that all rules of ours can stay: what still
-    /// meets them is what the kernel itself sends out by the default routes.
-    pub by_rule: bool,
+    /// All rules and tables of theirs stay, as they lead nothing out of what the kernel prefers. Another uplink is gone
+    /// or incomplete for the moment: what runs on these goes on. Or a routing rule before ours takes the packets away:
+    /// what still meets ours is what the kernel itself sends out by the default routes.
+    pub whole: bool,
 }
 
 /// A single destination that the kernel sends out by the gateway of an uplink, whatever the default route

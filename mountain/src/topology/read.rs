@@ -57,8 +57,9 @@ pub(crate) fn read_on_blocking(filter: &Filter, memory: &Mutex<Memory>) -> Resul
         }
         let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
         memory.complete(&mut snapshot);
+        let topology = build::build_on(&snapshot, filter, memory.placed);
+        memory.adopted(&topology);
         drop(memory);
-        let topology = build::build(&snapshot, filter);
         let many = snapshot.routes.len() > MANY_ROUTES;
         drop(snapshot);
         if many {

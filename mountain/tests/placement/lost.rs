@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Two providers, one of which is lost for the moment: what runs by the other one goes on.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use crate::net::*;
 use crate::support::*;
 
@@ -60,4 +63,50 @@ fn an_uplink_by_a_bridge_that_dies_is_one_still() {
     net.wait_good();
     wait_until("all go on", 3 * LEAVE, || flows.ask() == opened);
     assert_eq!(net.refused(), 0);
+}
+
+/// A short outage of the line that the kernel prefers, as DHCP sees it. What runs on the other one goes on sending
+/// while the route comes back, and the kernel would send it by that one at once.
+#[test]
+fn forwarded_connections_go_on_when_the_other_uplink_comes_back() {
+    let rule = "[[rule]]\nmatch = { proto = \"tcp\" }\nuse = \"u1\"\n";
+    let net = Home::with_config(rule).with_lan().running();
+    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    flows.assert_opens("tcp", EACH, SERVER[0], [0, EACH]);
+    let opened = flows.ask();
+    for _ in 0..2 {
+        for family in ["-4", "-6"] {
+            net.home.ip(&format!("{family} route del default dev u0"));
+        }
+        wait_until("the first one's rules are gone", LEAVE, || {
+            !net.home.ip("rule").contains("from 10.40.0.2")
+        });
+        net.home.wait_settled();
+        let rules = net.home.ip("rule");
+        assert_has(&rules, &["from 10.41.0.2 lookup 197", "fwmark 0x"]);
+        let said = "IPv4: u1 is the only uplink at the moment";
+        net.home.mountain_says("status", said);
+        assert_eq!(flows.ask(), opened);
+        thread::scope(|scope| {
+            let asking = scope.spawn(|| {
+                let started = Instant::now();
+                while started.elapsed() < Duration::from_secs(2) {
+                    assert_eq!(flows.ask(), opened);
+                }
+            });
+            thread::sleep(Duration::from_millis(200));
+            net.default_routes(0);
+            asking.join().unwrap();
+        });
+        net.wait_good();
+    }
+    assert_eq!(flows.ask(), opened);
+    assert_eq!(net.refused(), 0);
+    // With its address go its rules.
+    for device in ["u0", "u1"] {
+        net.home.ip(&format!("addr flush dev {device}"));
+    }
+    wait_until("nothing is left", LEAVE, || {
+        !net.home.ip("rule").contains("lookup 197")
+    });
 }

@@ -118,7 +118,7 @@ fn suspended_uplinks_keep_their_marks_for_single_destinations_only() {
         ipv6: false,
         paths,
         why: String::new(),
-        by_rule: false,
+        whole: false,
     }];
     home.kept = vec![Kept {
         host: ip("203.0.113.5"),
@@ -145,7 +145,7 @@ fn suspended_uplinks_keep_their_marks_for_single_destinations_only() {
     assert_eq!(suspended.marks.len(), 2, "IPv6 goes on");
 
     // By a rule that comes before ours: all of them stay.
-    home.suspended[0].by_rule = true;
+    home.suspended[0].whole = true;
     let by_rule = of_ipv4(&plan(&home, mask(), &BTreeSet::new()).unwrap());
     let mut all = of_ipv4(&whole);
     all.extend(expected);

@@ -18,7 +18,20 @@ struct Uplinks {
     /// One for each device, the preferred one first.
     paths: Vec<Path>,
     /// Devices of default routes that are none, and why.
-    reasons: Vec<(u32, String)>,
+    reasons: Vec<(u32, Reason)>,
+}
+
+/// Why a device is no uplink, or what the kernel prefers instead of one.
+struct Reason {
+    why: String,
+    /// It is one all the same, and lacks something at the moment.
+    passes: bool,
+}
+
+impl Reason {
+    fn lasting(why: String) -> Self {
+        Self { why, passes: false }
+    }
 }
 
 impl Uplinks {
@@ -29,7 +42,7 @@ impl Uplinks {
     /// Whether they can be told apart, and are neither too few nor too many.
     fn check(&self) -> Result<(), String> {
         let because = |last: &str| {
-            let reasons = self.reasons.iter().map(|(_, reason)| reason.as_str());
+            let reasons = self.reasons.iter().map(|(_, reason)| reason.why.as_str());
             reasons.chain([last]).collect::<Vec<_>>().join("; ")
         };
         let paths: Vec<&Path> = self.paths.iter().collect();
@@ -118,16 +131,24 @@ impl Builder<'_> {
         let (conditional, mut defaults): (Vec<&Route>, Vec<&Route>) =
             defaults.partition(|route| is_conditional(route));
         defaults.sort_by_key(|route| rank(route));
-        let [best, _, ..] = defaults[..] else { return };
+        let Some(&best) = defaults.first() else {
+            return;
+        };
         if self.adopted.contains_key(&best.prefix) || !filter.admits(&best.prefix) {
             return;
         }
         let uplinks = self.uplinks(&defaults, filter);
         let preferred = self.check_preferred(&defaults, &conditional, &uplinks);
+        if let (Ok(()), [last]) = (&preferred, &uplinks.paths[..]) {
+            self.keep_last(best, last);
+        }
+        if defaults.len() < 2 {
+            return;
+        }
         // Those are for `adopt`, which says why it did not take them.
         if defaults.iter().any(|route| route.multipath) {
-            if let Err(why) = preferred {
-                self.suspend(ipv6, uplinks.paths, why, false);
+            if let Err(reason) = preferred {
+                self.suspend_for(ipv6, uplinks.paths, reason);
             }
             return;
         }
@@ -139,8 +160,9 @@ impl Builder<'_> {
                 self.listed(&defaults)
             )),
             _ if !filter.adopt => Ok(()),
-            (_, Err(why), _) => {
-                self.suspend(ipv6, uplinks.paths, why.clone(), false);
+            (_, Err(reason), _) => {
+                let why = reason.why.clone();
+                self.suspend_for(ipv6, uplinks.paths, reason);
                 Err(why)
             }
             (Ok(()), Ok(()), Some(rule)) => {
@@ -202,10 +224,11 @@ impl Builder<'_> {
             if hop.encapsulated || hop.blackhole || uplinks.has(hop.ifindex) {
                 continue;
             }
-            let uplink = || -> Result<Path, String> {
+            let uplink = || -> Result<Path, Reason> {
                 let name = &link.name;
                 if !filter.named.contains(name) {
-                    self.check_wire(link, hop, has_own_wire)?;
+                    let judged = self.check_wire(link, hop, has_own_wire);
+                    judged.map_err(Reason::lasting)?;
                 }
                 if hop.gateway.is_none() {
                     let todo = match link.ethernet {
@@ -213,19 +236,23 @@ impl Builder<'_> {
                         // As pppd and NetworkManager make it; the far end's address is there to be named.
                         false => " (give its default route one: `via` the address of the far end)",
                     };
-                    return Err(format!("{name} has no gateway to measure{todo}"));
+                    let why = format!("{name} has no gateway to measure{todo}");
+                    return Err(Reason::lasting(why));
                 }
                 let mut path = self.new_path(key(hop, route), link, hop);
                 path.preferred_source = route.preferred_source;
                 path.options = route.options(hop);
                 match path.addresses.is_empty() {
-                    true => Err(format!("{name} has no address of its own")),
+                    true => Err(Reason {
+                        why: format!("{name} has no address of its own"),
+                        passes: true,
+                    }),
                     false => Ok(path),
                 }
             };
             match uplink() {
                 Ok(path) => uplinks.paths.push(path),
-                Err(why) => uplinks.reasons.push((hop.ifindex, why)),
+                Err(reason) => uplinks.reasons.push((hop.ifindex, reason)),
             }
         }
         uplinks
@@ -238,64 +265,103 @@ impl Builder<'_> {
         defaults: &[&Route],
         conditional: &[&Route],
         uplinks: &Uplinks,
-    ) -> Result<(), String> {
+    ) -> Result<(), Reason> {
         let best = defaults.first().map(|route| rank(route));
         let ties = defaults.iter().filter(|route| Some(rank(route)) == best);
+        let mut reasons = Vec::new();
         for route in ties {
-            self.check_ours(route, uplinks).map_err(|(by, why)| {
-                let metric = route.metric;
-                format!(
+            if let Err((by, reason)) = self.check_ours(route, uplinks) {
+                let (metric, why) = (route.metric, reason.why);
+                let why = format!(
                     "the kernel prefers the default route {by} (metric {metric}){why}: new flows are left to it"
-                )
-            })?;
+                );
+                reasons.push(Reason { why, ..reason });
+            }
         }
         for route in conditional {
-            let of = match route.source {
-                Some(source) => format!("from {source}"),
-                None => {
-                    return Err(format!(
-                        "a default route is only for TOS {:#04x}",
-                        route.tos
-                    ))
-                }
+            let Some(source) = route.source else {
+                let why = format!("a default route is only for TOS {:#04x}", route.tos);
+                reasons.push(Reason::lasting(why));
+                continue;
             };
-            self.check_ours(route, uplinks)
-                .map_err(|(by, why)| format!("packets {of} have a default route {by}{why}"))?;
+            if let Err((by, reason)) = self.check_ours(route, uplinks) {
+                let why = reason.why;
+                let why = format!("packets from {source} have a default route {by}{why}");
+                reasons.push(Reason { why, ..reason });
+            }
         }
-        Ok(())
+        // One that lasts first: it may be a VPN.
+        match reasons.into_iter().min_by_key(|reason| reason.passes) {
+            Some(reason) => Err(reason),
+            None => Ok(()),
+        }
     }
 
     /// Whether all of a route's next hops are on devices of uplinks; else where it leads, and what that is.
-    fn check_ours(&self, route: &Route, uplinks: &Uplinks) -> Result<(), (String, String)> {
+    fn check_ours(&self, route: &Route, uplinks: &Uplinks) -> Result<(), (String, Reason)> {
         if route.kind != RTN_UNICAST || route.hops.is_empty() {
-            return Err(("that drops".to_owned(), String::new()));
+            return Err(("that drops".to_owned(), Reason::lasting(String::new())));
         }
+        let mut incomplete = None;
         for hop in &route.hops {
             let link = self.snapshot.links.get(&hop.ifindex);
             let name = link.map_or("a device that is gone", |link| &link.name);
             if hop.encapsulated || hop.blackhole {
                 let why = ", which encapsulates or drops".to_owned();
-                return Err((format!("by {name}"), why));
+                return Err((format!("by {name}"), Reason::lasting(why)));
             }
             if !uplinks.has(hop.ifindex) {
                 let mut reasons = uplinks.reasons.iter();
                 let reason = reasons.find(|(ifindex, _)| *ifindex == hop.ifindex);
-                let why = reason.map_or(String::new(), |(_, why)| format!(", and {why}"));
-                return Err((format!("by {name}"), why));
+                let why = reason.map_or(String::new(), |(_, r)| format!(", and {}", r.why));
+                let passes = reason.is_some_and(|(_, r)| r.passes);
+                let found = (format!("by {name}"), Reason { why, passes });
+                match passes {
+                    true => incomplete = Some(found),
+                    false => return Err(found),
+                }
             }
         }
-        Ok(())
+        match incomplete {
+            Some(found) => Err(found),
+            None => Ok(()),
+        }
     }
 
     /// Remembers uplinks of which flows may be in progress that new flows do not choose from at the moment.
-    fn suspend(&mut self, ipv6: bool, paths: Vec<Path>, why: String, by_rule: bool) {
+    fn suspend(&mut self, ipv6: bool, paths: Vec<Path>, why: String, whole: bool) {
         if !paths.is_empty() {
             self.topology.suspended.push(Suspended {
                 ipv6,
                 paths,
                 why,
-                by_rule,
+                whole,
             });
+        }
+    }
+
+    /// The same because of what the kernel prefers. If that is an uplink, which only lacks something at the moment,
+    /// running flows on the others keep what they stand on.
+    fn suspend_for(&mut self, ipv6: bool, paths: Vec<Path>, reason: Reason) {
+        let whole = reason.passes && self.placed[usize::from(ipv6)];
+        self.suspend(ipv6, paths, reason.why, whole);
+    }
+
+    /// Keeps what running flows stand on while one is left of the uplinks that they chose from. It says what the main
+    /// table says; but when the others are back, the kernel may prefer one of them, and by the time that is read, what
+    /// goes on sending would have gone there.
+    fn keep_last(&mut self, best: &Route, last: &Path) {
+        let ipv6 = best.is_ipv6();
+        let stands = self.placed[usize::from(ipv6)]
+            && self.check_throws(ipv6).is_ok()
+            && self.check_marks(ipv6).is_ok()
+            && self.check_rules(best).is_ok();
+        if stands {
+            let why = format!(
+                "{} is the only uplink at the moment: new flows go where the kernel sends them",
+                last.ifname
+            );
+            self.suspend(ipv6, vec![last.clone()], why, true);
         }
     }
 

@@ -5,6 +5,7 @@ use super::*;
 use crate::netlink::kinds::{wire, Wire};
 use crate::netlink::nexthop::NextHop;
 use crate::netlink::snapshot::{Preference, Route};
+use crate::topology::{Group, Kind, Suspended};
 
 const BRIDGE: u32 = 2;
 const UPLINK: u32 = 3;
@@ -114,4 +115,39 @@ fn what_is_remembered_does_not_grow_without_end() {
         memory.complete(&mut host);
     }
     assert!(memory.macs.len() <= GATEWAYS_MAX);
+}
+
+#[test]
+fn that_flows_chose_is_remembered_as_long_as_an_uplink_is_left() {
+    let resting = || Topology {
+        suspended: vec![Suspended {
+            ipv6: false,
+            paths: Vec::new(),
+            why: String::new(),
+            whole: false,
+        }],
+        ..Topology::default()
+    };
+    let group = Group {
+        kind: Kind::Place,
+        table: TABLE_MAIN,
+        prefixes: vec!["0.0.0.0/0".parse().unwrap()],
+        members: Vec::new(),
+        told_by: BTreeSet::new(),
+    };
+    let placing = Topology {
+        groups: vec![group],
+        ..Topology::default()
+    };
+    let mut memory = Memory::default();
+    for (topology, placed) in [
+        (resting(), false),
+        (placing, true),
+        (resting(), true),
+        (Topology::default(), false),
+        (resting(), false),
+    ] {
+        memory.adopted(&topology);
+        assert_eq!(memory.placed, [placed, false]);
+    }
 }

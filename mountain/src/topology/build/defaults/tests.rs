@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 use std::net::IpAddr;
 
-use super::super::build;
+use super::super::{build, build_on};
 use super::*;
 use crate::netlink::link::Address;
 use crate::netlink::snapshot::{Action, FibRule, Snapshot};
@@ -225,7 +225,7 @@ fn suspended(snapshot: &Snapshot) -> (Vec<String>, String) {
     let [suspended] = &topology.suspended[..] else {
         panic!("{:?}", topology.suspended)
     };
-    assert!(!suspended.by_rule);
+    assert!(!suspended.whole);
     let paths = suspended.paths.iter().map(|path| path.ifname.clone());
     (paths.collect(), suspended.why.clone())
 }
@@ -255,6 +255,44 @@ fn a_better_default_route_by_a_tunnel_suspends_all() {
     // Who did not ask for it is told nothing.
     let unasked = build(&with_vpn("tun", 50), &Filter::default());
     assert_eq!((unasked.skipped.len(), unasked.suspended.len()), (0, 0));
+}
+
+/// What runs on the one that is left, or whole, keeps what it stands on; but not beside a VPN.
+#[test]
+fn an_uplink_that_is_gone_or_has_no_address_leaves_the_others_whole() {
+    let kept_of = |snapshot: &Snapshot, placed: bool| {
+        let topology = build_on(snapshot, &filter(|f| f.adopt = true), [placed, true]);
+        assert_eq!(topology.groups, []);
+        let suspended = topology.suspended.iter();
+        let kept = suspended.flat_map(|s| s.paths.iter().map(|p| (p.ifname.clone(), s.whole)));
+        kept.collect::<Vec<_>>()
+    };
+    let lte = |whole| [("lte".to_owned(), whole)];
+    let without_route = |mut home: Snapshot| {
+        home.routes.retain(|route| route.hops[0].ifindex != 2);
+        home
+    };
+    let without_address = |mut home: Snapshot| {
+        home.addresses.retain(|address| address.ifindex != 2);
+        home
+    };
+    assert_eq!(kept_of(&without_route(home()), true), lte(true));
+    assert_eq!(kept_of(&without_route(home()), false), []);
+    assert_eq!(
+        kept_of(&without_route(with_vpn("tun", 50)), true),
+        lte(false)
+    );
+    assert_eq!(
+        kept_of(&without_route(with_vpn("tun", 700)), true),
+        lte(true)
+    );
+
+    assert_eq!(kept_of(&without_address(home()), true), lte(true));
+    assert_eq!(kept_of(&without_address(home()), false), lte(false));
+    for metric in [50, 100] {
+        let tied = without_address(with_vpn("tun", metric));
+        assert_eq!(kept_of(&tied, true), lte(false), "{metric}");
+    }
 }
 
 /// A VPN in a namespace or a container, to which a veth leads, or a bridge with such ports.
@@ -376,7 +414,7 @@ fn rules_that_take_unmarked_packets_suspend_and_those_that_read_our_marks_forbid
     let topology = adopted(&with_rule(wg_quick.clone(), 0));
     assert_eq!(topology.groups, []);
     let suspended = &topology.suspended[0];
-    assert!(suspended.by_rule, "what still meets ours is the VPN's own");
+    assert!(suspended.whole, "what still meets ours is the VPN's own");
     assert!(suspended.why.contains("rule of priority 32764"));
     let network = |r: &mut FibRule| {
         (r.src, r.invert, r.fwmark) = (Some("10.0.0.0/8".parse().unwrap()), false, None);
