@@ -31,8 +31,10 @@ use crate::topology::Topology;
 
 /// How often is looked at what announces nothing.
 const LOOK: Duration = Duration::from_secs(5);
-/// A transaction is often the first of several.
+/// A transaction is often the first of several: the firewall is not read before so long after it.
 const GATHER: Duration = Duration::from_millis(20);
+/// Announcements are passed on at once, but so far apart.
+const APART: Duration = Duration::from_millis(5);
 /// Rulesets that change all the time are read so often, ...
 const PAUSE: Duration = Duration::from_millis(100);
 /// ... and after one that took longer to read, the next reading waits for so many times that, [`LOOK`] at most.
@@ -149,46 +151,59 @@ fn questions(topology: &Topology) -> BTreeSet<Question> {
 }
 
 async fn follow(mut asked: watch::Receiver<BTreeSet<Question>>, sender: watch::Sender<Answers>) {
-    // Without it changes are noticed when they are next looked for.
-    let notifications = ruleset::notifications().ok().and_then(|socket| {
-        // SAFETY: the socket keeps its descriptor until it is dropped.
-        unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }.ok()
-    });
-    let (mut look, mut is_new, mut announced) = (Look::default(), true, 0);
+    let mut announcements = Announcements::listen();
+    let pass_on = |sender: &watch::Sender<Answers>| {
+        sender.send_modify(|known| known.announced += 1);
+    };
+    let (mut look, mut is_new) = (Look::default(), true);
     loop {
         let began = Instant::now();
         let questions = asked.borrow_and_update().clone();
-        let looked = spawn_blocking(move || {
-            let answers = look.answer(&questions, is_new);
+        let was_new = std::mem::take(&mut is_new);
+        let mut looked = spawn_blocking(move || {
+            let answers = look.answer(&questions, was_new);
             (look, answers)
         });
-        let Ok((again, answers)) = looked.await else {
+        // A large ruleset takes a while to read, and what it is about may change meanwhile.
+        let looked = loop {
+            tokio::select! {
+                biased;
+                whose = announcements.next() => {
+                    pass_on(&sender);
+                    is_new |= whose == Whose::Others;
+                }
+                looked = &mut looked => break looked,
+            }
+        };
+        let Ok((again, answers)) = looked else {
             return;
         };
         look = again;
-        let answers = Answers {
-            announced,
-            ..answers
-        };
         sender.send_if_modified(|known| {
+            let announced = known.announced;
+            let answers = Answers {
+                announced,
+                ..answers
+            };
             let differs = *known != answers;
             *known = answers;
             differs
         });
-        let pause = Instant::now() + rest(began.elapsed());
+        let mut pause = Instant::now() + rest(began.elapsed()).max(GATHER);
         let next = pause + LOOK;
-        is_new = false;
-        let mut is_due = false;
+        let mut is_due = is_new;
         loop {
             let until = if is_due { pause } else { next };
             tokio::select! {
                 biased;
                 // That is passed on at once; the firewall is read after the pause.
-                whose = announcement(&notifications) => {
-                    announced += 1;
-                    sender.send_modify(|known| known.announced = announced);
-                    is_new |= whose == Whose::Others;
-                    is_due |= is_new;
+                whose = announcements.next() => {
+                    pass_on(&sender);
+                    if whose == Whose::Others && !is_new {
+                        is_new = true;
+                        is_due = true;
+                        pause = pause.max(Instant::now() + GATHER);
+                    }
                 }
                 asked = asked.changed() => match asked {
                     Ok(()) => is_due = true,
@@ -213,21 +228,42 @@ enum Whose {
     Ours,
 }
 
-/// Waits until nftables has announced a change. Cancel safe: what it was is told again.
-async fn announcement(notifications: &Option<AsyncFd<netlink_sys::Socket>>) -> Whose {
-    let Some(socket) = notifications else {
-        return pending().await;
-    };
-    loop {
-        let Ok(mut ready) = socket.readable().await else {
-            sleep(PAUSE).await;
-            return Whose::Others;
+/// What nftables announces.
+struct Announcements {
+    /// Without it changes are noticed when they are next looked for.
+    socket: Option<AsyncFd<netlink_sys::Socket>>,
+    not_before: Instant,
+}
+
+impl Announcements {
+    fn listen() -> Self {
+        let socket = ruleset::notifications().ok().and_then(|socket| {
+            // SAFETY: the socket keeps its descriptor until it is dropped.
+            unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }.ok()
+        });
+        Self {
+            socket,
+            not_before: Instant::now(),
+        }
+    }
+
+    /// Waits until nftables has announced a change. Cancel safe: what it was is told again.
+    async fn next(&mut self) -> Whose {
+        let Some(socket) = &self.socket else {
+            return pending().await;
         };
-        sleep(GATHER).await;
-        let whose = read_announced(ready.get_inner());
-        ready.clear_ready();
-        if let Some(whose) = whose {
-            return whose;
+        loop {
+            let Ok(mut ready) = socket.readable().await else {
+                sleep(PAUSE).await;
+                return Whose::Others;
+            };
+            sleep_until(self.not_before.into()).await;
+            let whose = read_announced(ready.get_inner());
+            ready.clear_ready();
+            if let Some(whose) = whose {
+                self.not_before = Instant::now() + APART;
+                return whose;
+            }
         }
     }
 }
