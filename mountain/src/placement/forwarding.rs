@@ -61,8 +61,11 @@ impl Placer {
         let placed = format!("placed{}", but_for(nets));
         let is_held = held.is_some();
         let is_partly = wanted && !nets.is_empty();
+        let rests = self.uplinks.is_empty();
         let (done, are) = match held {
-            Some(held) => (self.programs.attach_to(&[]).map(|()| true), held),
+            Some(held) => (self.hold_forwarded().map(|()| true), held),
+            // Nothing is placed, and why is said elsewhere.
+            None if wanted && rests => (self.hold_forwarded().map(|()| false), placed),
             None if wanted => (self.place_forwarded(), placed),
             None => {
                 let left = self.leave_forwarded().map(|()| true);
@@ -97,11 +100,17 @@ impl Placer {
         }
     }
 
-    /// Looks whether the table is still there, where packets are marked: somebody has changed the firewall, and may
-    /// have flushed it. To be called at once then, since what begins meanwhile is not kept where it began.
+    /// Looks whether the table is still there: somebody has changed the firewall, and may have flushed it. To be called
+    /// at once then: what sends meanwhile is not kept where it began, and translated ends there.
     pub(crate) fn firewall_changed(&mut self) {
-        if self.forwarding.is_placing && !nft::is_there().unwrap_or(false) {
-            self.look_at_forwarding();
+        let is_gone = || matches!(nft::is_there(), Ok(false));
+        if self.forwarding.table.is_none() || !is_gone() {
+            return;
+        }
+        // First of all, whether or not it is still wanted: that is looked at when it is made.
+        match self.make_sure_of_table() {
+            Ok(false) => self.forwarding.is_placing = false,
+            _ => self.look_at_forwarding(),
         }
     }
 
@@ -114,6 +123,17 @@ impl Placer {
             _ => self.programs.attach_to(&[])?,
         }
         is_there
+    }
+
+    /// Marks nothing new. A table that there was is kept: running connections stand on it.
+    fn hold_forwarded(&mut self) -> Result<()> {
+        let was_there = self.forwarding.table.is_some() || self.forwarding.making.is_busy();
+        let kept = match was_there {
+            true => self.make_sure_of_table().map(drop),
+            false => Ok(()),
+        };
+        self.programs.attach_to(&[])?;
+        kept
     }
 
     /// Makes the table where it is not there as it should be. The first time this waits for nft; later
@@ -129,13 +149,13 @@ impl Placer {
         if self.forwarding.table.as_ref() == Some(uplinks) && nft::is_there()? {
             return Ok(true);
         }
-        // The program marks nothing until there is one again.
-        self.programs.attach_to(&[])?;
         let (mask, uplinks) = (self.config.mark_mask, uplinks.clone());
         let resets = self.config.reset_stuck_s > 0;
         self.forwarding
             .making
             .begin(move || make_table(mask, uplinks, resets));
+        // The program marks nothing until there is one again.
+        self.programs.attach_to(&[])?;
         if self.forwarding.said.is_some() {
             return Ok(false);
         }

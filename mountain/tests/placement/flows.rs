@@ -378,6 +378,43 @@ fn forwarded_connections_go_on_when_the_firewall_is_loaded_anew() {
     assert_eq!(net.refused(), 0);
 }
 
+/// Files that the daemon has read so far.
+fn reads(net: &Home) -> u64 {
+    let io = std::fs::read_to_string(format!("/proc/{}/io", net.home.pid())).unwrap();
+    let count = io.lines().find_map(|line| line.strip_prefix("syscr: "));
+    count.unwrap().parse().unwrap()
+}
+
+/// A reload after which new ones are left to the kernel, and then another one: those that run stand on the table.
+#[test]
+fn forwarded_connections_that_run_go_on_when_new_ones_are_the_kernels() {
+    let net = Home::new().with_lan().running();
+    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    let opened = flows.open("tcp", EACH, SERVER[0]);
+    assert_by_both(&opened);
+    let rules = net.home.run("nft list table inet home");
+    let load = |more: &str| net.home.nft(&format!("flush ruleset\n{rules}\n{more}\n"));
+    let is_there = || net.home.run("nft list tables").contains("mountain_start");
+    for _ in 0..2 {
+        load("insert rule inet home post oifname u0 ip daddr 198.51.100.7 masquerade");
+        wait_until("the table is back", LEAVE, is_there);
+        wait_until("new ones are the kernel's", LEAVE, || {
+            let left = net.placement().left.join("\n");
+            left.contains("forwarded connections are left to the kernel: the firewall treats u0")
+        });
+        assert_eq!(flows.ask(), opened);
+    }
+    // What was begun is over: it is not looked at again and again.
+    let before = reads(&net);
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    let read = reads(&net) - before;
+    assert!(read < 200, "{read}");
+    load("");
+    wait_until("new ones are placed", LEAVE, || net.placement().forwarding);
+    assert_eq!(flows.ask(), opened);
+    assert_eq!(net.refused(), 0);
+}
+
 #[test]
 fn a_forwarded_flow_is_placed_once() {
     // No path is late, however busy the machine is: flows would be placed again, though their connections stay.
