@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Running nft(8), and tables of family `inet` by name without it: it takes ten milliseconds to start.
 
+mod copy;
+
 use std::io::{self, Write};
 use std::process::{Command, Stdio};
 
@@ -10,6 +12,7 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 use super::uapi::{NFNL_SUBSYS_NFTABLES, NFPROTO_INET};
 use super::wire::{self, attribute, c_string, netfilter, unless, Socket};
 use crate::host::program::Missing;
+pub(crate) use copy::TableCopy;
 
 /// linux/netfilter/nf_tables.h.
 const NFT_MSG_GETTABLE: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 1);

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Forwarded connections: whether they are placed, and the table that keeps them where they began.
 
+use std::sync::Arc;
+
 use anyhow::Result;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::aside::Aside;
 use super::config::Forward;
 use super::routing::MarkMask;
 use super::{but_for, nft, Placer};
 use crate::host::sysctl::{forwards, largest4};
-use crate::netlink;
+use crate::netlink::{self, nft::TableCopy};
 use crate::topology::{Kind, Topology};
 
 /// Mark and device of each uplink.
@@ -22,15 +24,23 @@ pub(super) struct Forwarding {
     pub(super) inner_devices: Vec<u32>,
     /// The uplinks at which replies are checked by the main table alone ([`by_metric`]).
     pub(super) by_metric: Vec<String>,
-    /// What the nftables table was made for; `None`: it is not there.
-    pub(super) table: Option<Uplinks>,
-    /// Makes the table anew, for these uplinks.
-    pub(super) making: Aside<Uplinks>,
+    /// The nftables table as it was made; `None`: it is not there.
+    pub(super) table: Option<Made>,
+    /// Makes the table anew.
+    pub(super) making: Aside<Made>,
     /// Whether new ones are marked, and kept.
     pub(super) is_placing: bool,
     said: Option<String>,
     /// What was said, where that is a reason why new ones are left to the kernel.
     pub(super) left: Option<String>,
+}
+
+/// The nftables table.
+pub(super) struct Made {
+    /// Those that it was made for.
+    uplinks: Uplinks,
+    /// What makes it again without nft(8), where that could be learned.
+    copy: Option<Arc<TableCopy>>,
 }
 
 impl Forwarding {
@@ -146,14 +156,18 @@ impl Placer {
         if self.forwarding.making.is_busy() {
             return Ok(false);
         }
-        if self.forwarding.table.as_ref() == Some(uplinks) && nft::is_there()? {
+        let table = self.forwarding.table.as_ref();
+        let same = table.filter(|made| made.uplinks == *uplinks);
+        if same.is_some() && nft::is_there()? {
             return Ok(true);
         }
+        let copy = same.and_then(|made| made.copy.clone());
         let (mask, uplinks) = (self.config.mark_mask, uplinks.clone());
         let resets = self.config.reset_stuck_s > 0;
-        self.forwarding
-            .making
-            .begin(move || make_table(mask, uplinks, resets));
+        self.forwarding.making.begin(move || match copy {
+            Some(copy) => make_again(mask, uplinks, resets, copy),
+            None => make_table(mask, uplinks, resets),
+        });
         // The program marks nothing until there is one again.
         self.programs.attach_to(&[])?;
         if self.forwarding.said.is_some() {
@@ -196,8 +210,23 @@ pub(crate) fn strict(uplinks: &[String]) -> Option<String> {
     ))
 }
 
+/// Makes the table as it was. Each packet that is forwarded meanwhile may end its connection.
+fn make_again(
+    mask: MarkMask,
+    uplinks: Uplinks,
+    resets: bool,
+    copy: Arc<TableCopy>,
+) -> Result<Made> {
+    if let Err(e) = copy.make() {
+        debug!("the nftables table cannot be made from its copy: {e}");
+        return make_table(mask, uplinks, resets);
+    }
+    let copy = Some(copy);
+    Ok(Made { uplinks, copy })
+}
+
 /// Makes the table that keeps forwarded connections on their uplinks.
-fn make_table(mask: MarkMask, uplinks: Uplinks, resets: bool) -> Result<Uplinks> {
+fn make_table(mask: MarkMask, uplinks: Uplinks, resets: bool) -> Result<Made> {
     nft::install(mask, &uplinks, resets).or_else(|e| {
         if !resets {
             return Err(e);
@@ -207,5 +236,9 @@ fn make_table(mask: MarkMask, uplinks: Uplinks, resets: bool) -> Result<Uplinks>
         warn!("forwarded connections that hang cannot be reset: {e:#}");
         Ok(())
     })?;
-    Ok(uplinks)
+    let copy = nft::copy()
+        .inspect_err(|e| debug!("{e:#}"))
+        .ok()
+        .map(Arc::new);
+    Ok(Made { uplinks, copy })
 }

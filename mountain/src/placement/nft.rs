@@ -19,7 +19,7 @@
 use anyhow::{Context, Result};
 
 use super::routing::MarkMask;
-use crate::netlink::nft;
+use crate::netlink::nft::{self, TableCopy};
 use crate::netlink::wire::unless;
 
 /// Name of the table, of family `inet`.
@@ -119,6 +119,14 @@ pub(crate) fn set_stuck(marks: &[(u32, bool)]) -> Result<()> {
 /// Without nft::run(8), or when the kernel cannot track connections.
 pub(crate) fn install(mask: MarkMask, uplinks: &[(u32, String)], resets: bool) -> Result<()> {
     nft::run(table(mask, uplinks, resets).as_bytes())
+}
+
+/// Copies the table, so that it can be made again at once.
+///
+/// # Errors
+/// As [`TableCopy::of`].
+pub(crate) fn copy() -> Result<TableCopy> {
+    TableCopy::of(TABLE).context("cannot copy the nftables table")
 }
 
 /// Removes the table; says whether it was there.

@@ -9,4 +9,5 @@ mod flows;
 mod lost;
 mod net;
 mod programs;
+mod reload;
 mod routing;

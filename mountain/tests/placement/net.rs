@@ -21,7 +21,7 @@ use nix::sys::signal::Signal;
 use serde::{Deserialize, Deserializer};
 use tempfile::NamedTempFile;
 
-use crate::support::{config, wait_until, Cgroup, Guard, Ns, LEAVE};
+use crate::support::{config, wait_until, Cgroup, Guard, Ns, LEAVE, MOUNTAIN};
 
 pub const PORT: u16 = 7100;
 pub const SERVER: [&str; 2] = ["10.50.0.2", "fd50::2"];
@@ -177,6 +177,14 @@ impl Home {
         let config = self.config.path().display();
         let up = format!("up --config {config} {more}");
         self.home.mountain_ok(&up);
+    }
+
+    /// `mountain up` that looks for other programs in these folders.
+    pub fn start_on_path(&self, folders: &str) {
+        let mut up = self.home.command(MOUNTAIN);
+        up.args(["up", "--config"]).arg(self.config.path());
+        let output = up.env("PATH", folders).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
     }
 
     /// Drops all that comes by an uplink, silently.

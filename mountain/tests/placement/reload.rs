@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! The firewall is loaded anew: the table that keeps forwarded connections where they began is made again.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::net::*;
+use crate::support::*;
+
+const EACH: usize = 40;
+
+/// What `systemctl reload nftables` does: all is flushed and the same rules are made again, in one step.
+#[test]
+fn forwarded_connections_go_on_when_the_firewall_is_loaded_anew() {
+    let net = Home::new().with_lan().running();
+    let lan = net.lan.as_ref().unwrap();
+    let mut flows = net.flows_in(lan);
+    let opened = flows.open("tcp", EACH, SERVER[0]);
+    assert_by_both(&opened);
+    let rules = net.home.run("nft list table inet home");
+    let is_there = || net.home.run("nft list tables").contains("mountain_start");
+    for _ in 0..3 {
+        net.home.nft(&format!(
+            "flush ruleset
+{rules}"
+        ));
+        let flushed = Instant::now();
+        wait_until("the table is back", LEAVE, is_there);
+        let took = flushed.elapsed();
+        assert!(
+            took < Duration::from_secs(3),
+            "not by the look every 5 s: {took:?}"
+        );
+        wait_until("new ones are placed", LEAVE, || net.placement().forwarding);
+        assert_eq!(flows.ask(), opened, "and those that run go on");
+    }
+    // While there is no table nothing is marked.
+    net.home.run("nft delete table inet mountain_start");
+    wait_until("it is back", LEAVE, is_there);
+    wait_until("new ones are placed", LEAVE, || net.placement().forwarding);
+    let mut new = net.flows_in(lan);
+    assert_by_both(&new.open("tcp", EACH, SERVER[0]));
+    assert_eq!(net.refused(), 0);
+}
+
+/// Files that the daemon has read so far.
+fn reads(net: &Home) -> u64 {
+    let io = fs::read_to_string(format!("/proc/{}/io", net.home.pid())).unwrap();
+    let count = io.lines().find_map(|line| line.strip_prefix("syscr: "));
+    count.unwrap().parse().unwrap()
+}
+
+/// A reload after which new ones are left to the kernel, and then another one: those that run stand on the table.
+#[test]
+fn forwarded_connections_that_run_go_on_when_new_ones_are_the_kernels() {
+    let net = Home::new().with_lan().running();
+    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    let opened = flows.open("tcp", EACH, SERVER[0]);
+    assert_by_both(&opened);
+    let rules = net.home.run("nft list table inet home");
+    let load = |more: &str| net.home.nft(&format!("flush ruleset\n{rules}\n{more}\n"));
+    let is_there = || net.home.run("nft list tables").contains("mountain_start");
+    for _ in 0..2 {
+        load("insert rule inet home post oifname u0 ip daddr 198.51.100.7 masquerade");
+        wait_until("the table is back", LEAVE, is_there);
+        wait_until("new ones are the kernel's", LEAVE, || {
+            let left = net.placement().left.join("\n");
+            left.contains("forwarded connections are left to the kernel: the firewall treats u0")
+        });
+        assert_eq!(flows.ask(), opened);
+    }
+    // What was begun is over: it is not looked at again and again.
+    let before = reads(&net);
+    thread::sleep(Duration::from_secs(3));
+    let read = reads(&net) - before;
+    assert!(read < 200, "{read}");
+    load("");
+    wait_until("new ones are placed", LEAVE, || net.placement().forwarding);
+    assert_eq!(flows.ask(), opened);
+    assert_eq!(net.refused(), 0);
+}
+
+/// What nft prints of the table, in no order.
+fn words_of_table(net: &Home) -> Vec<String> {
+    let text = net.home.run("nft list table inet mountain_start");
+    let words = text.split(|c: char| c.is_whitespace() || c == ',');
+    let mut words: Vec<String> = words.map(str::to_owned).collect();
+    words.sort();
+    words
+}
+
+/// nft takes longer to start than a connection is silent: the table is made without it.
+#[test]
+fn the_table_is_made_again_as_it_was_and_without_nft() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("nft");
+    let real = stdout(
+        &std::process::Command::new("sh")
+            .args(["-c", "command -v nft"])
+            .output()
+            .unwrap(),
+    );
+    let script = format!(
+        "#!/bin/sh\n[ -e \"$0.off\" ] && exit 1\nexec {} \"$@\"\n",
+        real.trim()
+    );
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+
+    let net = Home::with_config("reset_stuck_s = 3\n").with_lan();
+    let path = std::env::var("PATH").unwrap();
+    net.start_on_path(&format!("{}:{path}", folder.path().display()));
+    net.wait_good();
+    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    let opened = flows.open("tcp", EACH, SERVER[0]);
+    assert_by_both(&opened);
+    let table = words_of_table(&net);
+    let rules = net.home.run("nft list table inet home");
+    fs::write(folder.path().join("nft.off"), "").unwrap();
+    for _ in 0..2 {
+        net.home.nft(&format!("flush ruleset\n{rules}"));
+        wait_until("the table is back", LEAVE, || {
+            net.home.run("nft list tables").contains("mountain_start")
+        });
+        assert_eq!(words_of_table(&net), table);
+        wait_until("new ones are placed", LEAVE, || net.placement().forwarding);
+        assert_eq!(flows.ask(), opened);
+    }
+    assert_eq!(net.refused(), 0);
+}
