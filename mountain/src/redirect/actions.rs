@@ -245,9 +245,9 @@ pub(super) fn renew(store: &mut Store, old: &[Installed], new: &[Installed]) -> 
     take_off(store, old)?;
     store.replace(new)?;
     crash_point("renew");
-    install(store, new).or_else(|e| match take_off(store, new) {
-        Ok(()) => Err(e),
-        Err(left) => Err(e.context(format!("and taking it back failed: {left:#}"))),
+    install(store, new).map_err(|e| match take_off(store, new) {
+        Ok(()) => e,
+        Err(left) => e.context(format!("and taking it back failed: {left:#}")),
     })
 }
 

@@ -167,7 +167,7 @@ impl<'a> Beside<'a> {
     pub(in crate::redirect) fn read(store: &'a Store) -> Result<Self> {
         let mut by_from: HashMap<FromKey, Vec<u32>> = HashMap::new();
         for entry in store.entries() {
-            by_from.entry(entry.from_key()).or_default().push(entry.id);
+            by_from.entry(entry.taken()).or_default().push(entry.id);
         }
         Ok(Self {
             store,

@@ -120,21 +120,21 @@ pub struct Entry<'a> {
 /// What a rule takes packets of, as records have it: protocol, port, address.
 pub(crate) type FromKey = (u8, u16, [u8; 16]);
 
-/// As [`Entry::from_key`] has it.
+/// As [`Entry::taken`] has it.
 pub(crate) fn from_key(proto: Proto, from: SocketAddr) -> FromKey {
     (proto.number(), from.port(), address(from))
 }
 
 impl Entry<'_> {
     /// What it takes packets of.
-    pub(crate) fn from_key(self) -> FromKey {
+    pub(crate) fn taken(self) -> FromKey {
         let record = self.record;
         (record.proto, record.from_port, record.from)
     }
 
     /// Whether it takes packets of this protocol to this address.
     pub(crate) fn is_from(self, proto: Proto, from: SocketAddr) -> bool {
-        self.from_key() == from_key(proto, from)
+        self.taken() == from_key(proto, from)
     }
 
     /// Whether it sends packets of this protocol to this address.
