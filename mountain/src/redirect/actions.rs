@@ -127,8 +127,11 @@ fn install(store: &Store, rules: &[Installed]) -> Result<()> {
     for (backend, rules) in by_backend(rules) {
         match backend {
             Backend::Nft => {
-                let one = store.one_of(backend)?;
-                nft::install(&rules, &one, || store.all_of(backend))?;
+                // Rules that are renewed are on record as installed, and are not there.
+                let are_new: HashSet<u32> = rules.iter().map(|i| i.id).collect();
+                let one = store.one(|e| e.is_by(backend) && !are_new.contains(&e.id))?;
+                let others = || store.parse(|e| e.is_by(backend) && !are_new.contains(&e.id));
+                nft::install(&rules, &one, others)?;
                 let rules: Vec<_> = rules.iter().map(|i| i.rule.redirected()).collect();
                 let forgotten = conntrack::forget_direct(&rules);
                 warn(

@@ -222,14 +222,13 @@ impl Store {
 
     /// Those installed by a backend.
     pub(crate) fn all_of(&self, backend: Backend) -> Result<Vec<Installed>> {
-        self.parse(|entry| entry.state == RuleState::Active && entry.backend() == backend)
+        self.parse(|entry| entry.is_by(backend))
     }
 
-    /// One of them, if there are any.
-    pub(crate) fn one_of(&self, backend: Backend) -> Result<Vec<Installed>> {
-        let is_one = |e: &Entry| e.state == RuleState::Active && e.backend() == backend;
-        let one = self.entries().find(is_one).map(|entry| entry.id);
-        self.by_ids(one.into_iter())
+    /// One of those that `wanted` picks, if there are any.
+    pub(crate) fn one(&self, wanted: impl Fn(Entry) -> bool) -> Result<Vec<Installed>> {
+        let one = self.entries().find(|entry| wanted(*entry));
+        self.by_ids(one.map(|entry| entry.id).into_iter())
     }
 
     /// Those that redirect this address.

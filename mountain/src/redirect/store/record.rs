@@ -143,6 +143,11 @@ impl Entry<'_> {
         (record.proto, record.to_port, record.to) == (proto.number(), to.port(), address(to))
     }
 
+    /// Whether it is installed, by this backend.
+    pub(crate) fn is_by(self, backend: Backend) -> bool {
+        self.state == RuleState::Active && self.backend() == backend
+    }
+
     /// What moves the rule's packets.
     pub fn backend(self) -> Backend {
         let all = Backend::ALL;

@@ -52,6 +52,8 @@ fn what_is_added_is_found_until_it_is_removed() {
     assert_eq!(fixes, rules[2].plan.fixes.iter().cloned().collect());
     assert!(store.fixes(|e| e.id != 2).unwrap().is_empty());
     assert_eq!(store.all_of(Backend::Tcx).unwrap(), []);
+    assert_eq!(ids(&store.one(|e| e.id > 0).unwrap()), [1]);
+    assert_eq!(store.one(|e| e.id > 2).unwrap(), []);
     store.removing(&rules[1..2]).unwrap();
     store.removed(&rules[1..2]).unwrap();
     assert_eq!(store.free_ids(2).unwrap(), [1, 3]);
