@@ -276,8 +276,8 @@ fn say_lost(rules: &[Installed]) {
     for Installed { id, rule, .. } in rules {
         if let Some(what) = lost.get(id).filter(|what| said.insert(*what)) {
             eprintln!(
-                "mountain: rule {id} may redirect nothing: the firewall drops what none of its rules accepts, by \
-                 {what}; let it accept {} to {}, and replies",
+                "mountain: rule {id} may redirect nothing: unless another rule of the firewall accepts {} to {}, and \
+                 replies, it drops them, by {what}",
                 rule.proto, rule.to
             );
         }

@@ -412,13 +412,11 @@ pub(super) fn look_again(store: &Store, installed: &Installed, fix: bool) -> Res
     )
 }
 
-/// Rules that may redirect nothing, by number, with what of the firewall drops their packets unless one of its rules
-/// accepts them.
+/// Rules that may redirect nothing, by number, with what of the firewall drops all their packets or replies.
 pub fn lost(rules: &[Installed]) -> HashMap<u32, String> {
     let mut seen = HostReadings::default();
     let through = rules.iter().filter(|i| !bpf::fast::goes_around(&i.plan));
-    // What cannot be read is reported where it matters.
-    let lost = through.map(|i| (i.id, seen.lost(&i.rule).ok().flatten()));
+    let lost = through.map(|i| (i.id, seen.lost(&i.rule, i.plan.backend).ok().flatten()));
     lost.filter_map(|(id, what)| Some((id, what?))).collect()
 }
 

@@ -23,7 +23,7 @@ use std::net::IpAddr;
 
 use anyhow::Result;
 
-use super::{Finding, Fix, Rule};
+use super::{Backend, Finding, Fix, Rule};
 use crate::netlink::ruleset::{DeviceFact, Ruleset};
 use crate::netlink::RouteTo;
 use firewall::{FirewallEffects, Passed};
@@ -84,12 +84,18 @@ impl HostReadings {
         Ok(decide::decide(rule, facts, fix, in_force))
     }
 
-    /// What of the firewall drops the packets of `rule`, or replies, unless one of its rules accepts them.
+    /// What of the firewall drops all packets of a rule that `backend` carries out, or all replies.
     ///
     /// # Errors
     /// When the kernel cannot be asked.
-    pub(super) fn lost(&mut self, rule: &Rule) -> Result<Option<String>> {
-        Ok(self.facts(rule)?.firewall.lost.clone())
+    pub(super) fn lost(&mut self, rule: &Rule, backend: Backend) -> Result<Option<String>> {
+        let passed = passed(self.facts(rule)?);
+        // What cannot be read is reported where it matters.
+        let Some(Ok(rules)) = &self.rules else {
+            return Ok(None);
+        };
+        let translated = backend == Backend::Nft;
+        Ok(firewall::lost(rules, rule, &passed, translated))
     }
 
     fn facts(&mut self, rule: &Rule) -> Result<&facts::HostFacts> {

@@ -11,7 +11,7 @@ use super::read::{SET_EVAL, SET_INTERVAL, SET_TIMEOUT};
 use super::registers::{
     bitwise, compare, in_range, known, named, render, Byte, Comparison, Registers,
 };
-use super::residue::{ends, is_nothing, joins, settle, INLINE_MAX};
+use super::residue::{ends, is_nothing, joins, leaves, settle, INLINE_MAX, UNREAD};
 use super::residue::{Body, EffectKind, End, Hooked, Origin, Residue, ResidueLine, Step};
 use super::sets::{label, may_match, question};
 use super::{xt, Base, Chain, Element, Family, Hook, Packets, Place, Ruleset, Set, Value};
@@ -140,15 +140,19 @@ impl<'a> Run<'a, '_> {
     fn base_chain(&mut self, here: Origin<'a>, base: &Base) {
         let body = self.body(here, here.chain, 0);
         let mut lines = body.lines.clone();
-        // A last rule for all that are left is a policy.
+        // A last rule for all that are left is a policy, unless some of them return past it to another one.
+        let past = lines.iter().any(|line| leaves(&line.end));
+        let is_last = |drops: bool| base.drops == drops || !past;
         let mut policy = None;
         let mut drops = base.drops;
         match lines.last() {
-            Some(last) if last.is_certain() && matches!(last.end, End::Drop) => {
+            Some(last) if last.is_certain() && matches!(last.end, End::Drop) && is_last(true) => {
                 drops = true;
                 policy = lines.pop();
             }
-            Some(last) if last.is_certain() && matches!(last.end, End::Accept) => {
+            Some(last)
+                if last.is_certain() && matches!(last.end, End::Accept) && is_last(false) =>
+            {
                 drops = false;
                 lines.pop();
             }
@@ -165,6 +169,7 @@ impl<'a> Run<'a, '_> {
             let body = Rc::new(Body::new(lines));
             self.residue.chains.push(Hooked {
                 priority: base.priority,
+                drops: base.drops,
                 body,
             });
         }
@@ -438,12 +443,10 @@ impl<'a> Run<'a, '_> {
             }
             return Next::On;
         }
-        if self.facts.begins {
-            match xt::by_first_packet(found) {
-                Some(true) => return Next::On,
-                Some(false) => return Next::Not,
-                None => {}
-            }
+        match xt::by_state(found, self.facts) {
+            Some(true) => return Next::On,
+            Some(false) => return Next::Not,
+            None => {}
         }
         let what = format!("match {}", found.identity());
         match xt::classify(found, self.ruleset.ipsets_by_device) {
@@ -471,7 +474,7 @@ impl<'a> Run<'a, '_> {
         if lookup.verdict {
             let Some(elements) = elements else {
                 let what = self.by_device(&format!("verdict map {}", lookup.set));
-                return Next::End(End::Branch(what, vec![("?".to_owned(), End::Drop)]));
+                return Next::End(End::Branch(what, vec![(UNREAD.to_owned(), End::Drop)]));
             };
             return self.branch(here, set, &key, &elements, run.depth);
         }

@@ -8,8 +8,10 @@ use super::{Hook, Packets, Place};
 use crate::netlink::link::Link;
 use crate::netlink::wire::{ip_bytes, AF_INET, AF_INET6};
 
-/// NF_CT_STATE_BIT(IP_CT_NEW) of linux/netfilter/nf_conntrack_common.h.
+/// NF_CT_STATE_BIT(IP_CT_NEW), of IP_CT_ESTABLISHED, and IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h.
 const NF_CT_STATE_NEW: u32 = 1 << 3;
+const NF_CT_STATE_ESTABLISHED: u32 = 1 << 1;
+const IPS_DST_NAT: u8 = 1 << 5;
 
 /// The device that a packet came in or leaves by.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,8 +54,12 @@ pub struct Facts {
     pub destination_port: Option<u16>,
     /// Mark of the packet, as it bears it at the hook.
     pub mark: Option<u32>,
-    /// It begins a connection, of which nothing is translated yet.
+    /// It begins a connection, of which nothing is translated yet but, with `translated`, the destination.
     pub begins: bool,
+    /// It is a reply of a connection that was let through.
+    pub answers: bool,
+    /// The destination of its connection is translated.
+    pub translated: bool,
 }
 
 impl Facts {
@@ -75,10 +81,10 @@ impl Facts {
                 let bytes = range.map(|i| self.payload(*base, offset.saturating_add(i), place));
                 bytes.collect()
             }
-            Source::Other(name) if self.begins && name == "ct state" => {
-                let bytes = NF_CT_STATE_NEW.to_ne_bytes().into_iter();
+            Source::Other(name) if name == "ct state" => self.ct_state().map_or(open, |state| {
+                let bytes = state.to_ne_bytes().into_iter();
                 bytes.take(len).map(Some).collect()
-            }
+            }),
             // IPS_DST_NAT is one of its low bits, as all others are that only later packets bring about.
             Source::Other(name) if self.begins && name == "ct status" => {
                 let low = if cfg!(target_endian = "big") {
@@ -86,11 +92,21 @@ impl Facts {
                 } else {
                     0
                 };
-                let byte = |i| (i == low).then_some(0);
+                let translated = if self.translated { IPS_DST_NAT } else { 0 };
+                let byte = |i| (i == low).then_some(translated);
                 (0..len).map(byte).collect()
             }
             _ => open,
         })
+    }
+
+    /// What connection tracking calls it: a bit of NF_CT_STATE_BIT. `None`: open.
+    pub(super) fn ct_state(&self) -> Option<u32> {
+        match (self.begins, self.answers) {
+            (true, _) => Some(NF_CT_STATE_NEW),
+            (false, true) => Some(NF_CT_STATE_ESTABLISHED),
+            (false, false) => None,
+        }
     }
 
     /// The outer `None`: the rule does not apply; the inner one: not known.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What rules may still do to a packet, in a form that can be compared.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use sha2::{Digest, Sha256};
@@ -10,6 +10,9 @@ use super::{text, Family, FirewallRule, FirewallTable, RuleRef};
 
 /// A chain that is jumped to by every packet becomes part of its caller up to this length, rules.
 pub(super) const INLINE_MAX: usize = 4096;
+
+/// What a branch has for the values of a map that cannot be read.
+pub(super) const UNREAD: &str = "?";
 
 /// What a statement does to a packet, or because of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -126,17 +129,6 @@ impl ResidueLine {
         self.steps.is_empty()
     }
 
-    /// Accepts packets, or may, by a condition that names one of these.
-    fn accepts_by(&self, names: &[&str]) -> bool {
-        let is_named = |what: &str| names.iter().any(|name| what.contains(name));
-        let mut conditions = self.steps.iter().filter_map(|step| match step {
-            Step::If(what) => Some(what.as_str()),
-            Step::Do(..) => None,
-        });
-        let by_key = matches!(&self.end, End::Branch(key, _) if is_named(key));
-        (by_key || conditions.any(is_named)) && self.end.may_accept()
-    }
-
     /// Does nothing but to decide.
     pub(crate) fn only_decides(&self) -> bool {
         !self.steps.iter().any(|step| matches!(step, Step::Do(..)))
@@ -185,14 +177,6 @@ impl End {
             _ => false,
         }
     }
-
-    fn may_accept(&self) -> bool {
-        match self {
-            Self::Accept | Self::Jump(_) | Self::Goto(_) => true,
-            Self::Branch(_, branches) => branches.iter().any(|(_, end)| end.may_accept()),
-            _ => false,
-        }
-    }
 }
 
 impl Body {
@@ -208,6 +192,8 @@ impl Body {
 #[derive(Clone, Debug)]
 pub(super) struct Hooked {
     pub priority: i32,
+    /// Its policy: what becomes of packets that return from it.
+    pub drops: bool,
     pub body: Rc<Body>,
 }
 
@@ -249,13 +235,15 @@ impl Residue<'_> {
         found
     }
 
-    /// The rule, or the policy, that drops every packet that no rule before it accepts. `None`: there is none, or one of
-    /// those before it accepts packets by a condition that names one of `spared`.
-    pub fn drops_the_rest(&self, spared: &[&str]) -> Option<RuleRef> {
-        let accepts = |body: &Rc<Body>| all_lines(body).into_iter().any(|l| l.accepts_by(spared));
+    /// The rule, or the policy, that drops what is left of all packets, none of which gets through before. `None`:
+    /// some may get through, also by a condition that cannot be evaluated.
+    pub fn drops_all(&self) -> Option<RuleRef> {
+        let mut known = Fates::new();
         self.chains.iter().find_map(|chain| {
-            let last = catch_all(&chain.body)?;
-            (!accepts(&chain.body)).then(|| self.rule(last.origin))
+            let fate = fate(&chain.body, &mut known);
+            let all = !fate.through && (chain.drops || !fate.back);
+            let line = all.then(|| last_line(&chain.body, &mut known))??;
+            Some(self.rule(line.origin))
         })
     }
 
@@ -308,29 +296,79 @@ impl Residue<'_> {
     }
 }
 
-/// Every line of a body and of those that it leads to, each once.
-fn all_lines(body: &Rc<Body>) -> Vec<&Rc<ResidueLine>> {
-    let mut lines: Vec<&Rc<ResidueLine>> = Vec::new();
-    let (mut bodies, mut seen) = (vec![body], HashSet::new());
-    while let Some(body) = bodies.pop() {
-        if seen.insert(Rc::as_ptr(body)) {
-            lines.extend(&body.lines);
-            bodies.extend(body.lines.iter().flat_map(|line| line.end.bodies()));
-        }
-    }
-    lines
+/// What may become of the packets that come to a body.
+#[derive(Clone, Copy, Default)]
+struct Fate {
+    /// Some may be accepted, or be handed to what is not known.
+    through: bool,
+    /// Some may go on where the body was jumped to from.
+    back: bool,
 }
 
-/// The line that drops every packet that comes to the end of a body.
-fn catch_all(body: &Body) -> Option<&ResidueLine> {
-    let last = body.lines.last()?;
-    let rejects = |step: &Step| matches!(step, Step::Do(EffectKind::Drop, _));
+/// Of bodies that were looked at, by address.
+type Fates = HashMap<*const Body, Fate>;
+
+fn fate(body: &Rc<Body>, known: &mut Fates) -> Fate {
+    if let Some(fate) = known.get(&Rc::as_ptr(body)) {
+        return *fate;
+    }
+    let mut fate = Fate::default();
+    let ends = (body.lines.iter()).all(|line| goes_on(line, &mut fate, known));
+    fate.back |= ends;
+    known.insert(Rc::as_ptr(body), fate);
+    fate
+}
+
+/// Whether some packets go past a line; what may become of the others is added to the fate of its body.
+fn goes_on(line: &ResidueLine, fate: &mut Fate, known: &mut Fates) -> bool {
+    use EffectKind as E;
+    let does = |kinds: &[E]| {
+        let is_one = |step: &Step| matches!(step, Step::Do(kind, _) if kinds.contains(kind));
+        line.steps.iter().any(is_one)
+    };
+    let by_end = goes_past(&line.end, fate, known);
+    let stops = matches!(line.end, End::Stop);
+    fate.through |= does(&[E::Unknown, E::Queue, E::Forward]) || (stops && !does(&[E::Drop]));
+    by_end || line.steps.iter().any(|step| matches!(step, Step::If(_)))
+}
+
+fn goes_past(end: &End, fate: &mut Fate, known: &mut Fates) -> bool {
+    match end {
+        End::Continue => true,
+        End::Drop | End::Stop => false,
+        End::Accept => {
+            fate.through = true;
+            false
+        }
+        End::Return => {
+            fate.back = true;
+            false
+        }
+        End::Jump(body) | End::Goto(body) => {
+            let inner = self::fate(body, known);
+            fate.through |= inner.through;
+            let is_jump = matches!(end, End::Jump(_));
+            fate.back |= inner.back && !is_jump;
+            inner.back && is_jump
+        }
+        End::Branch(_, branches) => {
+            for (value, end) in branches {
+                // A map that cannot be read has any verdicts.
+                fate.through |= value == UNREAD;
+                goes_past(end, fate, known);
+            }
+            true
+        }
+    }
+}
+
+/// The line past which no packet of a body goes.
+fn last_line<'a>(body: &'a Body, known: &mut Fates) -> Option<&'a ResidueLine> {
+    let mut lines = body.lines.iter();
+    let last = lines.find(|line| !goes_on(line, &mut Fate::default(), known))?;
     match &last.end {
-        _ if last.steps.iter().any(|step| matches!(step, Step::If(_))) => None,
-        End::Drop => Some(last),
-        End::Stop if last.steps.iter().any(rejects) => Some(last),
-        End::Jump(body) | End::Goto(body) => catch_all(body),
-        _ => None,
+        End::Jump(inner) | End::Goto(inner) => last_line(inner, known).or(Some(last)),
+        _ => Some(last),
     }
 }
 
@@ -381,14 +419,17 @@ fn inner(residue: &Residue<'_>, line: &ResidueLine) -> RuleRef {
 
 /// Whether a jumped-to body can stand in place of the jump: nothing in it returns from it.
 pub(super) fn joins(lines: &[Rc<ResidueLine>], body: &Body) -> bool {
-    let returns = |end: &End| match end {
+    lines.len() + body.lines.len() <= INLINE_MAX && !body.lines.iter().any(|l| leaves(&l.end))
+}
+
+/// Whether packets may leave a body by an end for where it was jumped to from.
+pub(super) fn leaves(end: &End) -> bool {
+    match end {
         End::Return | End::Goto(_) => true,
-        End::Branch(_, branches) => branches
-            .iter()
-            .any(|(_, end)| matches!(end, End::Return | End::Goto(_))),
+        End::Branch(_, branches) => (branches.iter())
+            .any(|(value, end)| value == UNREAD || matches!(end, End::Return | End::Goto(_))),
         _ => false,
-    };
-    lines.len() + body.lines.len() <= INLINE_MAX && !body.lines.iter().any(|l| returns(&l.end))
+    }
 }
 
 /// Whether no packet gets past a line.
@@ -413,7 +454,9 @@ pub(super) fn settle(mut lines: Vec<Rc<ResidueLine>>, drops: bool) -> Vec<Rc<Res
             End::Continue | End::Return => true,
             End::Accept => !drops,
             End::Drop => drops,
-            End::Branch(_, branches) => branches.iter().all(|(_, end)| as_policy(end, drops)),
+            End::Branch(_, branches) => {
+                (branches.iter()).all(|(value, end)| value != UNREAD && as_policy(end, drops))
+            }
             End::Jump(body) | End::Goto(body) => body.lines.is_empty(),
             End::Stop => false,
         }

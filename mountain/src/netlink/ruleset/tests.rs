@@ -251,3 +251,209 @@ fn own_tables_can_be_left_out() {
     assert!(!rules.clone().without_tables(&["other"]).is_empty());
     assert!(rules.without_tables(&["t"]).is_empty());
 }
+
+/// A match of iptables by states of connection tracking.
+fn xt_state(name: &str, states: u16, alias: u16) -> Expr {
+    let mut info = vec![0; 164];
+    let at = if name == "state" { 0 } else { 150 };
+    info[at..at + 2].copy_from_slice(&states.to_ne_bytes());
+    info[146..148].copy_from_slice(&(1 | alias).to_ne_bytes());
+    let revision = if name == "state" { 0 } else { 3 };
+    let name = name.to_owned();
+    Expr::Match(expr::Extension {
+        name,
+        revision,
+        info,
+    })
+}
+
+/// What drops all packets, and what lets some of them through.
+#[test]
+fn that_all_packets_are_dropped_is_said_where_it_is_certain() {
+    // `ct state` or `ct status`, as nft writes it.
+    let ct = |name: &str, mask: u32| {
+        let load = Expr::Load {
+            source: Source::Other(format!("ct {name}")),
+            dreg: 0,
+            len: 4,
+        };
+        let masked = Expr::Bitwise {
+            sreg: 0,
+            dreg: 0,
+            len: 4,
+            how: Bitwise::MaskXor(mask.to_ne_bytes().to_vec(), vec![0; 4]),
+        };
+        let is_set = Expr::Cmp {
+            op: Op::Ne,
+            sreg: 0,
+            data: vec![0; 4],
+        };
+        vec![load, masked, is_set]
+    };
+    let from = |network: [u8; 2]| {
+        let load = Expr::Load {
+            source: Source::Payload(1, 12, 2),
+            dreg: 0,
+            len: 2,
+        };
+        let is_same = Expr::Cmp {
+            op: Op::Eq,
+            sreg: 0,
+            data: network.to_vec(),
+        };
+        vec![load, is_same]
+    };
+    let rule = |mut exprs: Vec<Expr>, verdict| {
+        exprs.push(Expr::Verdict(verdict));
+        exprs
+    };
+    let accept = |exprs| rule(exprs, Verdict::Accept);
+    let drop = || rule(Vec::new(), Verdict::Drop);
+    let (new, established, dnat) = (1 << 3, 1 << 1, 1 << 5);
+    let xt = |states, alias| vec![xt_state("conntrack", states, alias)];
+    // By the first packet, by that of a translated connection, and by a reply.
+    for (what, rules, expected) in [
+        ("drop", vec![drop()], [true; 3]),
+        ("accept", vec![accept(Vec::new()), drop()], [false; 3]),
+        ("no rule", vec![], [false; 3]),
+        (
+            "established",
+            vec![accept(ct("state", established)), drop()],
+            [true, true, false],
+        ),
+        (
+            "new, established",
+            vec![accept(ct("state", new | established)), drop()],
+            [false; 3],
+        ),
+        (
+            "dnat",
+            vec![accept(ct("status", dnat)), drop()],
+            [true, false, false],
+        ),
+        (
+            "iptables: NEW",
+            vec![accept(xt(1 << 3, 0)), drop()],
+            [false, false, true],
+        ),
+        (
+            "iptables: state NEW, by another name",
+            vec![accept(xt(1 << 3, 1 << 13)), drop()],
+            [false, false, true],
+        ),
+        (
+            "iptables: DNAT",
+            vec![accept(xt(1 << 7, 0)), drop()],
+            [true, false, false],
+        ),
+        (
+            "iptables: SNAT",
+            vec![accept(xt(1 << 6, 0)), drop()],
+            [true, true, false],
+        ),
+        (
+            "iptables: state ESTABLISHED",
+            vec![accept(vec![xt_state("state", 1 << 1, 0)]), drop()],
+            [true, true, false],
+        ),
+        (
+            "a source",
+            vec![accept(from([192, 168])), drop()],
+            [false; 3],
+        ),
+        (
+            "a source that returns to the policy",
+            vec![rule(from([192, 168]), Verdict::Return), drop()],
+            [false; 3],
+        ),
+        (
+            "a source that is dropped before all others",
+            vec![rule(from([192, 168]), Verdict::Drop), drop()],
+            [true; 3],
+        ),
+        (
+            "an unknown statement",
+            vec![vec![Expr::Unknown("telepathy".into())], drop()],
+            [false; 3],
+        ),
+        (
+            "a map that was not read",
+            vec![
+                vec![Expr::Lookup(Lookup {
+                    set: "map".into(),
+                    sreg: 0,
+                    dreg: None,
+                    verdict: true,
+                    invert: false,
+                })],
+                drop(),
+            ],
+            [false; 3],
+        ),
+    ] {
+        let mut rules = ruleset(rules);
+        let table = rules.tables.values_mut().next().unwrap();
+        table.sets.insert("map".to_owned(), Set::default());
+        let place = Place::new(Packets::Ipv4, Hook::Output);
+        let known = [(true, false), (true, true), (false, true)];
+        let dropped = known.map(|(begins, translated)| {
+            let facts = Facts {
+                begins,
+                answers: !begins,
+                translated,
+                ..Facts::default()
+            };
+            rules.residue(&place, &facts).drops_all().is_some()
+        });
+        assert_eq!(dropped, expected, "{what}");
+    }
+}
+
+/// Jumps lead on or back.
+#[test]
+fn chains_that_are_jumped_to_drop_for_their_caller() {
+    let end = |verdict| vec![Expr::Verdict(verdict)];
+    let maybe = |verdict| vec![Expr::Condition("limit".into()), Expr::Verdict(verdict)];
+    let jump = || Verdict::Jump("more".into());
+    for (what, rules, more, expected) in [
+        ("drop", vec![end(jump())], vec![end(Verdict::Drop)], true),
+        (
+            "back, for some",
+            vec![end(jump())],
+            vec![maybe(Verdict::Return), end(Verdict::Drop)],
+            false,
+        ),
+        (
+            "back, and dropped there",
+            vec![end(jump()), end(Verdict::Drop)],
+            vec![maybe(Verdict::Return)],
+            true,
+        ),
+        (
+            "accepted, for some",
+            vec![maybe(jump()), end(Verdict::Drop)],
+            vec![end(Verdict::Accept)],
+            false,
+        ),
+        (
+            "past a last rule by a goto",
+            vec![maybe(Verdict::Goto("more".into())), end(Verdict::Drop)],
+            vec![maybe(Verdict::Drop)],
+            false,
+        ),
+    ] {
+        let mut rules = ruleset(rules);
+        let table = rules.tables.values_mut().next().unwrap();
+        let more = more.into_iter();
+        let chain = Chain {
+            base: None,
+            rules: more
+                .map(|exprs| FirewallRule { handle: 2, exprs })
+                .collect(),
+        };
+        table.chains.insert("more".to_owned(), chain);
+        let place = Place::new(Packets::Ipv4, Hook::Output);
+        let residue = rules.residue(&place, &Facts::default());
+        assert_eq!(residue.drops_all().is_some(), expected, "{what}");
+    }
+}

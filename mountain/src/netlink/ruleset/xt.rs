@@ -5,6 +5,7 @@
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use super::expr::{self, Expr, Extension, Source};
+use super::facts::Facts;
 use super::residue::EffectKind;
 use super::xtables::compare;
 use crate::netlink::wire::{
@@ -129,21 +130,31 @@ pub(super) fn as_exprs(found: &Extension) -> Option<Vec<Expr>> {
     }
 }
 
-/// Whether a match of connection tracking is met by a packet that begins a connection, of which nothing is translated.
-/// `None`: it asks for something else.
-pub(super) fn by_first_packet(found: &Extension) -> Option<bool> {
-    /// XT_CONNTRACK_STATE, XT_CONNTRACK_STATE_BIT(IP_CT_NEW).
+/// Whether a match of connection tracking is met by a packet. `None`: it asks for something else, or that is not known.
+pub(super) fn by_state(found: &Extension, facts: &Facts) -> Option<bool> {
+    /// XT_CONNTRACK_STATE, and what tells iptables to show it as the match `state`.
     const STATE: u16 = 1;
-    const NEW: u16 = 1 << 3;
+    const ALIAS: u16 = 1 << 13;
+    /// XT_CONNTRACK_STATE_SNAT, XT_CONNTRACK_STATE_DNAT. The other bits are those of NF_CT_STATE_BIT.
+    const SNAT: u16 = 1 << 6;
+    const DNAT: u16 = 1 << 7;
     let info = &found.info;
+    let state = facts.ct_state()?;
     match (found.name.as_str(), found.revision) {
         // struct xt_state_info.
-        ("state", 0) => Some(u32_at(info, 0)? & u32::from(NEW) != 0),
+        ("state", 0) => Some(u32_at(info, 0)? & state != 0),
         // struct xt_conntrack_mtinfo2, 3: what is asked, what of it is inverted, and the states, behind addresses,
         // times and ports.
-        ("conntrack", 2 | 3) if u16_at(info, 146)? == STATE => {
+        ("conntrack", 2 | 3) if u16_at(info, 146)? & !ALIAS == STATE => {
+            let asked = u16_at(info, 150)?;
+            let dnat = if facts.translated { DNAT } else { 0 };
+            let is_met = asked & (u16::try_from(state).ok()? | dnat) != 0;
+            // The source of an answered connection may be translated, too.
+            if facts.answers && !is_met && asked & SNAT != 0 {
+                return None;
+            }
             let inverted = u16_at(info, 148)? & STATE != 0;
-            Some((u16_at(info, 150)? & NEW != 0) != inverted)
+            Some(is_met != inverted)
         }
         _ => None,
     }

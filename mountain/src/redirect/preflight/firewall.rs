@@ -37,8 +37,6 @@ pub struct FirewallEffects {
     pub before: Vec<String>,
     /// Rules that may drop redirected packets on their way through this host or to it.
     pub drops: Vec<String>,
-    /// What drops such packets, or replies, unless one of the firewall's rules accepts them.
-    pub lost: Option<String>,
     /// Rules for which nft may never redirect: a translation before ours, or no tracking.
     pub never: Vec<String>,
 }
@@ -99,9 +97,24 @@ pub fn of(rules: &Ruleset, rule: &Rule, passed: &Passed) -> FirewallEffects {
         around: look.around(),
         before: look.before(),
         drops: look.drops(),
-        lost: look.lost(),
         never: look.never(),
     }
+}
+
+/// What drops all packets of a redirect, or all replies, on their way through this host or to it. `translated`: they are
+/// nft's, so that connection tracking knows of the translation.
+pub(super) fn lost(
+    rules: &Ruleset,
+    rule: &Rule,
+    passed: &Passed,
+    translated: bool,
+) -> Option<String> {
+    let look = Look {
+        rules,
+        rule,
+        passed,
+    };
+    look.lost(translated)
 }
 
 struct Look<'a> {
@@ -251,21 +264,38 @@ impl Look<'_> {
         names(found.into_iter().filter(drops).collect())
     }
 
-    /// A firewall that is made for redirects accepts by what connection tracking says of a packet, which is not
-    /// evaluated: that it was translated, or answers one that was accepted.
-    fn lost(&self) -> Option<String> {
-        const TRANSLATED: &[&str] = &["ct status"];
-        const ANSWERS: &[&str] = &["ct state", "ct status", "match conntrack", "match state"];
-
-        let to = self.rule.to;
-        let found = |hook, facts: &Facts, spared| {
+    fn lost(&self, translated: bool) -> Option<String> {
+        let (from, to) = (self.rule.from, self.rule.to);
+        // Of what is tracked otherwise, or not at all, the state is not known.
+        let is_tracked = |facts: &Facts| {
+            let is_other = |e: &Effect| matches!(e.kind, EffectKind::Track | EffectKind::Unknown);
+            let place = self.place(Hook::Prerouting);
+            !self.effects(place, facts).iter().any(is_other)
+        };
+        let comes = self.to(if translated { from } else { to });
+        if !is_tracked(&comes) {
+            return None;
+        }
+        let begins = |facts: Facts| Facts {
+            begins: true,
+            translated,
+            ..facts
+        };
+        let dropping = |hook, facts: &Facts| {
             let residue = self.rules.residue(&self.place(hook), facts);
-            residue.drops_the_rest(spared)
+            residue.drops_all()
         };
         let rule = match self.passed.local {
-            true => found(Hook::Input, &self.to(to), TRANSLATED),
-            false => found(Hook::Forward, &self.there(to), TRANSLATED)
-                .or_else(|| found(Hook::Forward, &self.back(to), ANSWERS)),
+            true => dropping(Hook::Input, &begins(self.to(to))),
+            false => dropping(Hook::Forward, &begins(self.there(to))).or_else(|| {
+                let reply = Facts {
+                    answers: true,
+                    translated,
+                    ..self.back(to)
+                };
+                let rule = dropping(Hook::Forward, &reply)?;
+                is_tracked(&self.from(to)).then_some(rule)
+            }),
         };
         rule.map(|rule| printable(&rule.to_string()))
     }

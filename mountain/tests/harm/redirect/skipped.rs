@@ -130,15 +130,26 @@ fn a_rule_whose_packets_are_dropped_is_reported() {
     let to = "ip daddr 10.0.1.2 accept";
     let established = "ct state established,related accept";
     let by_state = "ct state vmap { established : accept, invalid : drop }";
+    let by_new = "ct state { new, established, related } accept";
+    let by_map = "ct state vmap { new : accept, established : accept, invalid : drop }";
+    let some = "ip saddr 192.168.0.0/16";
     let net = Net::new();
     for (policy, rules, lost) in [
         ("drop", String::new(), true),
         ("drop", established.to_owned(), true),
-        // Replies are not accepted.
-        ("drop", to.to_owned(), true),
         ("drop", format!("{established}\n{to}"), false),
         ("drop", format!("{by_state}\nct status dnat accept"), false),
         ("drop", format!("{to}\nip saddr 10.0.1.2 accept"), false),
+        ("drop", by_new.to_owned(), false),
+        ("drop", by_map.to_owned(), false),
+        // What cannot be told before packets come.
+        ("drop", to.to_owned(), false),
+        ("drop", format!("{established}\n{some} accept"), false),
+        (
+            "accept",
+            format!("{established}\n{some} return\ndrop"),
+            false,
+        ),
         ("accept", format!("{established}\nreject"), true),
         ("accept", "ip saddr 10.0.8.66 drop".to_owned(), false),
     ] {
@@ -154,8 +165,45 @@ fn a_rule_whose_packets_are_dropped_is_reported() {
         }
         net.router.nft("delete table inet guard");
     }
-    // A file with many rules says it once.
+    // Of what BPF rewrites before connection tracking, that does not know a translation.
     let hook = "filter hook forward priority 0; policy drop";
+    let by_status = format!("{established}\nct status dnat accept");
+    net.router.chain("inet guard f", hook, &by_status);
+    for (backend, lost) in [("nft", false), ("tcx", true)] {
+        let line = format!("redirect add {RULE} --backend {backend}");
+        let said = stderr(&net.router.mountain(&line));
+        assert_eq!(
+            said.contains("may redirect nothing"),
+            lost,
+            "{backend}: {said}"
+        );
+        net.redirect("del --all");
+    }
+    net.router.nft("delete table inet guard");
+    // As iptables has it.
+    let iptables = |rule: &str| net.router.run(&format!("iptables-nft {rule}"));
+    iptables("-P FORWARD DROP");
+    iptables("-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT");
+    for (rule, lost) in [
+        ("-p udp --dport 53 -m conntrack --ctstate NEW", true),
+        ("-m conntrack --ctstate NEW", false),
+        ("-m state --state NEW", false),
+        ("-m conntrack --ctstate DNAT", false),
+        ("-s 192.168.0.0/16", false),
+    ] {
+        iptables(&format!("-A FORWARD {rule} -j ACCEPT"));
+        let said = stderr(&net.router.mountain(&format!("redirect add {RULE}")));
+        assert_eq!(
+            said.contains("may redirect nothing"),
+            lost,
+            "{rule}: {said}"
+        );
+        net.redirect("del --all");
+        iptables(&format!("-D FORWARD {rule} -j ACCEPT"));
+    }
+    iptables("-F FORWARD");
+    iptables("-P FORWARD ACCEPT");
+    // A file with many rules says it once.
     net.router.chain("inet guard f", hook, "");
     let rule = |port: u16| {
         let from = format!("proto = \"udp\"\nfrom = \"10.0.8.17:{port}\"");
