@@ -386,6 +386,21 @@ pub fn gone(rules: &[Installed]) -> Result<HashSet<u32>> {
     Ok(gone)
 }
 
+/// How rules are carried now that something faster than nft carries, by number. What another version of Mountain
+/// carries cannot be read: that is said, and counts as nothing.
+///
+/// # Errors
+/// When the kernel refuses to read what is there.
+pub(crate) fn carried() -> Result<HashMap<u32, bpf::fast::Carried>> {
+    match bpf::fast::carried() {
+        Err(e) if e.is::<bpf::OtherVersion>() => {
+            eprintln!("mountain: {e}");
+            Ok(HashMap::new())
+        }
+        carried => carried,
+    }
+}
+
 /// Rules by nft that may never redirect anything, by number, with the firewall's rule that keeps
 /// packets from them.
 pub fn never(rules: &[Installed]) -> HashMap<u32, String> {

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::cli::{print_json, show_for_a_second};
 use crate::redirect::actions;
-use crate::redirect::bpf::{self, fast::Carried};
+use crate::redirect::bpf::fast::Carried;
 use crate::redirect::{Backend, CountedRule, Installed, ListedRule, Stats, Traffic};
 use crate::report::table::{align, row, Words};
 
@@ -92,7 +92,7 @@ pub(super) fn list(json: bool) -> Result<()> {
     let store = actions::open(false)?;
     let rules = store.all()?;
     let gone = actions::gone(&rules)?;
-    let carried = bpf::fast::carried()?;
+    let carried = actions::carried()?;
     let never = actions::never(&rules);
     // Who reads this may take long, and other commands wait for the lock.
     drop(store);

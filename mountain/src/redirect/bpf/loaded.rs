@@ -135,9 +135,9 @@ impl fmt::Display for OtherVersion {
                  `mountain redirect del --all` and add them again"
             }
             true => {
-                "a process of another version of mountain carries redirects here: restart \
-                 `mountain redirect watch` or `mountain up`, or take all off with \
-                 `mountain redirect del --all`"
+                "a process of another version of mountain carries redirects here: run `mountain redirect \
+                 save`, without which stopping mountain-redirect.service loses rules that were added by \
+                 hand, then restart `mountain redirect watch` or `mountain up`"
             }
         })
     }

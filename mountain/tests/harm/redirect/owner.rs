@@ -54,7 +54,10 @@ fn what_another_version_has_attached_is_taken_off() {
             hooks::link(DeviceHook::TcxIngress, rc, program.as_fd(), Order::First).unwrap()
         });
         let list = net.router.mountain("redirect list");
-        assert!(stderr(&list).contains("another version"), "{list:?}");
+        let (listed, said) = texts(&list);
+        assert!(said.contains("another version"), "{said}");
+        let row = listed.lines().nth(1).unwrap_or_default();
+        assert!(row.contains("10.0.8.17:8080"), "{listed}");
         assert_eq!(net.router.with(at_rc).len(), 1);
         assert_eq!(net.redirect("del --all"), "deleted 1 rule\n", "{backend}");
         assert!(net.router.with(at_rc).is_empty());
