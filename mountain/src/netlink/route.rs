@@ -130,12 +130,12 @@ pub fn ways_on(ipv6: bool) -> io::Result<Vec<WayOn>> {
     Ok(ways)
 }
 
-/// Those of a route message; `None`: it is of another table, or leads nowhere.
+/// Those of a route message; `None`: it is of another table, leads nowhere, or no further than the link.
 fn decode_ways(payload: &[u8]) -> Option<Vec<WayOn>> {
     // `main` and `default`, which every packet asks.
     const TABLES: [u32; 2] = [254, 253];
-    // RTPROT_KERNEL and RTPROT_RA of linux/rtnetlink.h: without a gateway they are about the link itself.
-    const OF_LINK: [u8; 2] = [2, 9];
+    // RTPROT_KERNEL, RTPROT_RA and RTPROT_DHCP of linux/rtnetlink.h: without a gateway they are about the link itself.
+    const OF_LINK: [u8; 3] = [2, 9, 16];
 
     // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags (4)
     let [family, length, _, _, table, protocol, _, kind] = bytes_at(payload, 0)?;
@@ -145,7 +145,12 @@ fn decode_ways(payload: &[u8]) -> Option<Vec<WayOn>> {
         return None;
     }
     let prefix = network(family, found.ip(RTA_DST), length)?;
-    let of_link = OF_LINK.contains(&protocol) || length == prefix.max_prefix_len();
+    if is_link_local(prefix) {
+        return None;
+    }
+    // A default route, or a half of one, is about more, whoever has made it.
+    let is_subnet = OF_LINK.contains(&protocol) && length > 1;
+    let of_link = is_subnet || length == prefix.max_prefix_len();
     let hops = match found.get(RTA_MULTIPATH) {
         Some(hops) => decode_multipath(hops),
         // Of a nexthop object the kernel may tell no more than the number.
@@ -158,6 +163,14 @@ fn decode_ways(payload: &[u8]) -> Option<Vec<WayOn>> {
         ifindex: hop.ifindex,
     });
     Some(ways.collect())
+}
+
+/// Whether all addresses of a network are valid on their link only.
+fn is_link_local(net: IpNet) -> bool {
+    match net {
+        IpNet::V4(net) => net.prefix_len() >= 16 && net.addr().is_link_local(),
+        IpNet::V6(net) => net.prefix_len() >= 10 && net.addr().is_unicast_link_local(),
+    }
 }
 
 /// Whether a family has policy routing rules besides the three that every namespace begins with and Mountain's own.
@@ -265,6 +278,14 @@ mod tests {
         // The link's own subnet, a host on it, another table, and what leads nowhere.
         assert_eq!(route("10.9.0.0/16", main, None), []);
         assert_eq!(route("10.9.9.9/32", boot, None), []);
+        let dhcp = [254, 16, 1];
+        assert_eq!(route("10.9.0.0/16", dhcp, None), []);
+        assert_eq!(route("0.0.0.0/0", dhcp, None), [way("0.0.0.0/0", 7)]);
+        for net in ["169.254.0.0/16", "169.254.169.254/32"] {
+            assert_eq!(route(net, boot, gateway), [], "{net}");
+        }
+        assert!(!is_link_local(prefix("169.0.0.0/8")));
+        assert!(is_link_local(prefix("fe80::/64")) && !is_link_local(prefix("fe00::/8")));
         assert_eq!(route("10.9.0.0/16", [100, 3, 1], gateway), []);
         assert_eq!(route("10.9.0.0/16", [254, 3, 6], gateway), []);
         // Several next hops, and a nexthop object that the kernel does not spell out.
