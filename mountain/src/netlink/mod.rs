@@ -43,7 +43,7 @@ pub use netfilter::translates_sources;
 pub(crate) use path_metrics::PathMetrics;
 pub(crate) use qdisc::{filtered_at_egress, qdiscs, Qdiscs};
 pub(crate) use route::{egress_route, policy_rules, route_to, ways_on};
-pub(crate) use route::{EgressRoute, RouteTo, WayOn};
+pub(crate) use route::{EgressRoute, RouteTo, WayOn, MANY_WAYS};
 pub use snapshot::ds_field;
 pub(crate) use sock_diag::{reset_unanswered, unconnected};
 pub(crate) use xfrm::{has_ipsec_policies, offloading_devices};

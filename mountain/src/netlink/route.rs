@@ -115,8 +115,11 @@ pub struct WayOn {
     pub ifindex: u32,
 }
 
+/// So many ways are not read further: a router with the Internet's routes has a million.
+pub const MANY_WAYS: usize = 4096;
+
 /// All next hops that lead on: by a gateway, or to more than the link's own subnet or a single host. Where there are
-/// no policy routing rules, no others lead away from this host's links.
+/// no policy routing rules, no others lead away from this host's links. Of very many, the first [`MANY_WAYS`].
 ///
 /// # Errors
 /// When the kernel refuses the dump.
@@ -124,8 +127,9 @@ pub fn ways_on(ipv6: bool) -> io::Result<Vec<WayOn>> {
     let mut header = [0; RTM_HEADER_LEN];
     header[0] = family(ipv6);
     let mut ways = Vec::new();
-    wire::dump(NETLINK_ROUTE, RTM_GETROUTE, &header, |payload| {
+    wire::dump_while(NETLINK_ROUTE, RTM_GETROUTE, &header, |payload| {
         ways.extend(decode_ways(payload).into_iter().flatten());
+        ways.len() < MANY_WAYS
     })?;
     Ok(ways)
 }

@@ -68,6 +68,19 @@ impl Socket {
         header: &[u8],
         mut each: impl FnMut(&[u8]),
     ) -> io::Result<bool> {
+        self.dump_while(kind, header, |payload| {
+            each(payload);
+            true
+        })
+    }
+
+    /// The same until `each` wants no more. The kernel takes no other dump by this socket then.
+    fn dump_while(
+        &mut self,
+        kind: u16,
+        header: &[u8],
+        mut each: impl FnMut(&[u8]) -> bool,
+    ) -> io::Result<bool> {
         self.send(kind, NLM_F_REQUEST | NLM_F_DUMP, header)?;
         let mut consistent = true;
         let mut datagram = Vec::with_capacity(DUMP_BUFFER);
@@ -84,7 +97,8 @@ impl Socket {
                     NLMSG_DONE | NLMSG_ERROR => {
                         return errno(message.payload()).map(|()| consistent)
                     }
-                    _ => each(message.payload()),
+                    _ if !each(message.payload()) => return Ok(consistent),
+                    _ => {}
                 }
             }
         }
@@ -196,6 +210,16 @@ pub(crate) fn dump(
     each: impl FnMut(&[u8]),
 ) -> io::Result<bool> {
     Socket::open_for(protocol)?.dump(kind, header, each)
+}
+
+/// The same until `each` wants no more.
+pub(crate) fn dump_while(
+    protocol: isize,
+    kind: u16,
+    header: &[u8],
+    each: impl FnMut(&[u8]) -> bool,
+) -> io::Result<bool> {
+    Socket::open_for(protocol)?.dump_while(kind, header, each)
 }
 
 /// Asks by a socket of its own, see [`Socket::request`].

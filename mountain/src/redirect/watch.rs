@@ -50,8 +50,8 @@ const LOCK_WAIT: Duration = Duration::from_millis(300);
 const BUSY_POLLS: u32 = 4;
 /// How often far ends are looked at again.
 const FAR_LOOK: Duration = Duration::from_secs(5);
-/// What nothing has announced is looked at for at most one part in so many of the time.
-const UNHEARD_SHARE: u32 = 10;
+/// After a round, this many times as long passes before the next one that no change of the firewall asks for.
+const REST: u32 = 9;
 /// How often one that waits looks whether it may watch, milliseconds.
 const STANDBY_MS: u16 = 1000;
 /// Messages about single rules at a time.
@@ -84,6 +84,7 @@ pub fn run(stop: BorrowedFd, say: impl Fn(&str), ready: impl Fn()) -> Result<()>
     let mut polls = 0;
     let mut is_ready = false;
     let (mut rests_until, mut far_at) = (Instant::now(), Instant::now());
+    let mut rest = Duration::ZERO;
     while !heard.stop {
         polls = if heard.anything() { 0 } else { polls + 1 };
         let begin = Instant::now();
@@ -93,7 +94,8 @@ pub fn run(stop: BorrowedFd, say: impl Fn(&str), ready: impl Fn()) -> Result<()>
             watcher.round(heard, far);
             sources.poll_devices(watcher.fast.devices());
             let end = Instant::now();
-            rests_until = end + (end - begin) * (UNHEARD_SHARE - 1);
+            rest = (end - begin) * REST;
+            rests_until = end + rest;
             if far || heard.rest {
                 far_at = end + FAR_LOOK;
             }
@@ -102,7 +104,7 @@ pub fn run(stop: BorrowedFd, say: impl Fn(&str), ready: impl Fn()) -> Result<()>
             ready();
         }
         heard = sources
-            .wait(stop, POLL)
+            .wait(stop, POLL, rest)
             .context("cannot wait for changes")?;
     }
     // Connections go on by nft.

@@ -52,15 +52,17 @@ pub(super) fn gather(rule: &Rule, ways: &mut Ways) -> Result<HostFacts> {
     let devices = indices
         .into_iter()
         .map(|ifindex| device(ifindex, &addresses, rule.from.ip()));
-    let ways = ways
-        .entry(to.is_ipv6())
-        .or_insert_with(|| netlink::ways_on(to.is_ipv6()).ok());
+    let read = || netlink::ways_on(to.is_ipv6()).ok();
+    let ways = match client {
+        Client::Device(_) => ways.entry(to.is_ipv6()).or_insert_with(read).as_deref(),
+        _ => None,
+    };
     let release = sysctl::text("kernel/osrelease").unwrap_or_default();
     Ok(HostFacts {
         kernel: kernel::version(&release),
         btf: fs::metadata("/sys/kernel/btf/vmlinux").is_ok(),
         from_here,
-        elsewhere: elsewhere(ways.as_deref(), &client, to, &route),
+        elsewhere: elsewhere(ways, &client, to, &route),
         client,
         route,
         resolved,
@@ -94,9 +96,12 @@ fn elsewhere(
     let is_own = |way: &WayOn| {
         devices.contains(&way.ifindex) && way.prefix.prefix_len() > 1 && way.prefix.contains(&to)
     };
-    let way = ways
-        .iter()
-        .find(|way| way.ifindex != *client && !is_own(way))?;
+    let is_other = |way: &&WayOn| way.ifindex != *client && !is_own(way);
+    let Some(way) = ways.iter().find(is_other) else {
+        // Those that were not read may lead anywhere.
+        let many = ways.len() >= netlink::MANY_WAYS;
+        return many.then(|| "one of a great many routes".to_owned());
+    };
     let by = netlink::link(way.ifindex).map_or_else(|_| "another device".to_owned(), |l| l.name);
     Some(format!("the route {} by {by}", way.prefix))
 }
@@ -333,6 +338,7 @@ mod tests {
             let expected = format!("the route {} by another device", other.prefix);
             assert_eq!(of(&[fine[0], fine[1], other]), Some(expected));
         }
+        assert!(of(&vec![fine[0]; netlink::MANY_WAYS]).is_some());
         assert!(elsewhere(None, &client, to, &out).is_some());
         // Without a clients' device there is nothing but nft.
         assert_eq!(elsewhere(None, &Client::Unknown, to, &out), None);

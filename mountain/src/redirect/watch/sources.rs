@@ -24,6 +24,8 @@ const ROUTE_GROUPS: [u32; 9] = [1, 4, 5, 7, 8, 9, 11, 19, 24];
 /// Others are gathered for so long after an event, and all together for so long at most.
 const GATHER: Duration = Duration::from_millis(20);
 const GATHER_MOST: Duration = Duration::from_millis(100);
+/// So long at most where looking at what has changed takes long.
+const GATHER_LONGEST: Duration = Duration::from_secs(1);
 
 /// Notifications of the calling thread's network namespace.
 pub struct Notifications {
@@ -98,13 +100,19 @@ impl Notifications {
         self.devices = devices;
     }
 
-    /// Waits for a change or for `stop` to become readable, for this long at most.
+    /// Waits for a change or for `stop` to become readable, for `longest` at most. All changes but those of the firewall
+    /// are gathered for `rest`, which is limited: on a router, routes change all the time.
     ///
     /// # Errors
     /// When the kernel refuses to wait.
-    pub fn wait(&mut self, stop: BorrowedFd, longest: Duration) -> io::Result<Heard> {
+    pub fn wait(
+        &mut self,
+        stop: BorrowedFd,
+        longest: Duration,
+        rest: Duration,
+    ) -> io::Result<Heard> {
         let mut heard = Heard::default();
-        let (mut wait, mut until) = (longest, None);
+        let (mut wait, mut since) = (longest, None);
         loop {
             let sockets = [self.firewall.as_fd(), self.routing.as_fd(), stop];
             let mut fds = sockets.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
@@ -124,11 +132,16 @@ impl Notifications {
             if is_ready[1] {
                 drain(&self.routing);
             }
-            let until = *until.get_or_insert_with(|| Instant::now() + GATHER_MOST);
-            if !ready || heard.stop || Instant::now() >= until {
+            let passed = since.get_or_insert_with(Instant::now).elapsed();
+            let gather = match heard.firewall {
+                true => GATHER,
+                false => rest.clamp(GATHER, GATHER_LONGEST),
+            };
+            let most = gather.max(GATHER_MOST);
+            if !ready || heard.stop || passed >= most {
                 break;
             }
-            wait = GATHER;
+            wait = gather.min(most - passed);
         }
         let before = std::mem::replace(&mut self.polled, Polled::read(&self.devices));
         heard.poll(before, &self.polled);
