@@ -323,9 +323,10 @@ impl Case<'_> {
             );
         }
         self.far_programs(client, target);
-        self.replies_fit(client, target);
         let straight = matches!(&client.far, Far::End(end) if !end.here);
-        if far.link.mtu > client.link.mtu && !straight {
+        if straight {
+            self.replies_fit(client, target);
+        } else if far.link.mtu > client.link.mtu {
             self.refuse(
                 format!(
                     "replies may have {} bytes, and {} carries {}: larger ones would be lost",

@@ -223,7 +223,8 @@ impl Case<'_> {
                 ));
             }
         }
-        if self.facts.host.policy_rules {
+        // What goes around the kernel's forwarding has said so.
+        if self.facts.host.policy_rules && !self.bypasses() {
             self.note(
                 "there are policy routing rules (ip rule), which may send clients' packets another \
                  way than was looked up here",
