@@ -82,7 +82,8 @@ impl Setting {
         self.check(status)
     }
 
-    /// Runs it to its end although a signal asks to end; a second one kills it. Ctrl-C does not reach it.
+    /// Runs it to its end although a signal asks to end; a second one kills it with all that it has started. Ctrl-C does
+    /// not reach it, and it cannot ask at the terminal.
     ///
     /// # Errors
     /// If it cannot be started or fails.
@@ -131,8 +132,9 @@ impl Setting {
                 1 => continue,
                 _ => Signal::SIGKILL,
             };
-            // Not reaped yet, so the number is still its own.
-            let _ = kill(Pid::from_raw(child.id() as i32), signal);
+            // Not reaped yet, so the number is still its own, and that of its group where it has one.
+            let pid = child.id() as i32;
+            let _ = kill(Pid::from_raw(if pass_on { pid } else { -pid }), signal);
         }
     }
 }
