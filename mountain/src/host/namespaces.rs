@@ -24,7 +24,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    fn open(path: PathBuf) -> Option<Self> {
+    pub(crate) fn open(path: PathBuf) -> Option<Self> {
         // One whose process or mount has just gone is none.
         let file = File::open(&path).ok()?;
         // `ip netns add` makes an ordinary file before it mounts the namespace there.

@@ -52,7 +52,7 @@ type Key = (IpAddr, IpAddr, Option<String>);
 #[derive(Default)]
 pub struct HostReadings {
     facts: HashMap<Key, facts::HostFacts>,
-    ways: gather::Ways,
+    known: gather::Known,
     /// The firewall, or why it cannot be read.
     rules: Option<Result<Ruleset, String>>,
 }
@@ -105,7 +105,7 @@ impl HostReadings {
         let key = (rule.from.ip(), rule.to.ip(), rule.dev.clone());
         let facts = match self.facts.entry(key) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => new.insert(gather::gather(rule, &mut self.ways)?),
+            Entry::Vacant(new) => new.insert(gather::gather(rule, &mut self.known)?),
         };
         let read = || firewall::ruleset().map_err(|e| e.to_string());
         facts.firewall = match self.rules.get_or_insert_with(read) {

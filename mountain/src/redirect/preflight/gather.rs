@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::io;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
@@ -12,17 +13,56 @@ use crate::bpf::foreign::{netfilter_links, programs_at};
 use crate::bpf::hooks::{self, DeviceHook, LoadedProgram};
 use crate::host::namespaces::{named, this_namespace, within, Namespace};
 use crate::host::{kernel, sysctl};
-use crate::netlink::{self, RouteTo, WayOn};
+use crate::netlink::{self, Link, RouteTo, WayOn};
 use crate::redirect::{module, Rule};
 
 use super::facts::{Client, DeviceFacts, Far, FarEnd, Host, HostFacts, Sysctls, Xdp};
 use super::{features, firewall};
 
-/// The routes that lead on, of IPv6 or not, as they are read when first asked for; `None`: they cannot be.
-pub(super) type Ways = HashMap<bool, Option<Vec<WayOn>>>;
+/// What is read once for many rules, when it is first asked for.
+#[derive(Default)]
+pub(super) struct Known {
+    /// The routes that lead on, of IPv6 or not; `None`: they cannot be read.
+    ways: HashMap<bool, Option<Vec<WayOn>>>,
+    namespaces: Namespaces,
+}
+
+/// Other network namespaces. Each is looked at once: they are found by all processes of this host.
+#[derive(Default)]
+struct Namespaces {
+    /// Path and inode, by the number that this namespace has for it.
+    found: HashMap<i32, (PathBuf, u64)>,
+    /// Those that were not looked at yet; `None`: all.
+    rest: Option<Box<dyn Iterator<Item = Namespace>>>,
+}
+
+impl Namespaces {
+    fn of(&mut self, id: i32) -> Option<Namespace> {
+        if let Some((path, inode)) = self.found.get(&id) {
+            let again = Namespace::open(path.clone()).filter(|n| n.inode == *inode);
+            if again.is_some() {
+                return again;
+            }
+            // That process has ended, and another one may be there still.
+            *self = Self::default();
+        }
+        let rest = self.rest.get_or_insert_with(|| Box::new(named()));
+        for namespace in rest {
+            if let Ok(Some(number)) = netlink::namespace_id(&namespace.file) {
+                let at = (namespace.path.clone(), namespace.inode);
+                self.found.insert(number, at);
+                if number == id {
+                    return Some(namespace);
+                }
+            }
+        }
+        None
+    }
+}
 
 /// Everything that matters for `rule`.
-pub(super) fn gather(rule: &Rule, ways: &mut Ways) -> Result<HostFacts> {
+pub(super) fn gather(rule: &Rule, known: &mut Known) -> Result<HostFacts> {
+    let Known { ways, namespaces } = known;
     let addresses = netlink::addresses().context("cannot list the addresses")?;
     let holder = addresses.iter().find(|(_, ip)| *ip == rule.from.ip());
     // The whole of 127.0.0.0/8 is this host's.
@@ -51,7 +91,7 @@ pub(super) fn gather(rule: &Rule, ways: &mut Ways) -> Result<HostFacts> {
     }
     let devices = indices
         .into_iter()
-        .map(|ifindex| device(ifindex, &addresses, rule.from.ip()));
+        .map(|ifindex| device(ifindex, &addresses, rule.from.ip(), namespaces));
     let read = || netlink::ways_on(to.is_ipv6()).ok();
     let ways = match client {
         Client::Device(_) => ways.entry(to.is_ipv6()).or_insert_with(read).as_deref(),
@@ -106,14 +146,19 @@ fn elsewhere(
     Some(format!("the route {} by {by}", way.prefix))
 }
 
-fn device(ifindex: u32, addresses: &[(u32, IpAddr)], from: IpAddr) -> Result<DeviceFacts> {
+fn device(
+    ifindex: u32,
+    addresses: &[(u32, IpAddr)],
+    from: IpAddr,
+    namespaces: &mut Namespaces,
+) -> Result<DeviceFacts> {
     let link = netlink::link(ifindex).with_context(|| format!("cannot read device {ifindex}"))?;
     let master = link.master.and_then(|ifindex| {
         let master = netlink::link(ifindex).ok()?;
         Some((master.kind.unwrap_or_default(), master.name))
     });
     let far = match (link.kind.as_deref(), link.peer) {
-        (Some("veth"), Some(peer)) => match far(&link.name, peer, link.peer_namespace, from) {
+        (Some("veth"), Some(peer)) => match far(&link, peer, from, namespaces) {
             Ok(end) => Far::End(Box::new(end)),
             Err(e) => Far::Unknown(format!("{e:#}")),
         },
@@ -166,18 +211,17 @@ fn xdp(ifindex: u32) -> io::Result<Xdp> {
     })
 }
 
-/// The other end of the veth `name`: device `peer` of the namespace with number `id`.
-fn far(name: &str, peer: u32, id: Option<i32>, from: IpAddr) -> Result<FarEnd> {
+/// The other end of a veth: device `peer` of its namespace.
+fn far(link: &Link, peer: u32, from: IpAddr, namespaces: &mut Namespaces) -> Result<FarEnd> {
     let here = this_namespace()?;
-    let Some(id) = id else {
+    let Some(id) = link.peer_namespace else {
         return Ok(FarEnd {
             namespace: here,
             here: true,
             ..far_end(peer, from)?
         });
     };
-    let known = |n: &Namespace| netlink::namespace_id(&n.file).is_ok_and(|n| n == Some(id));
-    let namespace = named().find(known).with_context(|| {
+    let namespace = namespaces.of(id).with_context(|| {
         format!(
             "the network namespace of its other end (link-netnsid {id}) has no name in /run/netns \
              and no process that can be seen"
@@ -187,7 +231,7 @@ fn far(name: &str, peer: u32, id: Option<i32>, from: IpAddr) -> Result<FarEnd> {
     Ok(FarEnd {
         namespace: namespace.inode,
         path: namespace.path.display().to_string(),
-        ..end.with_context(|| format!("the other end of {name}"))?
+        ..end.with_context(|| format!("the other end of {}", link.name))?
     })
 }
 
