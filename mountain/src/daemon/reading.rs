@@ -33,8 +33,31 @@ const SLOW: Duration = Duration::from_millis(200);
 /// Changes to the tables of destinations that are written at once: some milliseconds.
 const AT_ONCE: usize = 5_000;
 
-/// What is under way: since when, what is said if it breaks off, and what it gives.
-type Job = (Instant, &'static str, JoinHandle<Result<Topology>>);
+/// What is under way on a thread of its own.
+struct Job {
+    is_reading: bool,
+    /// How long it took, however late the loop asks, and what it gives.
+    handle: JoinHandle<(Duration, Result<Topology>)>,
+}
+
+impl Job {
+    fn begin(is_reading: bool, work: impl FnOnce() -> Result<Topology> + Send + 'static) -> Self {
+        let handle = spawn_blocking(move || {
+            let since = Instant::now();
+            let done = work();
+            (since.elapsed(), done)
+        });
+        Self { is_reading, handle }
+    }
+
+    /// What is said if it breaks off.
+    fn interrupted(&self) -> &'static str {
+        match self.is_reading {
+            true => "reading the routing state was interrupted",
+            false => "writing the routes was interrupted",
+        }
+    }
+}
 
 /// Reads the kernel's routing when asked to.
 pub(crate) struct Reader {
@@ -47,8 +70,7 @@ pub(crate) struct Reader {
     /// A rule has changed that the reading under way may not show.
     rule_unread: bool,
     not_before: Instant,
-    /// When the reading under way began, and how long the last one took.
-    reading_since: Option<Instant>,
+    /// How long the last reading took.
     took: Duration,
 }
 
@@ -62,7 +84,6 @@ impl Reader {
             unsettled: false,
             rule_unread: false,
             not_before: Instant::now(),
-            reading_since: None,
             took: Duration::ZERO,
         }
     }
@@ -97,26 +118,25 @@ impl Reader {
 
     /// Writes large tables; [`Reader::next`] gives the topology back that they are of.
     pub(crate) fn fill(&mut self, fill: Box<Fill>) {
-        let job = spawn_blocking(move || fill.write());
-        self.job = Some((Instant::now(), "writing the routes was interrupted", job));
+        self.job = Some(Job::begin(false, move || fill.write()));
     }
 
     /// Waits for the next reading. Cancel safe.
     pub(crate) async fn next(&mut self) -> Result<Topology> {
         loop {
-            if let Some((started, interrupted, job)) = &mut self.job {
-                let done = job.await;
-                let rest = (started.elapsed() * REST).min(REST_MAX);
-                let done = done.context(*interrupted);
+            if let Some(job) = &mut self.job {
+                let ended = (&mut job.handle).await.context(job.interrupted());
+                let is_reading = job.is_reading;
                 self.job = None;
-                self.not_before = Instant::now() + rest;
-                if let Some(since) = self.reading_since.take() {
-                    self.took = since.elapsed();
+                let (took, done) = ended.unwrap_or_else(|e| (self.took, Err(e)));
+                if is_reading {
+                    self.took = took;
                 }
+                self.not_before = Instant::now() + (took * REST).min(REST_MAX);
                 if self.rule_unread {
                     self.ask_for_rule();
                 }
-                return done?;
+                return done;
             }
             if !self.asked {
                 pending::<()>().await;
@@ -125,11 +145,9 @@ impl Reader {
             self.asked = false;
             self.unsettled = false;
             self.rule_unread = false;
-            self.reading_since = Some(Instant::now());
             let (filter, memory) = (self.filter.clone(), Arc::clone(&self.memory));
-            let job = spawn_blocking(move || read_on_blocking(&filter, &memory));
-            let interrupted = "reading the routing state was interrupted";
-            self.job = Some((Instant::now(), interrupted, job));
+            let read = move || read_on_blocking(&filter, &memory);
+            self.job = Some(Job::begin(true, read));
         }
     }
 }
