@@ -253,8 +253,12 @@ impl Daemon {
     /// would go past it. Where a reading takes milliseconds, that is not worth a pause.
     pub(super) fn rule_changed(&mut self) {
         self.reader.ask_for_rule();
-        if self.reader.took > SLOW {
-            self.suspend("a routing rule has changed, and the routes have to be read again".into());
+        if self.reader.took > SLOW && self.suspended.is_none() {
+            let why = "a routing rule has changed, and the routes have to be read again";
+            self.suspended = Some(why.into());
+            self.apply_mode();
+            // Ordinary, and over in seconds: no warning each time that a rule comes and goes.
+            info!("nothing is steered for now: {why}");
         }
     }
 
