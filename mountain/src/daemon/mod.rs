@@ -311,6 +311,10 @@ impl Daemon {
                 }
                 self.pause_placing();
                 self.reader.ask_before_placing();
+                if up {
+                    // Until it is read, the program moves nothing there that has to leave another path.
+                    self.reader.ask_soon();
+                }
             }
             Change::Neighbour {
                 ifindex, addr, mac, ..

@@ -67,7 +67,9 @@ pub(crate) struct Reader {
     asked: bool,
     /// Placing is paused for something that the reading under way may not show.
     unsettled: bool,
-    /// A rule has changed that the reading under way may not show.
+    /// What cannot wait as long as routes has changed, and the reading under way may not show it.
+    is_pressing: bool,
+    /// The same for a rule.
     rule_unread: bool,
     not_before: Instant,
     /// How long the last reading took.
@@ -82,6 +84,7 @@ impl Reader {
             job: None,
             asked: false,
             unsettled: false,
+            is_pressing: false,
             rule_unread: false,
             not_before: Instant::now(),
             took: Duration::ZERO,
@@ -99,10 +102,10 @@ impl Reader {
         self.unsettled = true;
     }
 
-    /// As [`Reader::ask`], for a rule: sooner than for routes, of which those of a full table change all the time.
-    fn ask_for_rule(&mut self) {
+    /// As [`Reader::ask`], sooner than for routes, of which those of a full table change all the time.
+    pub(super) fn ask_soon(&mut self) {
         self.asked = true;
-        self.rule_unread = true;
+        self.is_pressing = true;
         self.not_before = self.not_before.min(Instant::now() + self.took);
     }
 
@@ -133,8 +136,8 @@ impl Reader {
                     self.took = took;
                 }
                 self.not_before = Instant::now() + (took * REST).min(REST_MAX);
-                if self.rule_unread {
-                    self.ask_for_rule();
+                if self.is_pressing {
+                    self.ask_soon();
                 }
                 return done;
             }
@@ -144,6 +147,7 @@ impl Reader {
             tokio::time::sleep_until(self.not_before.into()).await;
             self.asked = false;
             self.unsettled = false;
+            self.is_pressing = false;
             self.rule_unread = false;
             let (filter, memory) = (self.filter.clone(), Arc::clone(&self.memory));
             let read = move || read_on_blocking(&filter, &memory);
@@ -252,7 +256,8 @@ impl Daemon {
     /// A rule of others came or went. It may take packets that are a group's by the last reading, so that moving them
     /// would go past it. Where a reading takes milliseconds, that is not worth a pause.
     pub(super) fn rule_changed(&mut self) {
-        self.reader.ask_for_rule();
+        self.reader.rule_unread = true;
+        self.reader.ask_soon();
         if self.reader.took > SLOW && self.suspended.is_none() {
             let why = "a routing rule has changed, and the routes have to be read again";
             self.suspended = Some(why.into());
@@ -321,23 +326,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rule_does_not_wait_as_long_as_routes() {
+    fn what_is_pressing_does_not_wait_as_long_as_routes() {
         let took = Duration::from_millis(200);
         let mut reader = Reader::new(Filter::default());
         reader.took = took;
         reader.not_before = Instant::now() + REST_MAX;
         reader.ask();
         assert!(reader.not_before > Instant::now() + took);
-        reader.ask_for_rule();
+        reader.ask_soon();
         assert!(reader.not_before <= Instant::now() + took);
-        assert!(reader.rule_unread);
+        reader.rule_unread = true;
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_all().build().unwrap();
         runtime.block_on(reader.next()).unwrap();
-        assert!(!reader.rule_unread && !reader.is_busy());
+        assert!(!reader.is_pressing && !reader.rule_unread && !reader.is_busy());
         assert!(reader.took > Duration::ZERO && reader.took != took);
-        // One that comes while tables are written is not in the reading that they are of.
-        reader.ask_for_rule();
-        assert!(reader.rule_unread);
+        // What comes while a reading is under way is read after it, and as soon.
+        let took = Duration::from_millis(50);
+        runtime.block_on(async {
+            reader.job = Some(Job::begin(true, move || {
+                std::thread::sleep(took);
+                Ok(Topology::default())
+            }));
+            reader.ask_soon();
+            // However late it is asked for, its time is its own.
+            tokio::time::sleep(10 * took).await;
+            reader.next().await.unwrap();
+        });
+        assert!(reader.took >= took && reader.took < 10 * took);
+        assert!(reader.asked && reader.is_pressing);
+        assert!(reader.not_before <= Instant::now() + reader.took);
     }
 }
