@@ -49,8 +49,8 @@ use crate::topology::{Kept, Path, RouteOptions, Topology};
 /// Tables of the uplinks: this plus the uplink's number.
 pub(crate) const TABLE_BASE: u32 = 19_700;
 
-/// First and last user that [`Selects::Specific`] is about: all, which says nothing but where it is printed. Without
-/// it the rule would read as one of wg-quick's, which removes what reads so until it finds none.
+/// First and last user that [`Selects::Specific`] and [`Selects::Mark`] are about: all, which says nothing but where
+/// it is printed. Without it the former would read as one of wg-quick's, which removes what reads so until it finds none.
 pub(crate) const EVERYBODY: (u32, u32) = (0, u32::MAX - 1);
 
 /// The bits of packet marks that are ours.
@@ -451,13 +451,13 @@ pub(crate) fn describe(routing: &Routing, device: impl Fn(u32) -> String) -> Vec
             }
         }
     });
+    let users = format!("uidrange {}-{}", EVERYBODY.0, EVERYBODY.1);
     let rules = routing.rules.iter().map(|rule| {
         let selects = match rule.selects {
-            Selects::Specific => format!("from all uidrange {}-{}", EVERYBODY.0, EVERYBODY.1),
+            Selects::Specific => format!("from all {users}"),
             Selects::From(address) => format!("from {address}"),
-            Selects::Mark { mark, mask } | Selects::Kept { mark, mask } => {
-                format!("fwmark {mark:#x}/{mask:#x}")
-            }
+            Selects::Mark { mark, mask } => format!("fwmark {mark:#x}/{mask:#x} {users}"),
+            Selects::Kept { mark, mask } => format!("fwmark {mark:#x}/{mask:#x}"),
         };
         let suppress = match rule.selects {
             Selects::Specific | Selects::Kept { .. } => " suppress_prefixlength 0",

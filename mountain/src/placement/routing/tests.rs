@@ -82,6 +82,7 @@ fn each_uplink_has_a_table_its_addresses_and_its_mark_lead_to() {
     let plan = plan(&home, mask(), &BTreeSet::new()).unwrap();
     let lines = describe(&plan.routing, |i| format!("u{i}"));
     let [two, three] = [TABLE_BASE + 2, TABLE_BASE + 3];
+    let users = "uidrange 0-4294967294";
     let expected = [
         format!("ip route add default via 192.0.2.1 dev u2 table {two}"),
         format!("ip route add default via 198.51.100.1 dev u3 src 198.51.100.7 table {three}"),
@@ -92,14 +93,14 @@ fn each_uplink_has_a_table_its_addresses_and_its_mark_lead_to() {
         format!("ip rule add priority 32765 from 192.0.2.10 lookup {two}"),
         format!("ip rule add priority 32765 from 192.0.2.11 lookup {two}"),
         format!("ip rule add priority 32765 from 198.51.100.7 lookup {three}"),
-        format!("ip rule add priority 32765 fwmark 0x2000000/0xff000000 lookup {two}"),
-        format!("ip rule add priority 32765 fwmark 0x3000000/0xff000000 lookup {three}"),
+        format!("ip rule add priority 32765 fwmark 0x2000000/0xff000000 {users} lookup {two}"),
+        format!("ip rule add priority 32765 fwmark 0x3000000/0xff000000 {users} lookup {three}"),
         "ip -6 rule add priority 199 from all uidrange 0-4294967294 lookup main suppress_prefixlength 0"
             .into(),
         format!("ip -6 rule add priority 199 from 2001:db8:1::5 lookup {two}"),
         format!("ip -6 rule add priority 199 from 2001:db8:2::5 lookup {three}"),
-        format!("ip -6 rule add priority 199 fwmark 0x2000000/0xff000000 lookup {two}"),
-        format!("ip -6 rule add priority 199 fwmark 0x3000000/0xff000000 lookup {three}"),
+        format!("ip -6 rule add priority 199 fwmark 0x2000000/0xff000000 {users} lookup {two}"),
+        format!("ip -6 rule add priority 199 fwmark 0x3000000/0xff000000 {users} lookup {three}"),
     ];
     assert_eq!(lines, expected);
     let marks: Vec<_> = plan.marks.into_iter().collect();
