@@ -317,17 +317,17 @@ impl Steer {
             );
         }
         let fib_rules = fib_rules.iter().map(encode::fib_rule).collect::<Vec<_>>();
+        let fib_rules_max = self.bss_ref().fib_rules.len();
+        if fib_rules.len() > fib_rules_max {
+            bail!(
+                "{} ip rules to look out for, at most {fib_rules_max} are supported",
+                fib_rules.len()
+            );
+        }
         let is_steered = |group: &ProgramGroup| !group.prefixes.is_empty();
         let steered = groups.iter().map(is_steered).collect();
         let before = std::mem::replace(&mut self.steered, steered);
         let bss = self.bss();
-        if fib_rules.len() > bss.fib_rules.len() {
-            bail!(
-                "{} ip rules to look out for, at most {} are supported",
-                fib_rules.len(),
-                bss.fib_rules.len()
-            );
-        }
         for i in 0..MAX_GROUPS {
             bss.group_masks[i].word = 0;
         }
