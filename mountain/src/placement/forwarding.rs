@@ -84,7 +84,12 @@ impl Placer {
         };
         self.forwarding.is_placing = wanted && !is_held && matches!(done, Ok(true));
         let (said, is_left) = match done {
-            Ok(false) => return,
+            Ok(false) => {
+                if rests {
+                    self.forwarding.left = None;
+                }
+                return;
+            }
             Ok(true) if wanted && self.left.is_reading => return,
             Ok(true) => (format!("forwarded connections are {are}"), is_held),
             Err(e) => (
