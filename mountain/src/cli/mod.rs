@@ -206,10 +206,12 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(e) => {
             eprintln!("mountain: {e:#}");
-            match &e {
-                e if e.is::<WrongConfiguration>() => ExitCode::from(WRONG_CONFIGURATION),
-                e if e.is::<AlreadyRuns>() => ExitCode::from(ALREADY_RUNS),
-                _ => ExitCode::FAILURE,
+            if e.is::<WrongConfiguration>() {
+                ExitCode::from(WRONG_CONFIGURATION)
+            } else if e.is::<AlreadyRuns>() {
+                ExitCode::from(ALREADY_RUNS)
+            } else {
+                ExitCode::FAILURE
             }
         }
     }
