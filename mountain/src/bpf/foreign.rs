@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,11 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use anyhow::{Context, Result};
 use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
+use tracing::debug;
 
 use super::hooks::{self, DeviceHook, LoadedProgram};
-use crate::host::cgroup;
+use crate::host::namespaces::this_namespace;
+use crate::host::{atomic_file, cgroup};
 
 /// systemd's filter by address, which looks at no device (src/core/bpf-firewall.c).
 const BY_ADDRESS: &str = "sd_fw_egress";
@@ -187,6 +189,60 @@ pub(super) fn note_own(program: BorrowedFd) {
     }
 }
 
+/// A file that names programs of Mountain's at tcx egress by their ids, one a line, for processes that lack the
+/// privilege to read names. The kernel does not use ids again before two billion others.
+const NOTES: &str = "programs";
+
+/// Notes that a program is Mountain's, in a folder that is there for as long as it may be attached.
+pub(crate) fn note_in(folder: &Path, program: BorrowedFd) {
+    match hooks::program_id(program) {
+        Ok(id) => note(folder, BTreeSet::from([id])),
+        Err(e) => debug!("a program's id: {e}"),
+    }
+}
+
+/// The same for the steering programs of this process.
+pub(crate) fn note_own_in(folder: &Path) {
+    let ids = OWN_IDS.lock().unwrap_or_else(PoisonError::into_inner);
+    note(folder, ids.clone());
+}
+
+/// A failure costs only those who cannot read names.
+fn note(folder: &Path, new: BTreeSet<u32>) {
+    let path = folder.join(NOTES);
+    let mut ids = noted(&path);
+    if new.is_subset(&ids) {
+        return;
+    }
+    ids.extend(new);
+    ids.retain(|&id| !is_gone(id));
+    let written = atomic_file::write(&path, false, |out| {
+        ids.iter().try_for_each(|id| writeln!(out, "{id}"))
+    });
+    if let Err(e) = written {
+        debug!("cannot write {}: {e}", path.display());
+    }
+}
+
+fn noted(path: &Path) -> BTreeSet<u32> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.lines().filter_map(|id| id.parse().ok()).collect()
+}
+
+/// Whether this network namespace's daemon, or its redirects, have noted a program: see `control::run_dir` and
+/// `redirect::store`.
+fn is_noted(id: u32) -> bool {
+    let folders = this_namespace().map(|inode| {
+        ["net", "redirect"].map(|of| PathBuf::from(format!("/run/mountain/{of}-{inode}")))
+    });
+    folders.is_ok_and(|folders| folders.iter().any(|f| noted(&f.join(NOTES)).contains(&id)))
+}
+
+fn is_gone(id: u32) -> bool {
+    let program = LoadedProgram::by_id(id);
+    program.is_err_and(|e| e.raw_os_error() == Some(libc::ENOENT))
+}
+
 /// Somebody else's program at the tcx egress of a device, by its name, which is empty where the kernel does not say.
 ///
 /// # Errors
@@ -214,7 +270,7 @@ fn others_name(id: u32) -> Option<String> {
         Err(e) if e.raw_os_error() == Some(libc::ENOENT) => None,
         Err(_) => {
             let ids = OWN_IDS.lock().unwrap_or_else(PoisonError::into_inner);
-            (!ids.contains(&id)).then(String::new)
+            (!ids.contains(&id) && !is_noted(id)).then(String::new)
         }
     }
 }

@@ -25,7 +25,7 @@ use tokio::time::{interval, MissedTickBehavior};
 use tracing::{info, warn};
 
 use crate::bpf::flows::{Move, MoveLog};
-use crate::bpf::foreign::CgroupProgram;
+use crate::bpf::foreign::{self, CgroupProgram};
 use crate::bpf::{self, PathTraffic, Settings, Steer, SteerProgram};
 use crate::config::Config;
 use crate::control::run_dir::{AlreadyRuns, RunDir};
@@ -171,6 +171,7 @@ async fn run_locked(
     };
     let mut server = server::Server::bind(run_dir)?;
     let mut daemon = Daemon::new(config, options, reader)?;
+    foreign::note_own_in(run_dir.path());
     daemon.first_look_at_firewall(&topology).await;
     daemon.look_at_ipsec();
     daemon.adopt(topology)?;
@@ -503,6 +504,9 @@ impl Daemon {
                     self.policy_kind
                 )
             })?;
+            if let Ok(run_dir) = RunDir::of_this_namespace() {
+                foreign::note_own_in(run_dir.path());
+            }
         }
         self.policy_kind = name;
         self.policy.set_mode(match name {

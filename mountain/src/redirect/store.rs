@@ -11,6 +11,8 @@
 //! before the record that points into it is written; when most of it is history it is written anew,
 //! as `rules-N+1`, and so is the index, in one step.
 //!
+//! Beside them lies `programs`, which is [`crate::bpf::foreign`]'s.
+//!
 //! The number of a namespace is used again after it is gone: the first record of the index holds
 //! its cookie, which is not.
 

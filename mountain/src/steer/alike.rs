@@ -228,11 +228,12 @@ impl Firewall {
         let device = device.map_or("a device that is gone", |device| device.name.as_str());
         let what = match what {
             AtEgress::Filters => {
-                format!("tc filters at the egress of {device} (`tc filter show dev {device} egress`)")
+                format!(
+                    "tc filters at the egress of {device} (`tc filter show dev {device} egress`)"
+                )
             }
             AtEgress::Program(name) if name.is_empty() => format!(
-                "a BPF program at the tcx egress of {device} (its name takes CAP_SYS_ADMIN to read; if it is of \
-                 `mountain redirect`, add \"CapabilityBoundingSet=CAP_SYS_ADMIN\" by `systemctl edit mountain`)"
+                "a BPF program at the tcx egress of {device} (its name takes CAP_SYS_ADMIN to read)"
             ),
             AtEgress::Program(name) => {
                 format!("a BPF program at the tcx egress of {device} ({name})")

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Firewall, NAT and egress hooks of the device that a moved packet really leaves by.
 
-mod programs;
+pub mod programs;
 mod rewritten;
 mod rules;
 

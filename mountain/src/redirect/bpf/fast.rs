@@ -117,6 +117,7 @@ fn attach(
     // A device that has gone takes its programs off, and so may other commands.
     let there: HashSet<(u32, Prog)> = linked()?.iter().map(|a| (a.ifindex, a.prog)).collect();
     links.retain(|at, _| there.contains(at));
+    loaded.note();
     for &(ifindex, prog) in &needs.0 {
         if links.contains_key(&(ifindex, prog)) {
             continue;

@@ -12,10 +12,12 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::net::if_::if_nameindex;
 
+use super::super::store::Store;
 use super::super::Backend;
 use super::direct::is_direct;
 use super::hooks::{self, DeviceHook, LoadedProgram};
 use super::{backend_of, read_from, skel, types, SNAT};
+use crate::bpf::foreign;
 
 /// Entries read at once.
 const BATCH: u32 = 4096;
@@ -307,6 +309,13 @@ impl LoadedObject {
 
     pub(super) fn program(&self, prog: Prog) -> BorrowedFd<'_> {
         self.programs[&prog].as_fd()
+    }
+
+    /// Tells a daemon that may not read names that the program at the egress of devices is Mountain's.
+    pub(super) fn note(&self) {
+        if let (Some(program), Ok(folder)) = (self.programs.get(&Prog::Out), Store::folder()) {
+            foreign::note_in(&folder, program.as_fd());
+        }
     }
 
     /// The rules in the kernel, without what is beside them for direct flows.

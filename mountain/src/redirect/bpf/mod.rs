@@ -245,6 +245,7 @@ fn enter<'a>(
 }
 
 fn attach_missing(loaded: &LoadedObject, needs: &Needs, there: &[AttachedProgram]) -> Result<()> {
+    loaded.note();
     for &(ifindex, prog) in &needs.0 {
         let has = |p| there.iter().any(|a| a.ifindex == ifindex && a.prog == p);
         if has(prog) || (prog == Prog::Icmp && has(Prog::In)) {

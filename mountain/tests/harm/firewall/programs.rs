@@ -166,8 +166,20 @@ fn without_the_privilege_to_read_names_our_own_program_is_known() {
     });
 }
 
+/// So are those of a daemon, by `mountain check`.
+#[test]
+fn without_the_privilege_to_read_names_a_daemons_program_is_known() {
+    let net = Net::steered();
+    net.client.with(|| {
+        let u0 = ifindex("u0");
+        assert_eq!(hooks::programs(DeviceHook::TcxEgress, u0).unwrap().len(), 1);
+        give_up_sys_admin();
+        assert_eq!(egress_program(u0).unwrap(), None);
+    });
+}
+
 /// Takes CAP_SYS_ADMIN from the calling thread.
-fn give_up_sys_admin() {
+pub fn give_up_sys_admin() {
     /// _LINUX_CAPABILITY_VERSION_3, and the calling thread.
     const HEADER: [u32; 2] = [0x2008_0522, 0];
     const SYS_ADMIN: u32 = 1 << 21;

@@ -4,10 +4,12 @@
 use std::fs;
 use std::os::fd::AsFd;
 
+use mountain::bpf::foreign::egress_program;
 use mountain::bpf::hooks::{self, programs, DeviceHook, Order};
 use mountain::redirect::{Installed, ListedRule, Snat};
 
 use super::net::{ask, ask_in_vain, assert_answers, command, Net};
+use crate::firewall::programs::give_up_sys_admin;
 use crate::support::program::load;
 use crate::support::{stderr, texts, Ns, MOUNTAIN};
 
@@ -36,6 +38,30 @@ fn forwarding_that_others_rely_on_by_now_stays() {
             assert_eq!(setting(&net.router, path), left, "{path}");
         }
     }
+}
+
+/// The daemon's unit lacks the privilege to read names, and must not take a redirect's program for somebody else's.
+#[test]
+fn a_redirects_program_is_known_without_its_name() {
+    let net = Net::new();
+    let rule = "--proto udp --from 10.0.8.17:8080";
+    net.redirect(&format!(
+        "add {rule} --to 10.0.1.2:8083 --dev rc --backend tcx --fix"
+    ));
+    let at_rc = || programs(DeviceHook::TcxEgress, testkit::ifindex("rc")).unwrap();
+    assert_eq!(net.router.with(at_rc).len(), 1);
+    let others = || {
+        net.router.with(|| {
+            give_up_sys_admin();
+            egress_program(testkit::ifindex("rc")).unwrap()
+        })
+    };
+    assert_eq!(others(), None);
+    // What nobody has noted may be anybody's.
+    fs::remove_file(format!("{}/programs", net.record())).unwrap();
+    assert_eq!(others().as_deref(), Some(""));
+    net.redirect(&format!("del {rule} --dev rc"));
+    net.assert_clean();
 }
 
 /// What another version has attached cannot be read, and must not keep its rules from being deleted.
