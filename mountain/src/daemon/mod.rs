@@ -298,7 +298,12 @@ impl Daemon {
                 up,
                 deleted,
             } => {
-                for path in self.paths.on_device(ifindex) {
+                let paths = self.paths.on_device(ifindex);
+                if up && !paths.is_empty() {
+                    // Until it is read, the program moves nothing there that has to leave another path.
+                    self.reader.ask_soon();
+                }
+                for path in paths {
                     self.usable(path, up, if deleted { "device deleted" } else { "carrier" });
                 }
                 self.device_changed(ifindex);
@@ -312,10 +317,6 @@ impl Daemon {
                 }
                 self.pause_placing();
                 self.reader.ask_before_placing();
-                if up {
-                    // Until it is read, the program moves nothing there that has to leave another path.
-                    self.reader.ask_soon();
-                }
             }
             Change::Neighbour {
                 ifindex, addr, mac, ..
