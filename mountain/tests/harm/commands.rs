@@ -107,8 +107,14 @@ fn probes_go_on_while_nft_takes_its_time() {
     let table = || net.client.run("nft list tables").contains("mountain_start");
     assert!(table(), "{}", said(&log));
 
+    // Another uplink, for which there is no table to be made again.
+    net.client.ip("link set u1 down");
+    net.client.ip("link set u1 name u7");
+    wait_until("it is gone", LEAVE, || net.client.status().paths.is_empty());
     std::fs::write(&slow, "").unwrap();
-    net.client.run("nft flush ruleset");
+    net.client.ip("link set u7 up");
+    net.client
+        .ip("route add default via 10.30.1.2 dev u7 metric 200");
     wait_until("nft is called", 6 * LEAVE, || runs.exists());
     let sent = || net.path("u0").probes.sent;
     let before = sent();

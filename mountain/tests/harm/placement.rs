@@ -2,9 +2,14 @@
 //! New flows choose an uplink only where nobody else has chosen already.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
 use std::thread;
 use std::time::Duration;
 
+use mountain::bpf::hooks::{self, DeviceHook, Order};
+use testkit::ifindex;
+
+use crate::support::program::load_marking;
 use crate::support::{stdout, wait_until, Net, Ns, CLIENT4, LEAVE, SERVER4};
 
 /// Enough that a choice between two uplinks would show.
@@ -302,24 +307,30 @@ fn a_machine_that_the_firewall_marks_for_a_vpn_stays_in_it() {
     wait_until("it is masked", LEAVE, || left(&net).is_empty());
 }
 
-/// The mark is set at the device below the one where Mountain would set its own, and the rule compares all bits.
+/// A program of somebody else sets it, and a rule compares all bits of it.
 #[test]
 fn what_comes_in_with_a_mark_keeps_it_as_it_is() {
     let net = two_providers();
     let (client, lan) = (&net.client, Ns::new("lan"));
-    client.wire(("n0", &[]), &lan, ("n1", &["10.40.0.2/24"]));
-    client.ip("link add link n0 name m0 type macvlan mode bridge");
-    client.bring_up("m0", &["10.40.0.1/24"]);
+    client.wire(("n0", &["10.40.0.1/24"]), &lan, ("n1", &["10.40.0.2/24"]));
     lan.ip("route add default via 10.40.0.1");
     client.sysctl("net.ipv4.ip_forward", "1");
     masquerade(client, "ip", "oifname { u0, u1, tv }");
-    let marks = "table netdev early { chain in { type filter hook ingress device n0 priority 0;\n\
-                 udp dport 7000 meta mark set 1\n} }";
-    let _vpn = vpn_by_marks(&net, marks);
+    let _vpn = vpn_by_marks(&net, "");
     client.ip("rule del fwmark 1/0xff lookup 100");
     client.ip("rule add fwmark 1 lookup 100");
     up(&net);
     assert_eq!(left(&net), [""; 0]);
+    let _marks = client.with(|| {
+        let program = load_marking(c"marks");
+        hooks::link(
+            DeviceHook::TcxIngress,
+            ifindex("n0"),
+            program.as_fd(),
+            Order::First,
+        )
+        .unwrap()
+    });
     let behind: Vec<UdpSocket> = (0..SOCKETS).map(|_| lan.udp("0.0.0.0:0")).collect();
     send_all(&behind);
     assert_eq!(client.counted("chain ip c post"), [3 * SOCKETS as u64, 0]);

@@ -238,11 +238,13 @@ impl LoadedObject {
         let Some(map) = self.maps.get(CONSTANTS) else {
             return Ok(false);
         };
-        if map.value_size() as usize != size {
+        // Behind them lie constants without a name.
+        if (map.value_size() as usize) < size {
             return Ok(false);
         }
         let constants = map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY)?;
-        let is_ours = |bytes: Vec<u8>| read_from::<types::rodata>(&bytes).sources == sources();
+        let is_ours =
+            |bytes: Vec<u8>| read_from::<types::rodata>(&bytes[..size]).sources == sources();
         Ok(constants.is_some_and(is_ours))
     }
 
