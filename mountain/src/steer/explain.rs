@@ -37,10 +37,11 @@ pub enum Load {
 }
 
 /// What a path may be used for within a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Use {
     /// Both classes.
+    #[default]
     All,
     /// Bulk flows only: the delay is their own doing.
     BulkOnly,

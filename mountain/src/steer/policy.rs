@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 use rand::SeedableRng;
 use serde::Serialize;
 
-use super::explain::{Decision, Log};
+use super::explain::Log;
 use crate::topology::{PathMasks, MAX_GROUP_PATHS};
 use load::OurRates;
 use pace::{Pace, USUAL_US};
@@ -31,7 +31,7 @@ pub(crate) const TOLERANCE_US: f64 = 5_000.0;
 const RECENT_US: u64 = 3_000_000;
 
 /// What is known beforehand of a path; its index is the path's id.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PathInput {
     /// As decisions call the path.
     pub name: String,
@@ -138,6 +138,7 @@ pub(crate) struct PathDelays {
     pub min_us: u64,
 }
 
+#[derive(Default)]
 struct Path {
     input: PathInput,
     probes: Probes,
@@ -156,13 +157,8 @@ impl Path {
         Path {
             load: OurRates::new(input.capacity_bps),
             input,
-            probes: Probes::default(),
-            slow: Slow::default(),
-            slow_at_us: None,
             usable: true,
-            why_unusable: "",
-            answered: false,
-            pace: Pace::default(),
+            ..Path::default()
         }
     }
 
@@ -345,13 +341,9 @@ impl Policy {
 
     /// Takes a path's slow figures, when it is time.
     fn look(&mut self, path: usize, now_us: u64) {
-        let least = self
-            .groups
-            .iter()
-            .filter(|g| g.members.iter().any(|m| m.path == path));
-        let least_us = least
-            .filter_map(|g| Some(g.scale?.m_us))
-            .fold(0.0, f64::max);
+        let is_in = |g: &&Group| g.members.iter().any(|m| m.path == path);
+        let scales = self.groups.iter().filter(is_in).filter_map(|g| g.scale);
+        let least_us = scales.map(|scale| scale.m_us).fold(0.0, f64::max);
         let p = &mut self.paths[path];
         if p.slow_at_us.is_some_and(|t| now_us < t + LATE_US) {
             return;
@@ -371,11 +363,6 @@ impl Policy {
     /// choice among all paths.
     pub fn current(&self) -> &PolicyVerdict {
         &self.verdict
-    }
-
-    /// The last decisions, oldest first.
-    pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
-        self.log.iter()
     }
 
     /// Switches between the product and the baseline; takes effect at the next tick.

@@ -5,7 +5,7 @@
 //! slowest on an idle host. Never faster than a gateway answers.
 
 use super::probes::{Tally, LEAST_ANSWERS, WINDOW_US};
-use super::rule::{LOSS_SHARE, R_SHARE};
+use super::rule::{LOSS_SHARE, MEMORY_US, R_SHARE};
 use super::{Path, Policy, RECENT_US};
 
 /// Time between two probes where latency flows send, µs, ...
@@ -26,12 +26,13 @@ const LUCK: f64 = 1e-4;
 
 /// What limits the probes of a path. Many gateways answer only so many pings a second, for which a path is not
 /// to be blamed. So when probes go missing, they are sent more slowly for a while: answers a second that stay
-/// the same mean a limit, an answered share that stays the same means loss.
+/// the same mean a limit, an answered share that stays the same means loss. Losses may also have ended just then, as
+/// those of a moving car do. So a limit is tried out again by and by: for a moment probes are as fast as without it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pace {
     /// Shortest time between two probes, µs: that of a trial, or by a limit that is known; 0: none.
-    limit_us: u64,
-    trial: Option<Trial>,
+    pub limit_us: u64,
+    pub trial: Option<Trial>,
     /// Losses before this are of a limit, µs.
     pub blameless_until_us: u64,
     /// No other trial before this, µs.
@@ -39,13 +40,22 @@ pub(crate) struct Pace {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Trial {
+pub(crate) struct Trial {
     since_us: u64,
-    probes: usize,
-    /// Lost so far.
+    until_us: u64,
+    /// So many probes tell the share from none.
+    probes: f64,
+    /// Lost so far, or expected by the limit that is tried out.
     share: f64,
     /// The limit before.
     limit_us: u64,
+}
+
+impl Pace {
+    /// Whether a limit is tried out. A probe without an answer says nothing then.
+    pub fn tries_limit(&self) -> bool {
+        self.limit_us == 0 && self.trial.is_some()
+    }
 }
 
 impl Path {
@@ -54,47 +64,58 @@ impl Path {
         let settled_us = now_us.saturating_sub(self.probes.lost_age_us(self.slow.median_us) as u64);
         if let Some(trial) = self.pace.trial {
             let Tally { sent, lost, .. } = self.probes.tally(trial.since_us, settled_us, |_| true);
-            if sent < trial.probes {
+            // Next to none of the losses that it would be.
+            let few = lost as f64 <= R_SHARE * trial.share * trial.probes.max(sent as f64);
+            if few && (sent == 0 || settled_us < trial.until_us) {
                 return false;
             }
-            self.pace.trial = None;
-            self.pace.not_before_us = now_us + WINDOW_US;
-            // Next to none of the losses that it would be.
-            let is_limit = lost as f64 <= R_SHARE * trial.share * sent as f64;
-            match is_limit {
-                true => self.pace.blameless_until_us = now_us,
-                false => self.pace.limit_us = trial.limit_us,
+            let is_limit = few != self.pace.tries_limit();
+            if !few {
+                self.pace.limit_us = trial.limit_us;
             }
+            if is_limit {
+                self.pace.blameless_until_us = now_us;
+                self.probes.forget_lost(trial.since_us);
+            }
+            (self.pace.trial, self.pace.not_before_us) = (None, now_us + WINDOW_US);
             return is_limit;
+        }
+        let next = self.limit_to_try(now_us, settled_us);
+        let next = next.filter(|_| now_us >= self.pace.not_before_us);
+        if let Some((limit_us, share, length_us)) = next {
+            let probes = (LUCK.ln() / (1.0 - share).ln()).ceil();
+            self.pace.trial = Some(Trial {
+                since_us: now_us + 1,
+                until_us: now_us + length_us.max(probes * limit_us) as u64,
+                probes,
+                share,
+                limit_us: std::mem::replace(&mut self.pace.limit_us, limit_us as u64),
+            });
+        }
+        false
+    }
+
+    /// The time between probes that is to be tried, the share of losses that it tells apart, and how long that takes.
+    fn limit_to_try(&self, now_us: u64, settled_us: u64) -> Option<(f64, f64, f64)> {
+        let asks = self.load.has_latency(now_us.saturating_sub(JUST_US));
+        // Of what is sent fast, a limit as was found would let so much through.
+        let through = FAST_US as f64 / (SLOWER * self.pace.limit_us as f64);
+        let known = self.pace.limit_us > 0 && asks && through < SLOWER;
+        if known && now_us >= self.pace.blameless_until_us + MEMORY_US as u64 {
+            return Some((0.0, 1.0 - through, RECENT_US as f64));
         }
         // Long enough for several runs of losses: a single outage is none of a limit's.
         let sampled_us = now_us.saturating_sub(RECENT_US);
         let more = |t: &Tally| t.sent < LEAST_ANSWERS || t.runs < RUNS || t.since_us > sampled_us;
-        let found = self
-            .probes
-            .tally(self.pace.blameless_until_us, settled_us, more);
+        let from_us = self.pace.blameless_until_us;
+        let found = self.probes.tally(from_us, settled_us, more);
         let share = found.lost as f64 / found.sent.max(1) as f64;
         let long = found.sent >= LEAST_ANSWERS && found.since_us <= sampled_us;
-        let asks = long && found.runs >= RUNS && share > LOSS_SHARE;
-        if !asks || now_us < self.pace.not_before_us {
-            return false;
-        }
-        let span_us = (settled_us - found.since_us) as f64;
-        let answered = (found.sent - found.lost) as f64;
-        self.pace.trial = Some(Trial {
-            since_us: now_us + 1,
-            probes: (LUCK.ln() / (1.0 - share).ln()).ceil() as usize,
-            share,
-            limit_us: self.pace.limit_us,
-        });
-        self.pace.limit_us = (span_us / (SLOWER * answered)) as u64;
-        false
-    }
-
-    /// Probes a second that the target is asked, where its answers are limited.
-    pub(super) fn answer_limit_hz(&self) -> Option<f64> {
-        let known = self.pace.limit_us > 0 && self.pace.trial.is_none();
-        known.then(|| 1e6 / self.pace.limit_us as f64)
+        let span_us = settled_us.saturating_sub(found.since_us) as f64;
+        let limit_us = span_us / (SLOWER * (found.sent - found.lost) as f64);
+        // So long that such runs would not stay away by luck either.
+        let length_us = -LUCK.ln() * span_us / found.runs as f64;
+        (long && found.runs >= RUNS && share > LOSS_SHARE).then_some((limit_us, share, length_us))
     }
 }
 

@@ -146,6 +146,12 @@ impl Probes {
         self.probes.clear();
     }
 
+    /// Forgets the probes without an answer that were sent since a time.
+    pub(crate) fn forget_lost(&mut self, from_us: u64) {
+        let answered = |p: &Probe| matches!(p.fate, Fate::Answered { .. });
+        self.probes.retain(|p| p.sent_us < from_us || answered(p));
+    }
+
     /// Drops what no longer counts.
     pub(crate) fn expire(&mut self, now_us: u64) {
         let old = |p: &&Probe| p.sent_us + WINDOW_US < now_us;

@@ -175,6 +175,11 @@ impl Policy {
         Some((since + member.patience_us(now_us)).saturating_sub(now_us))
     }
 
+    /// The last decisions, oldest first.
+    pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
+        self.log.iter()
+    }
+
     /// Compares, two seconds after a decision, the path with the others.
     pub(super) fn judge_outcomes(&mut self, now_us: u64) {
         for d in self.log.due(now_us) {
@@ -249,7 +254,10 @@ impl Policy {
             reason: self.why(g, m, member.used, &gr, now_us),
             patience_left_us: self.patience_left_us(g, m, now_us),
             onsets: gr.onsets,
-            answer_limit_hz: path.answer_limit_hz(),
+            answer_limit_hz: match path.pace.trial {
+                None if path.pace.limit_us > 0 => Some(1e6 / path.pace.limit_us as f64),
+                _ => None,
+            },
             load: gr.load,
         }
     }

@@ -54,8 +54,9 @@ pub struct Scale {
 }
 
 /// Where a path stands in a group.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum Standing {
+    #[default]
     In,
     /// Used as none was left. It may be left for any that is better.
     Stopgap,
@@ -94,6 +95,7 @@ pub struct Spread {
 }
 
 /// A path within a group.
+#[derive(Default)]
 pub struct JudgedPath {
     pub path: usize,
     pub standing: Standing,
@@ -113,16 +115,7 @@ impl JudgedPath {
     pub fn new(path: usize) -> Self {
         JudgedPath {
             path,
-            standing: Standing::In,
-            view: View::default(),
-            onsets: 0.0,
-            onsets_at_us: 0,
-            calm_since_us: None,
-            dear_since_us: None,
-            long_since_us: None,
-            fit_since_us: None,
-            random: 0.0,
-            used: crate::steer::explain::Use::All,
+            ..JudgedPath::default()
         }
     }
 
@@ -231,7 +224,6 @@ impl Policy {
 
     /// Takes a look at each member.
     fn view(&mut self, g: usize, now_us: u64) {
-        let by_age = now_us >= self.grace_until_us;
         let scale = self.groups[g].scale;
         for i in 0..self.groups[g].members.len() {
             let member = &self.groups[g].members[i];
@@ -252,7 +244,7 @@ impl Policy {
                 median_us: slow.median_us,
                 d_us: scale.d_us,
                 overdue_us: D_SHARE * scale.m_us,
-                by_age,
+                by_age: now_us >= self.grace_until_us && !path.pace.tries_limit(),
             };
             let now = seen.map_or_else(|| path.probes.now(now_us, &judge), |m| m.view.now);
             let limit_us = slow.median_us + IDLE_US as f64;
@@ -520,7 +512,7 @@ impl Policy {
             let path = &self.paths[m.path];
             let limit_us = limit_us(&scale, path.slow.median_us);
             let newest = path.probes.answers().next().map_or(f64::INFINITY, |a| a.1);
-            let by_age = now_us >= self.grace_until_us;
+            let by_age = now_us >= self.grace_until_us && !path.pace.tries_limit();
             newest <= limit_us && !(by_age && path.probes.waiting_us(now_us).0 > limit_us)
         };
         let members = group.members.iter().enumerate();

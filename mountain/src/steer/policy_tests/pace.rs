@@ -144,3 +144,25 @@ fn random_loss_is_no_limit() {
         assert!(used <= 6 * S, "seed {seed}: {used} us:\n{}", sim.explain());
     }
 }
+
+/// As in a moving car. What was taken for a limit must not make the prober slow for good.
+#[test]
+fn losses_that_end_while_probes_are_slower_are_a_limit_for_two_minutes_at_most() {
+    let mut found = 0;
+    for seed in 0..20 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let bad = 20 * S..(22 + seed % 4) * S;
+        let lossy: Model = Box::new(move |t| {
+            let lost = bad.contains(&t) && rng.random_range(0..100) < 60;
+            (!lost).then_some((20_000, 20_000))
+        });
+        let mut sim = Sim::new(vec![lossy, noisy(2)], seed);
+        let limit = |sim: &Sim| sim.policy.status(sim.now)[0].answer_limit_hz;
+        sim.run(60 * S, |_| {});
+        found += u32::from(limit(&sim).is_some());
+        sim.run(180 * S, |_| {});
+        assert_eq!(limit(&sim), None, "seed {seed}");
+        assert!(interval_ms(&sim)[0] <= 50, "seed {seed}");
+    }
+    assert!(found > 0, "the test proves nothing");
+}
