@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Paths and groups by their numbers, which path a packet is on, and which of a group's a flow takes.
+ */
+#ifndef MOUNTAIN_STEER_CHOOSE_H
+#define MOUNTAIN_STEER_CHOOSE_H
+
+/*
+ * An element by an index that was checked before; the mask is for the verifier, which loses track
+ * of the check, and the barrier keeps the compiler from dropping it.
+ */
+static __always_inline struct mtn_path *mtn_path_at(__u32 id)
+{
+	barrier_var(id);
+	return &paths[id & (MTN_MAX_PATHS - 1)];
+}
+
+static __always_inline struct mtn_group *mtn_group_at(__u32 id)
+{
+	barrier_var(id);
+	return &groups[id & (MTN_MAX_GROUPS - 1)];
+}
+
+/* The verdict about a group, read at once. */
+static __always_inline __u64 mtn_masks_of(__u32 group)
+{
+	barrier_var(group);
+	return group_masks[group & (MTN_MAX_GROUPS - 1)].word;
+}
+
+/* The member of @g that @path is, or MTN_NO_MEMBER. */
+static __always_inline __u32 mtn_member(const struct mtn_group *g, __u32 path)
+{
+	barrier_var(path);
+	return g->member_of[path & (MTN_MAX_PATHS - 1)];
+}
+
+/* Whether @member is among those in @mask. */
+static __always_inline bool mtn_has(__u32 mask, __u32 member)
+{
+	return member < MTN_MAX_MEMBERS && (mask & (1U << member));
+}
+
+/* The path id of the @member-th member of @g. */
+static __always_inline __u32 mtn_member_path(const struct mtn_group *g, __u32 member)
+{
+	barrier_var(member);
+	return g->path[member & (MTN_MAX_MEMBERS - 1)];
+}
+
+/*
+ * The path a packet is on: its device and the link-layer address the kernel wrote. MTN_MAX_PATHS if it is on
+ * none. A function of its own to the verifier, which would else follow each path to the program's end.
+ */
+__noinline int mtn_path_here(struct __sk_buff *skb, struct mtn_link_header *link)
+{
+	bool ipv6 = skb->protocol == bpf_htons(ETH_P_IPV6);
+	__u32 i;
+
+	if (!link)
+		return MTN_MAX_PATHS;
+	for (i = 0; i < MTN_MAX_PATHS && i < config.n_paths; i++) {
+		struct mtn_path *p = &paths[i];
+
+		if (p->ifindex == skb->ifindex && p->ipv6 == ipv6 &&
+		    (p->flags & MTN_PATH_NEIGH_VALID) &&
+		    !__builtin_memcmp(p->mac, &link->to, sizeof(link->to)))
+			return i;
+	}
+	return MTN_MAX_PATHS;
+}
+
+/* Whether packets that are on @here can be redirected to @to. */
+static __always_inline bool mtn_takes(const struct mtn_path *here, const struct mtn_path *to)
+{
+	__u8 needed = MTN_PATH_ETHERNET | MTN_PATH_NEIGH_VALID;
+
+	return (here->flags & MTN_PATH_ETHERNET) && (to->flags & (needed | MTN_PATH_DOWN)) == needed;
+}
+
+/* Whether packets by either path are the same on the wire: to two addresses of one router. */
+static __always_inline bool mtn_is_same_hop(const struct mtn_path *a, const struct mtn_path *b)
+{
+	return a->ifindex == b->ifindex && a->ipv6 == b->ipv6 &&
+	       !__builtin_memcmp(a->mac, b->mac, sizeof(a->mac));
+}
+
+/* The member of @group, as a path id, that is the same hop as @here, or MTN_MAX_PATHS. */
+__noinline int mtn_same_hop_in(__u32 group, __u32 here)
+{
+	__u32 found = MTN_MAX_PATHS, i;
+	struct mtn_group *g;
+
+	if (group >= MTN_MAX_GROUPS || here >= MTN_MAX_PATHS)
+		return MTN_MAX_PATHS;
+	g = mtn_group_at(group);
+	bpf_for(i, 0, g->n_members) {
+		__u32 path;
+
+		if (i >= MTN_MAX_MEMBERS)
+			break;
+		path = mtn_member_path(g, i);
+		if (path < MTN_MAX_PATHS && mtn_is_same_hop(mtn_path_at(path), mtn_path_at(here))) {
+			found = path;
+			break;
+		}
+	}
+	return found;
+}
+
+/*
+ * The path of @group that a packet is on, or MTN_MAX_PATHS. Of next hops that are the same on the wire,
+ * mtn_path_here() knows the first only, @here, which another route may use.
+ */
+static __always_inline __u32 mtn_here_in(__u32 group, __u32 here)
+{
+	if (mtn_member(mtn_group_at(group), here) < MTN_MAX_MEMBERS)
+		return here;
+	return mtn_same_hop_in(group, here);
+}
+
+/*
+ * Member with the least score among those in @mask that a packet of @l3_len bytes on @here can leave by, or
+ * MTN_NO_MEMBER: counted, unless @mask is empty. The score is the flow's by rendezvous hashing. The argmax-load baseline
+ * takes the one with the highest (ema_load + ema_time_delta) * cost instead, the first of equals.
+ */
+__noinline __u32 mtn_choose(__u32 group, __u32 mask, __u32 hash, __u32 l3_len, __u32 here)
+{
+	__u64 best_score = ~0ULL;
+	__u32 best = MTN_NO_MEMBER, i;
+	bool unreachable = false;
+	struct mtn_group *g;
+
+	if (group >= MTN_MAX_GROUPS)
+		return MTN_NO_MEMBER;
+	g = mtn_group_at(group);
+	bpf_for(i, 0, g->n_members) {
+		__u64 score;
+		__u32 path;
+
+		if (i >= MTN_MAX_MEMBERS)
+			break;
+		path = mtn_member_path(g, i);
+		if (!(mask & (1U << i)) || path >= MTN_MAX_PATHS ||
+		    mtn_path_at(path)->mtu < l3_len)
+			continue;
+		if (path != here && !mtn_takes(mtn_path_at(here), mtn_path_at(path))) {
+			unreachable = true;
+			continue;
+		}
+		if (argmax_load)
+			score = ~(mtn_average_sum(path) * mtn_path_at(path)->cost_weight);
+		else
+			score = (__u64)mtn_neg_log2(mtn_fmix32(hash ^ mtn_path_at(path)->salt)) *
+				g->inv_weight[i];
+		if (best == MTN_NO_MEMBER || score < best_score) {
+			best_score = score;
+			best = i;
+		}
+	}
+	if (best == MTN_NO_MEMBER && mask)
+		mtn_count(unreachable ? MTN_STAT_PASS_NEIGH : MTN_STAT_PASS_MTU);
+	return best;
+}
+
+#endif
