@@ -78,7 +78,7 @@ impl Path {
                 self.probes.forget_lost(trial.since_us);
             }
             (self.pace.trial, self.pace.not_before_us) = (None, now_us + WINDOW_US);
-            return is_limit;
+            return is_limit && few;
         }
         let next = self.limit_to_try(now_us, settled_us);
         let next = next.filter(|_| now_us >= self.pace.not_before_us);
