@@ -473,6 +473,13 @@ impl Steer {
         Ok(sum)
     }
 
+    /// Packets on the paths so far to hosts on their links, as of neighbour discovery.
+    pub(crate) fn packets_to_link(&self) -> Result<u64> {
+        let key = types::mtn_stat::MTN_STAT_PASS_DEST.0.to_ne_bytes();
+        let sum = sum_of_cpus(&self.skel.maps.stats, &key)?;
+        Ok(sum.unwrap_or_default())
+    }
+
     /// The two averages of a path, (ema_load, ema_time_delta) in B/s, as of its last packet. `None` unless
     /// [`SteerProgram::ArgmaxLoad`] runs, which keeps them.
     pub fn averages(&self, path: usize) -> Option<(u64, u64)> {

@@ -121,6 +121,10 @@ struct Daemon {
     /// By path id.
     memory: [PathMemory; MAX_PATHS],
     seq: u64,
+    /// Probes since the last look at the traffic, of those that the program counts.
+    probes_seen: u64,
+    /// Packets to hosts on the paths' links by the last look.
+    to_link: u64,
     /// Time of the last decision that was logged.
     decided_us: u64,
     stop: bool,
@@ -284,6 +288,8 @@ impl Daemon {
             moves: VecDeque::new(),
             memory: std::array::from_fn(|_| PathMemory::default()),
             seq: 0,
+            probes_seen: 0,
+            to_link: 0,
             decided_us: 0,
             stop: false,
             config,
@@ -406,28 +412,46 @@ impl Daemon {
         }
     }
 
+    /// Tells the policy what has left by each path since the last look. Our own probes and neighbour discovery are no
+    /// traffic to it, or no host would ever be idle.
+    fn take_traffic(&mut self, at_us: u64) {
+        let Some(steer) = &self.steer else { return };
+        let traffic = |path| Some((path, steer.traffic(path).ok()?));
+        let ids = self.paths.ids().into_iter();
+        let now: Vec<(usize, PathTraffic)> = ids.filter_map(traffic).collect();
+        let told = steer.packets_to_link().unwrap_or(self.to_link);
+        // Of all paths together: a probe may be counted on another one that is the same on the wire.
+        let packets: u64 = now
+            .iter()
+            .filter_map(|(path, traffic)| {
+                let (before, _) = self.memory[*path].traffic?;
+                Some(traffic.packets.saturating_sub(before.packets))
+            })
+            .sum();
+        let to_link = told.saturating_sub(std::mem::replace(&mut self.to_link, told));
+        let is_idle = packets <= std::mem::take(&mut self.probes_seen) + to_link;
+        for (path, traffic) in now {
+            let memory = &mut self.memory[path];
+            let last = memory.traffic.replace((traffic, at_us));
+            let Some((before, then_us)) = last.filter(|(_, then_us)| at_us > *then_us) else {
+                continue;
+            };
+            let seconds = (at_us - then_us) as f64 / 1e6;
+            let bps = |now: u64, before: u64| now.saturating_sub(before) as f64 * 8.0 / seconds;
+            memory.rate_bps = bps(traffic.bytes, before.bytes);
+            self.policy.event(Event::Egress {
+                path,
+                at_us,
+                rate_bps: if is_idle { 0.0 } else { memory.rate_bps },
+                latency_bps: bps(traffic.latency_bytes, before.latency_bytes),
+            });
+        }
+    }
+
     fn take_rates(&mut self) {
         let at_us = now_us();
+        self.take_traffic(at_us);
         if let Some(steer) = &mut self.steer {
-            for path in self.paths.ids() {
-                let Ok(traffic) = steer.traffic(path) else {
-                    continue;
-                };
-                let memory = &mut self.memory[path];
-                let last = memory.traffic.replace((traffic, at_us));
-                if let Some((before, then_us)) = last.filter(|(_, then_us)| at_us > *then_us) {
-                    let seconds = (at_us - then_us) as f64 / 1e6;
-                    let bps =
-                        |now: u64, before: u64| now.saturating_sub(before) as f64 * 8.0 / seconds;
-                    memory.rate_bps = bps(traffic.bytes, before.bytes);
-                    self.policy.event(Event::Egress {
-                        path,
-                        at_us,
-                        rate_bps: memory.rate_bps,
-                        latency_bps: bps(traffic.latency_bytes, before.latency_bytes),
-                    });
-                }
-            }
             for (path, delays) in self.policy.path_delays(at_us).iter().enumerate() {
                 let us = |v: u64| u32::try_from(v).unwrap_or(u32::MAX);
                 steer.set_delays(path, us(delays.recent_max_us), us(delays.min_us));

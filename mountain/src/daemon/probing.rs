@@ -117,7 +117,12 @@ impl Daemon {
         self.seq += 1;
         let at_us = now_us();
         match self.prober.send(path, seq) {
-            Ok(()) => self.policy.event(Event::Sent { path, seq, at_us }),
+            Ok(()) => {
+                // The program knows a path's packets by the gateway's address.
+                let is_seen = |path: &Path| path.gateway_mac.is_some();
+                self.probes_seen += u64::from(self.paths.path(path).is_some_and(is_seen));
+                self.policy.event(Event::Sent { path, seq, at_us });
+            }
             Err(e) => {
                 tracing::debug!(path = self.paths.name(path), "probe not sent: {e}");
                 self.policy.event(Event::SendFailed { path, seq, at_us });

@@ -118,7 +118,7 @@ fn probes_go_on_while_nft_takes_its_time() {
     wait_until("nft is called", 6 * LEAVE, || runs.exists());
     let sent = || net.path("u0").probes.sent;
     let before = sent();
-    wait_until("probes go on", LEAVE, || sent() > before + 5);
+    wait_until("probes go on", LEAVE, || sent() > before + 2);
     assert!(runs.exists(), "the daemon waited for nft");
     wait_until("the table is back", 6 * LEAVE, table);
 }

@@ -331,3 +331,23 @@ fn a_link_flap_moves_traffic_away_and_back() {
     let plain = traffic.during(Duration::from_millis(500));
     assert!(plain.many_lost(), "without mountain it is lost: {plain:?}");
 }
+
+/// By IPv4 alone, of which the kernel sends nothing by itself that the program would see.
+#[test]
+fn an_idle_host_is_probed_seldom_until_something_is_sent() {
+    let net = Net::new();
+    net.client.ip("-6 route del fd98:1::/64");
+    net.up();
+    net.wait_used("u0");
+    net.wait_used("u1");
+    let in_two_seconds = || {
+        let sent = || net.path("u0").probes.sent + net.path("u1").probes.sent;
+        let before = sent();
+        std::thread::sleep(Duration::from_secs(2));
+        sent() - before
+    };
+    // Two a second each; 20 of them otherwise.
+    wait_until("it is probed seldom", 2 * LEAVE, || in_two_seconds() <= 12);
+    let _traffic = Traffic::start(&net, SERVER4, 1);
+    wait_until("it is probed often", LEAVE, || in_two_seconds() > 24);
+}
