@@ -110,7 +110,7 @@ impl Follower {
 
     /// For each group, why its flows are not moved. Groups whose flows only choose when they start
     /// are not concerned.
-    fn held(&self, topology: &Topology) -> Vec<Option<Difference>> {
+    pub(super) fn held(&self, topology: &Topology) -> Vec<Option<Difference>> {
         let answers = self.answers.borrow();
         let groups = topology.groups.iter();
         groups

@@ -18,6 +18,7 @@ use anyhow::{Context, Result};
 use tokio::task::{spawn_blocking, JoinHandle};
 use tracing::{info, warn};
 
+use super::topology::{left, moved};
 use super::{Daemon, ADOPT_MS, FORWARDING, TRY_AGAIN};
 use crate::bpf::tries::{self, Entries, Shared};
 use crate::bpf::{destinations, ProgramGroup, SteerMode};
@@ -295,23 +296,21 @@ impl Daemon {
 
     /// The topology itself, where few destinations differ from those in the tables.
     fn large_part(&self, topology: Topology) -> Result<Topology, Box<Fill>> {
-        let groups = |starts: bool| -> Vec<ProgramGroup> {
-            let groups = topology.groups.iter().map(|g| ProgramGroup {
-                members: Vec::new(),
-                prefixes: match starts || g.kind.moves() {
-                    true => g.prefixes.clone(),
-                    false => Vec::new(),
-                },
-            });
-            groups.collect()
+        // As they will be written: what the firewall holds is not to be moved, not even until then.
+        let held = self.firewall.held(&topology);
+        let group = |prefixes| ProgramGroup {
+            members: Vec::new(),
+            prefixes,
         };
+        let groups = moved(&topology, &held).into_iter().map(group);
+        let groups: Vec<ProgramGroup> = groups.collect();
         let mut tables = Vec::new();
         if let Some(steer) = &self.steer {
-            let wanted = destinations(&groups(false), &topology.not_ours);
+            let wanted = destinations(&groups, &left(&topology, &held));
             tables.push((steer.dests(), wanted));
         }
         if let Some(placer) = &self.placer {
-            tables.push(placer.destinations(&topology, &groups(true)));
+            tables.push(placer.destinations(&topology, &groups));
         }
         tables.retain(|(table, wanted)| tries::lock(table).changes(wanted) > AT_ONCE);
         match tables.is_empty() {

@@ -63,11 +63,6 @@ impl Paths {
         self.masks.fill(None);
     }
 
-    fn moves(&self, group: usize) -> bool {
-        let is_held = self.held.get(group).is_some_and(Option::is_some);
-        self.topology.groups[group].kind.moves() && !is_held
-    }
-
     pub(crate) fn any(&self) -> bool {
         !self.by_id.is_empty()
     }
@@ -237,32 +232,42 @@ impl Paths {
     /// Path ids and weights of each group, without paths that got no id. The prefixes are those whose
     /// running flows move.
     pub(super) fn groups(&self) -> Vec<ProgramGroup> {
-        self.topology
-            .groups
-            .iter()
-            .enumerate()
-            .map(|(i, g)| ProgramGroup {
+        let groups = self.topology.groups.iter();
+        let groups = groups.zip(moved(&self.topology, &self.held));
+        groups
+            .map(|(g, prefixes)| ProgramGroup {
                 members: g
                     .members
                     .iter()
                     .filter_map(|m| Some((self.id(m.path)?, inv_weight(m.weight))))
                     .collect(),
-                prefixes: match self.moves(i) {
-                    true => g.prefixes.clone(),
-                    false => Vec::new(),
-                },
+                prefixes,
             })
             .collect()
     }
+}
 
-    /// Destinations that are left to the kernel: also those of groups that are held, which may lie within
-    /// those of others.
-    fn not_ours(&self) -> Vec<IpNet> {
-        let groups = self.topology.groups.iter().enumerate();
-        let held = groups.filter(|(i, g)| g.kind.moves() && !self.moves(*i));
-        let held = held.flat_map(|(_, group)| &group.prefixes);
-        self.topology.not_ours.iter().chain(held).copied().collect()
-    }
+/// Of each group of a topology the destinations whose running flows move. `held`: of each group, why its flows do not.
+pub(super) fn moved(topology: &Topology, held: &[Option<Difference>]) -> Vec<Vec<IpNet>> {
+    let groups = topology.groups.iter().enumerate();
+    let moved = groups.map(|(i, group)| match group.kind.moves() && !is_held(held, i) {
+        true => group.prefixes.clone(),
+        false => Vec::new(),
+    });
+    moved.collect()
+}
+
+/// Destinations that are left to the kernel: also those of groups that are held, which may lie within
+/// those of others.
+pub(super) fn left(topology: &Topology, held: &[Option<Difference>]) -> Vec<IpNet> {
+    let groups = topology.groups.iter().enumerate();
+    let held = groups.filter(|(i, group)| group.kind.moves() && is_held(held, *i));
+    let held = held.flat_map(|(_, group)| &group.prefixes);
+    topology.not_ours.iter().chain(held).copied().collect()
+}
+
+fn is_held(held: &[Option<Difference>], group: usize) -> bool {
+    held.get(group).is_some_and(Option::is_some)
 }
 
 fn configured(path: &Path, config: &Config) -> ConfiguredPath {
@@ -376,7 +381,7 @@ impl Daemon {
             movable: self.config.steer.movable_sources.clone(),
             own: t.own_sources.clone(),
         };
-        let (groups, not_ours) = (self.paths.groups(), self.paths.not_ours());
+        let (groups, not_ours) = (self.paths.groups(), left(t, self.paths.held()));
         steer
             .set_topology(&groups, &not_ours, &t.fib_rules, &sources)
             .context("writing the routes to the kernel's tables")

@@ -103,6 +103,39 @@ fn many_routes(ns: &Ns, verb: &str, count: u32) {
     ns.ip_batch((0..count).map(line));
 }
 
+/// More destinations than are written at once, of a group whose uplinks the firewall tells apart.
+#[test]
+fn many_routes_that_are_read_again_are_still_held() {
+    const ROUTES: u32 = 6_000;
+    let mut net = Net::new();
+    let multipath = |n: u32| {
+        let to = Ipv4Addr::from((20 << 24) + (n << 8));
+        format!("route add {to}/24 nexthop via 10.30.0.2 dev u0 nexthop via 10.30.1.2 dev u1")
+    };
+    net.client.ip_batch((0..ROUTES).map(multipath));
+    let rule = "oifname u1 udp dport 7000 drop";
+    let hook = "filter hook output priority 0";
+    net.client.chain("inet t c", hook, rule);
+    let _log = only_u1_is_good(&mut net);
+    let (client, server) = (&net.client, &net.server);
+    let held = || {
+        let groups = client.status().groups;
+        groups.iter().filter(|g| g.held.is_some()).count()
+    };
+    assert_eq!(held(), 2);
+    // A route that is none of the groups'.
+    client.ip("route add 203.0.113.0/24 via 10.30.0.2 dev u0");
+    thread::sleep(Duration::from_millis(200));
+    client.wait_settled();
+    let own = by_sockets(client, OWN);
+    let by = come_by(server, 9001, "own packets", &own);
+    assert!(by[0] > 0, "the kernel spreads them: {by:?}");
+    client.run("nft flush ruleset");
+    wait_until("they are free", 2 * LEAVE, || held() == 0);
+    client.wait_settled();
+    all_come_by(server, "s1", 9002, "own packets at last", own);
+}
+
 /// Probes that were sent on all paths within a while.
 fn probes_in(ns: &Ns, time: Duration) -> u64 {
     let sent = || -> u64 {
