@@ -98,8 +98,9 @@ impl Path {
     /// The time between probes that is to be tried, the share of losses that it tells apart, and how long that takes.
     fn limit_to_try(&self, now_us: u64, settled_us: u64) -> Option<(f64, f64, f64)> {
         let asks = self.load.has_latency(now_us.saturating_sub(JUST_US));
-        // Of what is sent fast, a limit as was found would let so much through.
-        let through = FAST_US as f64 / (SLOWER * self.pace.limit_us as f64);
+        // Of what is sent as fast as it may be, a limit as was found would let so much through.
+        let fast_us = [FAST_US, USUAL_US][usize::from(self.input.metered)];
+        let through = fast_us as f64 / (SLOWER * self.pace.limit_us as f64);
         let known = self.pace.limit_us > 0 && asks && through < SLOWER;
         if known && now_us >= self.pace.blameless_until_us + MEMORY_US as u64 {
             return Some((0.0, 1.0 - through, RECENT_US as f64));
@@ -107,7 +108,9 @@ impl Path {
         // Long enough for several runs of losses: a single outage is none of a limit's.
         let sampled_us = now_us.saturating_sub(RECENT_US);
         let more = |t: &Tally| t.sent < LEAST_ANSWERS || t.runs < RUNS || t.since_us > sampled_us;
-        let from_us = self.pace.blameless_until_us;
+        // But recent ones: outages of a minute are none either, and between so few answers a path would be dead for long.
+        let recent_us = now_us.saturating_sub(WINDOW_US + RECENT_US);
+        let from_us = recent_us.max(self.pace.blameless_until_us);
         let found = self.probes.tally(from_us, settled_us, more);
         let share = found.lost as f64 / found.sent.max(1) as f64;
         let long = found.sent >= LEAST_ANSWERS && found.since_us <= sampled_us;
@@ -130,7 +133,9 @@ impl Policy {
         let rest_us = now_us.saturating_sub(WINDOW_US);
         let idle = counted && !self.paths.iter().any(|p| p.load.has_any(rest_us));
         let young = p.probes.newest().take(LEAST_ANSWERS).count() < LEAST_ANSWERS;
-        let wanted = match p.load.has_latency(now_us.saturating_sub(JUST_US)) {
+        // A limit shows at that pace only, however soon the flow that asked for it is silent again.
+        let fast = p.load.has_latency(now_us.saturating_sub(JUST_US)) || p.pace.tries_limit();
+        let wanted = match fast {
             true if !p.input.metered => FAST_US,
             _ if idle && !young => IDLE_US,
             _ => USUAL_US,

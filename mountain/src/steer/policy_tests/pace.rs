@@ -166,3 +166,58 @@ fn losses_that_end_while_probes_are_slower_are_a_limit_for_two_minutes_at_most()
     }
     assert!(found > 0, "the test proves nothing");
 }
+
+fn limit_hz(sim: &Sim) -> Option<f64> {
+    sim.policy.status(sim.now)[0].answer_limit_hz
+}
+
+/// It is probed 20 times a second at most, which such a limit all but lets through.
+#[test]
+fn a_metered_path_is_not_taken_for_unlimited_time_and_again() {
+    let bucket = RefCell::new((1.0, 0));
+    let mut sim = Sim::new(vec![limited(&bucket, 18.0, u64::MAX, 1), noisy(2)], 1);
+    sim.with_metered([true, false]);
+    sim.run(90 * S, |_| {});
+    assert!(limit_hz(&sim).is_some(), "{}", sim.explain());
+    let before = sim.verdicts.len();
+    sim.run(600 * S, |_| {});
+    assert_eq!(sim.verdicts.len(), before, "{}", sim.explain());
+    assert_eq!(sim.mask().latency, 0b11, "{}", sim.explain());
+}
+
+#[test]
+fn a_limit_is_tried_out_as_fast_as_it_takes_also_for_a_single_packet() {
+    let bucket = RefCell::new((1.0, 0));
+    let (mut at_first, mut then) = (limited(&bucket, 15.0, u64::MAX, 1), noisy(3));
+    let model: Model = Box::new(move |t| match t < 60 * S {
+        true => at_first(t),
+        false => then(t),
+    });
+    let mut sim = Sim::new(vec![model, noisy(2)], 1);
+    sim.run(60 * S, |_| {});
+    sim.thin = false;
+    sim.run(200 * S, |_| {});
+    assert!(limit_hz(&sim).is_some(), "{}", sim.explain());
+    quiet(&mut sim, 1e5);
+    sim.run(201_500 * MS, |_| {});
+    assert_eq!(interval_ms(&sim), [10, 50], "of others since a second");
+    sim.run(205 * S, |_| {});
+    assert_eq!(limit_hz(&sim), None);
+    assert_eq!(interval_ms(&sim), [50, 50]);
+}
+
+/// Outages that last longer than between the answers of any limit, and end while it is asked.
+#[test]
+fn a_path_that_loses_nearly_all_is_not_probed_ever_less() {
+    let mut next = 20 * S;
+    let lossy: Model = Box::new(move |t| {
+        let lost = (20 * S..50 * S).contains(&t) && t < next;
+        next = if lost || t < 20 * S { next } else { t + 6 * S };
+        (!lost).then_some((20_000, 20_000))
+    });
+    let mut sim = Sim::new(vec![lossy, noisy(2)], 1);
+    let mut slowest = 0;
+    sim.run(100 * S, |s| slowest = slowest.max(interval_ms(s)[0]));
+    assert!(slowest <= 50, "{slowest} ms");
+    assert_eq!(limit_hz(&sim), None);
+}
