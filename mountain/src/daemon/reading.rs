@@ -3,7 +3,7 @@
 //!
 //! A full routing table takes a second to read and a while to write. Probes must not wait for either,
 //! so both run on threads of their own, one job at a time. Changes that come meanwhile are read
-//! together by the next job, and jobs take a quarter of the time at most.
+//! together by the next job, and jobs take a quarter of the time at most, or half of it while rules or paths' devices change.
 //!
 //! Fail closed: when a change cannot be followed as a whole, and while a large part of the table is
 //! being written, nothing is steered and new flows choose nothing. What running flows need (rules,
