@@ -2,6 +2,7 @@
 //! Forwarded connections: whether they are placed, and the table that keeps them where they began.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use tracing::{debug, info, warn};
@@ -13,6 +14,11 @@ use super::{but_for, nft, Placer};
 use crate::host::sysctl::{forwards, largest4};
 use crate::netlink::{self, nft::TableCopy};
 use crate::topology::{Kind, Topology};
+
+/// The table stays for so long after this host has stopped forwarding or translating. A firewall that is made anew in several
+/// steps, as by `firewall-cmd --reload` or `systemctl restart nftables`, translates nothing in between, and running
+/// connections stand on the table.
+const RELOAD: Duration = Duration::from_secs(10);
 
 /// Mark and device of each uplink.
 type Uplinks = Vec<(u32, String)>;
@@ -30,6 +36,8 @@ pub(super) struct Forwarding {
     pub(super) making: Aside<Made>,
     /// Whether new ones are marked, and kept.
     pub(super) is_placing: bool,
+    /// Since when the table is there without being wanted.
+    unwanted_since: Option<Instant>,
     said: Option<String>,
     /// What was said, where that is a reason why new ones are left to the kernel.
     pub(super) left: Option<String>,
@@ -63,6 +71,7 @@ impl Placer {
     /// puts the table back if something has removed it.
     pub(super) fn look_at_forwarding(&mut self) {
         let wanted = !self.is_idle() && self.is_forwarding_wanted();
+        let is_reloading = self.may_be_reloading(wanted);
         let (why, nets) = self.left.of_forwarded(self.config.forward);
         let why = why.map(str::to_owned);
         let why = why.or_else(|| strict(&self.forwarding.by_metric));
@@ -77,6 +86,7 @@ impl Placer {
             // Nothing is placed, and why is said elsewhere.
             None if wanted && rests => (self.hold_forwarded().map(|()| false), placed),
             None if wanted => (self.place_forwarded(), placed),
+            None if is_reloading => (self.hold_forwarded().map(|()| false), placed),
             None => {
                 let left = self.leave_forwarded().map(|()| true);
                 (left, "left to the kernel".to_owned())
@@ -113,6 +123,18 @@ impl Placer {
             Forward::Never => false,
             Forward::Auto => forwards() && netlink::translates_sources().unwrap_or(false),
         }
+    }
+
+    /// Whether the table is not wanted, but has been too lately to say that it is so for good.
+    fn may_be_reloading(&mut self, wanted: bool) -> bool {
+        let is_idle = self.is_idle();
+        let forwarding = &mut self.forwarding;
+        if wanted || is_idle || forwarding.table.is_none() {
+            forwarding.unwanted_since = None;
+            return false;
+        }
+        let since = forwarding.unwanted_since.get_or_insert_with(Instant::now);
+        since.elapsed() < RELOAD
     }
 
     /// Looks whether the table is still there: somebody has changed the firewall, and may have flushed it. To be called

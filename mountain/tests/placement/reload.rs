@@ -82,6 +82,35 @@ fn forwarded_connections_that_run_go_on_when_new_ones_are_the_kernels() {
     assert_eq!(net.refused(), 0);
 }
 
+/// As firewalld does it, or `systemctl restart nftables`: what was there is removed, and made a moment later.
+#[test]
+fn forwarded_connections_go_on_when_the_firewall_is_made_anew_in_steps() {
+    let net = Home::new().with_lan().running();
+    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    let opened = flows.open("tcp", EACH, SERVER[0]);
+    assert_by_both(&opened);
+    let rules = net.home.run("nft list table inet home");
+    let is_there = || net.home.run("nft list tables").contains("mountain_start");
+    for removed in ["flush ruleset", "delete table inet home"] {
+        // What acknowledges the last answers would leave untranslated.
+        thread::sleep(Duration::from_millis(500));
+        net.home.nft(removed);
+        wait_until("the table is back", LEAVE, is_there);
+        wait_until("nothing is placed", LEAVE, || !net.placement().forwarding);
+        // Time enough to read the firewall, and to take the table out.
+        thread::sleep(Duration::from_secs(2));
+        assert!(is_there(), "{removed}");
+        net.home.nft(&rules);
+        assert_eq!(flows.ask(), opened, "{removed}");
+        wait_until("new ones are placed", LEAVE, || net.placement().forwarding);
+        assert_eq!(flows.ask(), opened, "{removed}");
+    }
+    // Where nothing is translated any more, the table is of no use.
+    net.home.nft("delete table inet home");
+    wait_until("it is gone", LEAVE, || !is_there());
+    assert_eq!(net.refused(), 0);
+}
+
 /// What nft prints of the table, in no order.
 fn words_of_table(net: &Home) -> Vec<String> {
     let text = net.home.run("nft list table inet mountain_start");
