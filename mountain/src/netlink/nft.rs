@@ -10,7 +10,8 @@ use anyhow::{bail, Context, Result};
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use super::uapi::{NFNL_SUBSYS_NFTABLES, NFPROTO_INET};
-use super::wire::{self, attribute, c_string, netfilter, unless, Socket};
+use super::wire::{self, attribute, c_string, netfilter, unless};
+use super::wire::{Attributes, Socket, NFNL_HEADER_LEN};
 use crate::host::program::Missing;
 pub(crate) use copy::TableCopy;
 
@@ -19,6 +20,7 @@ const NFT_MSG_GETTABLE: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 1);
 const NFT_MSG_DELTABLE: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 2);
 const NFT_MSG_GETRULE: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 7);
 const NFTA_TABLE_NAME: u16 = 1;
+const NFTA_TABLE_HANDLE: u16 = 4;
 /// Rules that change while they are counted are counted again so often.
 const TRIES: usize = 10;
 
@@ -57,8 +59,18 @@ pub(crate) fn about(table: &str) -> Vec<u8> {
 
 /// Whether there is a table of this name.
 pub(crate) fn has_table(name: &str) -> io::Result<bool> {
+    Ok(table_handle(name)?.is_some())
+}
+
+/// The kernel's number of the table of this name, if there is one. Another table in its place has another number.
+pub(crate) fn table_handle(name: &str) -> io::Result<Option<u64>> {
     let found = wire::request(NETLINK_NETFILTER, NFT_MSG_GETTABLE, 0, &about(name));
-    Ok(unless(found, &[libc::ENOENT])?.is_some())
+    let handle = |payload: Vec<u8>| {
+        let attributes = Attributes::after(&payload, NFNL_HEADER_LEN);
+        attributes.be64(NFTA_TABLE_HANDLE)
+    };
+    let found = unless(found, &[libc::ENOENT])?;
+    Ok(found.map(|payload| payload.and_then(handle).unwrap_or(0)))
 }
 
 /// How many rules a table has, in all of its chains; none where it is not there.

@@ -47,8 +47,26 @@ pub(super) struct Forwarding {
 pub(super) struct Made {
     /// Those that it was made for.
     uplinks: Uplinks,
+    /// The kernel's number of it. A saved ruleset may put an earlier table of this name in its place.
+    handle: Option<u64>,
     /// What makes it again without nft(8), where that could be learned.
     copy: Option<Arc<TableCopy>>,
+}
+
+impl Made {
+    /// Of the table that was made just now.
+    fn now(uplinks: Uplinks, copy: Option<Arc<TableCopy>>) -> Result<Self> {
+        Ok(Self {
+            uplinks,
+            handle: nft::handle()?,
+            copy,
+        })
+    }
+
+    /// Whether it is still there, and no other one in its place.
+    fn is_there(&self) -> Result<bool> {
+        Ok(self.handle.is_some() && nft::handle()? == self.handle)
+    }
 }
 
 impl Forwarding {
@@ -140,8 +158,8 @@ impl Placer {
     /// Looks whether the table is still there: somebody has changed the firewall, and may have flushed it. To be called
     /// at once then: what sends meanwhile is not kept where it began, and translated ends there.
     pub(crate) fn firewall_changed(&mut self) {
-        let is_gone = || matches!(nft::is_there(), Ok(false));
-        if self.forwarding.table.is_none() || !is_gone() {
+        let table = self.forwarding.table.as_ref().map(Made::is_there);
+        if !matches!(table, Some(Ok(false))) {
             return;
         }
         // First of all, whether or not it is still wanted: that is looked at when it is made.
@@ -185,7 +203,7 @@ impl Placer {
         }
         let table = self.forwarding.table.as_ref();
         let same = table.filter(|made| made.uplinks == *uplinks);
-        if same.is_some() && nft::is_there()? {
+        if same.map(Made::is_there).transpose()? == Some(true) {
             return Ok(true);
         }
         let copy = same.and_then(|made| made.copy.clone());
@@ -248,8 +266,7 @@ fn make_again(
         debug!("the nftables table cannot be made from its copy: {e}");
         return make_table(mask, uplinks, resets);
     }
-    let copy = Some(copy);
-    Ok(Made { uplinks, copy })
+    Made::now(uplinks, Some(copy))
 }
 
 /// Makes the table that keeps forwarded connections on their uplinks.
@@ -267,5 +284,5 @@ fn make_table(mask: MarkMask, uplinks: Uplinks, resets: bool) -> Result<Made> {
         .inspect_err(|e| debug!("{e:#}"))
         .ok()
         .map(Arc::new);
-    Ok(Made { uplinks, copy })
+    Made::now(uplinks, copy)
 }

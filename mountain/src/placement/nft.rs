@@ -147,12 +147,20 @@ pub(crate) fn remove() -> Result<bool> {
 /// # Errors
 /// When the kernel refuses to say. One without nftables has none.
 pub(crate) fn is_there() -> Result<bool> {
+    Ok(handle()?.is_some())
+}
+
+/// The kernel's number of the table that is there.
+///
+/// # Errors
+/// As [`is_there`].
+pub(crate) fn handle() -> Result<Option<u64>> {
     let found = unless(
-        nft::has_table(TABLE),
+        nft::table_handle(TABLE),
         &[libc::EINVAL, libc::EPROTONOSUPPORT],
     );
     let found = found.context("cannot ask the kernel for its nftables tables")?;
-    Ok(found.unwrap_or(false))
+    Ok(found.flatten())
 }
 
 #[cfg(test)]

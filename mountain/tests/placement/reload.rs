@@ -120,6 +120,28 @@ fn words_of_table(net: &Home) -> Vec<String> {
     words
 }
 
+/// Whoever saves what `nft list ruleset` prints saves Mountain's table with it, as it was that day.
+#[test]
+fn a_table_from_a_file_does_not_take_the_place_of_the_present_one() {
+    let net = Home::new().with_lan().running();
+    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    let opened = flows.open("tcp", EACH, SERVER[0]);
+    assert_by_both(&opened);
+    let table = words_of_table(&net);
+    let rules = net.home.run("nft list table inet home");
+    let kept = "table inet mountain_start {\n chain prerouting {\n  \
+                type filter hook prerouting priority mangle;\n }\n}\n";
+    net.home.nft(&format!("flush ruleset\n{rules}\n{kept}"));
+    wait_until("the present one is back", LEAVE, || {
+        words_of_table(&net) == table
+    });
+    wait_until("new ones are placed", LEAVE, || net.placement().forwarding);
+    assert_eq!(flows.ask(), opened);
+    let mut new = net.flows_in(net.lan.as_ref().unwrap());
+    assert_by_both(&new.open("tcp", EACH, SERVER[0]));
+    assert_eq!(net.refused(), 0);
+}
+
 /// nft takes longer to start than a connection is silent: the table is made without it.
 #[test]
 fn the_table_is_made_again_as_it_was_and_without_nft() {
