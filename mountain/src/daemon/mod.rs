@@ -31,11 +31,11 @@ use crate::config::Config;
 use crate::control::run_dir::{AlreadyRuns, RunDir};
 use crate::measure::probe::Prober;
 use crate::netlink::{self, Change, Monitor};
-use crate::placement::Placer;
+use crate::placement::{self, Placer};
 use crate::redirect::watch::Watching;
 use crate::steer::policy::{self, Event, Policy};
 use crate::steer::PolicyKind;
-use crate::topology::{Filter, PathMasks, Topology, MAX_PATHS};
+use crate::topology::{Filter, Memory, PathMasks, Topology, MAX_PATHS};
 use feed::Feed;
 use firewall::Follower;
 use reading::Reader;
@@ -156,7 +156,8 @@ async fn run_locked(
     config.hints.iter().for_each(|hint| warn!("{hint}"));
     // Listening before reading: a change in between is seen as a change.
     let mut monitor = Monitor::new().context("cannot listen to the kernel's routing changes")?;
-    let mut reader = Reader::new(options.filter.clone());
+    let placed = placement::left_behind(&config.placement)?;
+    let mut reader = Reader::new(options.filter.clone(), Memory::going_on(placed));
     reader.ask();
     let topology = reader.next().await?;
     if topology.groups.is_empty() && !options.wait {

@@ -78,10 +78,10 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    pub(crate) fn new(filter: Filter) -> Self {
+    pub(crate) fn new(filter: Filter, memory: Memory) -> Self {
         Self {
             filter,
-            memory: Arc::default(),
+            memory: Arc::new(Mutex::new(memory)),
             job: None,
             asked: false,
             unsettled: false,
@@ -327,7 +327,7 @@ mod tests {
     #[test]
     fn what_is_pressing_does_not_wait_as_long_as_routes() {
         let took = Duration::from_millis(200);
-        let mut reader = Reader::new(Filter::default());
+        let mut reader = Reader::new(Filter::default(), Memory::default());
         reader.took = took;
         reader.not_before = Instant::now() + REST_MAX;
         reader.ask();

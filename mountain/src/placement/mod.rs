@@ -423,6 +423,18 @@ pub(crate) fn clear() -> Result<bool> {
     Ok(table? | routing?)
 }
 
+/// In which families ([IPv4, IPv6]) an earlier run has left rules, by which flows go on where they are.
+///
+/// # Errors
+/// When the kernel refuses to list them.
+pub(crate) fn left_behind(config: &PlacementConfig) -> Result<[bool; 2]> {
+    if !config.enabled {
+        return Ok([false; 2]);
+    }
+    let rules = uplinks::there()?.rules;
+    Ok([false, true].map(|ipv6| rules.iter().any(|rule| rule.ipv6 == ipv6)))
+}
+
 /// What `up` would add to the kernel's routing, in the words of ip(8); nothing where no group's flows
 /// choose when they start.
 ///

@@ -32,6 +32,15 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
+    /// Of a daemon that goes on where an earlier one has left off. `placed`: the families whose flows run on uplinks that
+    /// they have chosen.
+    pub(crate) fn going_on(placed: [bool; 2]) -> Self {
+        Self {
+            placed,
+            ..Self::default()
+        }
+    }
+
     /// Takes note of what a reading shows, and adds what it does not show to it.
     pub(super) fn complete(&mut self, snapshot: &mut Snapshot) {
         if !snapshot.links.values().any(Link::is_bridge) {

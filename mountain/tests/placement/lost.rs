@@ -4,6 +4,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
+
 use crate::net::*;
 use crate::support::*;
 
@@ -65,40 +67,74 @@ fn an_uplink_by_a_bridge_that_dies_is_one_still() {
     assert_eq!(net.refused(), 0);
 }
 
+const BY_U1: &str = "[[rule]]\nmatch = { proto = \"tcp\" }\nuse = \"u1\"\n";
+
+/// The first uplink's default routes go, and only its rules with them.
+fn lose_first(net: &Home) {
+    for family in ["-4", "-6"] {
+        net.home.ip(&format!("{family} route del default dev u0"));
+    }
+    wait_until("the first one's rules are gone", LEAVE, || {
+        !net.home.ip("rule").contains("from 10.40.0.2")
+    });
+    net.home.wait_settled();
+    assert_second_stays(net);
+}
+
+#[track_caller]
+fn assert_second_stays(net: &Home) {
+    let rules = net.home.ip("rule");
+    assert_has(&rules, &["from 10.41.0.2 lookup 197", "fwmark 0x"]);
+}
+
+/// The first uplink's default routes come back while the flows go on sending.
+fn first_comes_back(net: &Home, flows: &mut Flows, opened: &[Seen]) {
+    thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let started = Instant::now();
+            while started.elapsed() < Duration::from_secs(2) {
+                assert_eq!(flows.ask(), opened);
+            }
+        });
+        thread::sleep(Duration::from_millis(200));
+        net.default_routes(0);
+        asking.join().unwrap();
+    });
+    net.wait_good();
+}
+
+/// As by `systemctl restart`, for a new configuration or version.
+#[test]
+fn forwarded_connections_go_on_when_mountain_restarts_while_the_other_uplink_is_away() {
+    let net = Home::with_config(BY_U1).with_lan().running();
+    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    flows.assert_opens("tcp", EACH, SERVER[0], [0, EACH]);
+    let opened = flows.ask();
+    lose_first(&net);
+    net.home.end_daemon(Signal::SIGUSR1);
+    net.start_with("--wait");
+    assert_second_stays(&net);
+    let tables = net.home.run("nft list tables");
+    assert!(tables.contains("mountain_start"), "{tables}");
+    first_comes_back(&net, &mut flows, &opened);
+    assert_eq!(flows.ask(), opened);
+    assert_eq!(net.refused(), 0);
+}
+
 /// A short outage of the line that the kernel prefers, as DHCP sees it. What runs on the other one goes on sending
 /// while the route comes back, and the kernel would send it by that one at once.
 #[test]
 fn forwarded_connections_go_on_when_the_other_uplink_comes_back() {
-    let rule = "[[rule]]\nmatch = { proto = \"tcp\" }\nuse = \"u1\"\n";
-    let net = Home::with_config(rule).with_lan().running();
+    let net = Home::with_config(BY_U1).with_lan().running();
     let mut flows = net.flows_in(net.lan.as_ref().unwrap());
     flows.assert_opens("tcp", EACH, SERVER[0], [0, EACH]);
     let opened = flows.ask();
     for _ in 0..2 {
-        for family in ["-4", "-6"] {
-            net.home.ip(&format!("{family} route del default dev u0"));
-        }
-        wait_until("the first one's rules are gone", LEAVE, || {
-            !net.home.ip("rule").contains("from 10.40.0.2")
-        });
-        net.home.wait_settled();
-        let rules = net.home.ip("rule");
-        assert_has(&rules, &["from 10.41.0.2 lookup 197", "fwmark 0x"]);
+        lose_first(&net);
         let said = "IPv4: u1 is the only uplink at the moment";
         net.home.mountain_says("status", said);
         assert_eq!(flows.ask(), opened);
-        thread::scope(|scope| {
-            let asking = scope.spawn(|| {
-                let started = Instant::now();
-                while started.elapsed() < Duration::from_secs(2) {
-                    assert_eq!(flows.ask(), opened);
-                }
-            });
-            thread::sleep(Duration::from_millis(200));
-            net.default_routes(0);
-            asking.join().unwrap();
-        });
-        net.wait_good();
+        first_comes_back(&net, &mut flows, &opened);
     }
     assert_eq!(flows.ask(), opened);
     assert_eq!(net.refused(), 0);
