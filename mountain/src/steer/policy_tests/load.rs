@@ -5,18 +5,19 @@ use std::cell::RefCell;
 
 use super::sim::*;
 use crate::steer::explain::{Load, Use};
-use crate::steer::policy::*;
 
 /// Feeds our own rates on a path (Mbit/s) every 100 ms: of all flows, and of latency flows.
 fn egress(s: &mut Sim, path: usize, mbit: f64, latency_mbit: f64) {
     if s.now.is_multiple_of(100 * MS) {
-        s.policy.event(Event::Egress {
-            path,
-            at_us: s.now,
-            rate_bps: mbit * 1e6,
-            latency_bps: latency_mbit * 1e6,
-        });
+        s.egress(path, mbit * 1e6, latency_mbit * 1e6);
     }
+}
+
+/// Two paths whose own rates [`egress`] tells.
+fn loaded<'a>(models: [Model<'a>; 2]) -> Sim<'a> {
+    let mut sim = Sim::new(models.into(), 1);
+    sim.thin = false;
+    sim
 }
 
 #[test]
@@ -24,8 +25,7 @@ fn bulk_stays_with_its_own_queue_and_leaves_a_foreign_one() {
     // From 10 s on a queue of 150 ms grows on path 0 within half a second.
     let queue = |t: u64| (t.saturating_sub(10 * S).min(S / 2) * 3 / 10) as u32;
     for (ours, bulk) in [(true, 0b11), (false, 0b10)] {
-        let mut sim = Sim::new(vec![shaped(1, queue), noisy(2)], 1);
-        sim.thin = false;
+        let mut sim = loaded([shaped(1, queue), noisy(2)]);
         sim.run(30 * S, |s| {
             let full = ours && s.now >= 10 * S - 100 * MS;
             egress(s, 0, if full { 29.0 } else { 1.4 }, 0.1);
@@ -46,8 +46,7 @@ fn bulk_stays_with_its_own_queue_and_leaves_a_foreign_one() {
 fn bulk_leaves_a_late_path_that_no_longer_carries_it() {
     // Both paths are full; one drops to a twentieth, and its queue grows.
     let thin = |t: u64| u32::from(t >= 20 * S) * 400_000;
-    let mut sim = Sim::new(vec![shaped(1, thin), shaped(2, |_| 30_000)], 1);
-    sim.thin = false;
+    let mut sim = loaded([shaped(1, thin), shaped(2, |_| 30_000)]);
     let mut left = None;
     sim.run(30 * S, |s| {
         egress(s, 0, if s.now < 20 * S { 9.5 } else { 0.5 }, 0.1);
@@ -69,8 +68,7 @@ fn bulk_that_comes_from_elsewhere_stays_with_the_queue_that_it_makes() {
     // Path 1 becomes thin, and what it carried makes a queue on path 0 before an average shows it.
     let thin = |t: u64| u32::from(t >= 20 * S) * 400_000;
     let queue = |t: u64| u32::from(t >= 20 * S + 300 * MS) * 130_000;
-    let mut sim = Sim::new(vec![shaped(1, queue), shaped(2, thin)], 1);
-    sim.thin = false;
+    let mut sim = loaded([shaped(1, queue), shaped(2, thin)]);
     sim.run(30 * S, |s| {
         let (full, moved) = (s.now < 10 * S, s.now >= 20 * S + 200 * MS);
         egress(s, 0, if full || moved { 9.5 } else { 2.0 }, 0.1);
@@ -87,8 +85,7 @@ fn bulk_does_not_follow_latency_flows_to_a_stopgap() {
     // What path 1 carried makes a queue on path 0, and path 1 looks good again as it is empty.
     let thin = |t: u64| u32::from((20 * S..22 * S).contains(&t)) * 400_000;
     let queue = |t: u64| u32::from(t >= 20 * S + 300 * MS) * 130_000;
-    let mut sim = Sim::new(vec![shaped(1, queue), shaped(2, thin)], 1);
-    sim.thin = false;
+    let mut sim = loaded([shaped(1, queue), shaped(2, thin)]);
     let mut stopgap = 0;
     sim.run(40 * S, |s| {
         egress(s, 0, if s.now < 20 * S { 5.0 } else { 9.5 }, 0.1);
@@ -107,8 +104,7 @@ fn bulk_beside_a_full_path_does_not_wait_for_all_of_the_patience() {
     // Three spikes, after which path 1 is good.
     let spikes = |t: u64| u32::from(t < 40 * S && t % (10 * S) > 9 * S) * 200_000;
     for full in [true, false] {
-        let mut sim = Sim::new(vec![noisy(1), shaped(2, spikes)], 1);
-        sim.thin = false;
+        let mut sim = loaded([noisy(1), shaped(2, spikes)]);
         let (mut rejoined, mut ahead) = (None, 0);
         sim.run(90 * S, |s| {
             egress(s, 0, if full { 9.5 } else { 1.0 }, 0.1);
@@ -207,8 +203,7 @@ fn latency_flows_that_need_both_paths_do_not_leave_and_return_together() {
         let crowd = RefCell::new(Crowd::new(0.4, 21));
         let spikes = [20 * S..20 * S + 300 * MS, 0..0];
         let [a, b] = [0, 1].map(|i| queueing(&crowd, i, spikes[i].clone()));
-        let mut sim = Sim::new(vec![a, b], 1);
-        sim.thin = false;
+        let mut sim = loaded([a, b]);
         sim.run(200 * S, |s| {
             crowd.borrow_mut().tick(s);
             if other_routes && s.now.is_multiple_of(S / 2) {
@@ -232,8 +227,7 @@ fn latency_flows_leave_a_path_that_has_become_thin_although_they_fill_the_other(
     // 12 Mbit/s on 10: still far better than a path of 0.5.
     let crowd = RefCell::new(Crowd::new(0.3, 21));
     let [a, b] = [0, 1].map(|i| queueing(&crowd, i, 0..0));
-    let mut sim = Sim::new(vec![a, b], 1);
-    sim.thin = false;
+    let mut sim = loaded([a, b]);
     let mut on_thin = 0;
     sim.run(80 * S, |s| {
         let mut crowd = crowd.borrow_mut();
@@ -248,12 +242,17 @@ fn latency_flows_leave_a_path_that_has_become_thin_although_they_fill_the_other(
     assert!(share <= 0.1, "{share}:\n{}", sim.explain());
 }
 
-#[test]
-fn latency_flows_that_fill_whatever_they_come_to_do_not_go_back_and_forth() {
-    // Bulk flows fill path 0. Requests as fast as they are answered fill the path of the latency flows. Path 1 has
-    // relapsed and is tried no more when path 0 has a spike.
-    let queued_us = RefCell::new([115e3_f64; 2]);
-    let spikes: [&[(u64, u64)]; 2] = [&[(40, 300)], &[(20, 1000), (24, 1000), (32, 1000)]];
+/// Bulk flows fill path 0. Requests as fast as they are answered fill the path of the latency flows. Queues that begin
+/// as `queued_us` grow to `most_us`, which is told on which paths there are latency flows (1 or 0). `spikes`: start (s)
+/// and length (ms), by path. `check` is told how often the latency flows changed their paths.
+fn fill_what_they_come_to(
+    queued_us: [f64; 2],
+    spikes: [&[(u64, u64)]; 2],
+    until: u64,
+    most_us: impl Fn([f64; 2]) -> [f64; 2],
+    check: impl FnOnce(&Sim, usize),
+) {
+    let queued_us = RefCell::new(queued_us);
     let path = |i: usize| -> Model {
         let (queued, spikes) = (&queued_us, spikes[i]);
         Box::new(move |t| {
@@ -262,69 +261,46 @@ fn latency_flows_that_fill_whatever_they_come_to_do_not_go_back_and_forth() {
             same(20_000 + queued.borrow()[i] as u32 + spike)
         })
     };
-    let mut sim = Sim::new(vec![path(0), path(1)], 1);
-    sim.thin = false;
+    let mut sim = loaded([path(0), path(1)]);
     let (mut changes, mut before) = (0, 0b11);
-    sim.run(120 * S, |s| {
-        let v = s.mask();
-        let on = [0, 1].map(|i| v.latency & 1 << i != 0);
-        egress(s, 0, 9.5, if on[0] { 1.0 } else { 0.0 });
-        egress(
-            s,
-            1,
-            if on[1] { 9.5 } else { 0.0 },
-            if on[1] { 9.0 } else { 0.0 },
-        );
-        // It grows within half a second, and drains as fast. They add to what the bulk flows have made.
-        let most_us = [
-            if on[0] && !on[1] { 140e3 } else { 115e3 },
-            if on[1] { 130e3 } else { 0.0 },
-        ];
-        for (queued_us, most_us) in queued_us.borrow_mut().iter_mut().zip(most_us) {
-            *queued_us += (most_us - *queued_us).clamp(-3e3, 3e3);
-        }
-        changes += usize::from(v.latency != before);
-        before = v.latency;
-    });
-    assert!(changes >= 1, "the spike is left:\n{}", sim.explain());
-    assert!(changes <= 12, "{changes} changes:\n{}", sim.explain());
-}
-
-#[test]
-fn two_stopgaps_that_our_flows_make_late_in_turn_do_not_alternate() {
-    // Bulk flows fill path 0. Requests as fast as they are answered fill the path of the latency flows. Both have
-    // relapsed, and each is the less bad one while they are on the other.
-    let queued_us = RefCell::new([75e3_f64, 0.0]);
-    let spikes: [&[(u64, u64)]; 2] = [
-        &[(40, 3000)],
-        &[(20, 1000), (24, 1000), (28, 1000), (32, 1000)],
-    ];
-    let path = |i: usize| -> Model {
-        let (queued, spikes) = (&queued_us, spikes[i]);
-        Box::new(move |t| {
-            let is_in = |(s, ms): &(u64, u64)| (s * S..s * S + ms * MS).contains(&t);
-            let spike = u32::from(spikes.iter().any(is_in)) * 100_000;
-            same(20_000 + queued.borrow()[i] as u32 + spike)
-        })
-    };
-    let mut sim = Sim::new(vec![path(0), path(1)], 1);
-    sim.thin = false;
-    let (mut changes, mut before) = (0, 0b11);
-    sim.run(100 * S, |s| {
+    sim.run(until, |s| {
         let v = s.mask();
         let on = [0, 1].map(|i| f64::from(v.latency >> i & 1));
         egress(s, 0, 9.5, on[0]);
         egress(s, 1, 9.5 * on[1], 9.0 * on[1]);
-        let most_us = [75e3 + 45e3 * on[0], 110e3 * on[1]];
-        for (queued_us, most_us) in queued_us.borrow_mut().iter_mut().zip(most_us) {
+        // It grows within half a second, and drains as fast.
+        for (queued_us, most_us) in queued_us.borrow_mut().iter_mut().zip(most_us(on)) {
             *queued_us += (most_us - *queued_us).clamp(-3e3, 3e3);
         }
         changes += usize::from(v.latency != before);
         before = v.latency;
     });
-    assert!(changes <= 6, "{changes} changes:\n{}", sim.explain());
-    let onsets = sim.policy.status(sim.now)[1].onsets;
-    assert!(onsets < 4.0, "{onsets}:\n{}", sim.explain());
+    check(&sim, changes);
+}
+
+#[test]
+fn latency_flows_that_fill_whatever_they_come_to_do_not_go_back_and_forth() {
+    // Path 1 has relapsed and is tried no more when path 0 has a spike.
+    let spikes: [&[_]; 2] = [&[(40, 300)], &[(20, 1000), (24, 1000), (32, 1000)]];
+    // They add to what the bulk flows have made.
+    let most_us = |on: [f64; 2]| [115e3 + 25e3 * on[0] * (1.0 - on[1]), 130e3 * on[1]];
+    fill_what_they_come_to([115e3; 2], spikes, 120 * S, most_us, |sim, changes| {
+        assert!(changes >= 1, "the spike is left:\n{}", sim.explain());
+        assert!(changes <= 12, "{changes} changes:\n{}", sim.explain());
+    });
+}
+
+#[test]
+fn two_stopgaps_that_our_flows_make_late_in_turn_do_not_alternate() {
+    // Both have relapsed, and each is the less bad one while they are on the other.
+    let relapses = [(20, 1000), (24, 1000), (28, 1000), (32, 1000)];
+    let most_us = |on: [f64; 2]| [75e3 + 45e3 * on[0], 110e3 * on[1]];
+    let spikes: [&[_]; 2] = [&[(40, 3000)], &relapses];
+    fill_what_they_come_to([75e3, 0.0], spikes, 100 * S, most_us, |sim, changes| {
+        assert!(changes <= 6, "{changes} changes:\n{}", sim.explain());
+        let onsets = sim.policy.status(sim.now)[1].onsets;
+        assert!(onsets < 4.0, "{onsets}:\n{}", sim.explain());
+    });
 }
 
 #[test]
@@ -333,8 +309,7 @@ fn latency_flows_that_their_hash_spreads_badly_stay() {
     for (flow, split) in [(0.43, 24), (0.4, 26)] {
         let crowd = RefCell::new(Crowd::new(flow, split));
         let [a, b] = [0, 1].map(|i| queueing(&crowd, i, 0..0));
-        let mut sim = Sim::new(vec![a, b], 1);
-        sim.thin = false;
+        let mut sim = loaded([a, b]);
         sim.run(120 * S, |s| crowd.borrow_mut().tick(s));
         let (moves, dropped) = (crowd.borrow().moves, crowd.borrow().dropped_kb);
         let overflow = flow * split as f64 - 10.0;

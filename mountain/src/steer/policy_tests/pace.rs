@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
+use rand::SeedableRng;
 
 use super::sim::*;
 use crate::steer::policy::*;
@@ -17,13 +17,7 @@ fn interval_ms(sim: &Sim) -> Vec<u64> {
 
 fn quiet(s: &mut Sim, latency_bps: f64) {
     for path in 0..s.models.len() {
-        let at_us = s.now;
-        s.policy.event(Event::Egress {
-            path,
-            at_us,
-            rate_bps: latency_bps,
-            latency_bps,
-        });
+        s.egress(path, latency_bps, latency_bps);
     }
 }
 
@@ -130,12 +124,8 @@ fn a_limited_gateway_whose_path_goes_dark_is_left() {
 #[test]
 fn random_loss_is_no_limit() {
     for seed in 0..10 {
-        let mut rng = StdRng::seed_from_u64(seed);
         let onset = 20 * S;
-        let lossy: Model = Box::new(move |t| {
-            let lost = t >= onset && rng.random_range(0..100) < 30;
-            (!lost).then_some((20_000, 20_000))
-        });
+        let lossy = lossy(seed, 20_000, |t| u32::from(t >= onset) * 30);
         let mut sim = Sim::new(vec![lossy, noisy(2)], seed);
         let mut used = 0;
         sim.run(120 * S, |s| {
@@ -150,12 +140,8 @@ fn random_loss_is_no_limit() {
 fn losses_that_end_while_probes_are_slower_are_a_limit_for_two_minutes_at_most() {
     let mut found = 0;
     for seed in 0..20 {
-        let mut rng = StdRng::seed_from_u64(seed);
         let bad = 20 * S..(22 + seed % 4) * S;
-        let lossy: Model = Box::new(move |t| {
-            let lost = bad.contains(&t) && rng.random_range(0..100) < 60;
-            (!lost).then_some((20_000, 20_000))
-        });
+        let lossy = lossy(seed, 20_000, |t| u32::from(bad.contains(&t)) * 60);
         let mut sim = Sim::new(vec![lossy, noisy(2)], seed);
         let limit = |sim: &Sim| sim.policy.status(sim.now)[0].answer_limit_hz;
         sim.run(60 * S, |_| {});

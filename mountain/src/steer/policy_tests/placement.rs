@@ -9,12 +9,7 @@ use crate::steer::policy::*;
 
 /// The daemon's loop in steps of a millisecond, with `rate_hz` new flows on two paths.
 struct Host<'a> {
-    policy: Policy,
-    models: Vec<Model<'a>>,
-    now: u64,
-    seq: u64,
-    probed_at: [u64; 2],
-    flight: Vec<(u64, Event)>,
+    sim: Sim<'a>,
     placed: [u64; 2],
     rate_hz: u64,
     rng: StdRng,
@@ -22,21 +17,11 @@ struct Host<'a> {
 
 impl<'a> Host<'a> {
     fn new(models: Vec<Model<'a>>, rate_hz: u64, seed: u64) -> Self {
-        let path = |i| PathInput {
-            name: format!("p{i}"),
-            cost_us: 0.0,
-            capacity_bps: None,
-            metered: false,
-        };
-        let paths = (0..2).map(path).collect();
+        let mut sim = Sim::new(models, seed);
+        // Not at the same moment.
+        sim.probed = vec![0, S - 23 * MS];
         Host {
-            policy: Policy::new(vec![vec![0, 1]], paths, seed),
-            models,
-            now: S,
-            seq: 0,
-            // Not at the same moment.
-            probed_at: [0, S - 23 * MS],
-            flight: Vec::new(),
+            sim,
             placed: [0; 2],
             rate_hz,
             rng: StdRng::seed_from_u64(seed),
@@ -45,28 +30,28 @@ impl<'a> Host<'a> {
 
     /// Runs to `until`; `started` is told of each flow the path where it starts.
     fn run(&mut self, until: u64, mut started: impl FnMut(&Self, usize)) {
-        while self.now < until {
-            self.now += MS;
-            let now = self.now;
-            self.flight.sort_by_key(|f| f.0);
-            while self.flight.first().is_some_and(|f| f.0 <= now) {
-                self.policy.event(self.flight.remove(0).1);
-            }
+        while self.sim.now < until {
+            self.sim.now += MS;
+            let now = self.sim.now;
+            self.sim.deliver();
             for path in 0..2 {
-                self.probe(path);
+                if now >= self.sim.probed[path] + self.sim.policy.probe_interval_us(path) {
+                    self.sim.send(path);
+                }
             }
-            if now.is_multiple_of(TICK) || self.policy.next_late_us().is_some_and(|at| at <= now) {
-                self.policy.tick(now);
+            let policy = &mut self.sim.policy;
+            if now.is_multiple_of(TICK) || policy.next_late_us().is_some_and(|at| at <= now) {
+                policy.tick(now);
             }
             if now.is_multiple_of(100 * MS) {
                 for (path, placed) in self.placed.iter_mut().enumerate() {
                     let flows = std::mem::take(placed);
                     let at_us = now;
-                    self.policy.event(Event::Placed { path, at_us, flows });
+                    policy.event(Event::Placed { path, at_us, flows });
                 }
             }
             if self.rate_hz > 0 && now % (S / self.rate_hz) < MS {
-                let path = match self.policy.for_new_flows(0) {
+                let path = match policy.for_new_flows(0) {
                     0b01 => 0,
                     0b10 => 1,
                     _ => self.rng.random_range(0..2),
@@ -75,23 +60,6 @@ impl<'a> Host<'a> {
                 started(self, path);
             }
         }
-    }
-
-    fn probe(&mut self, path: usize) {
-        let now = self.now;
-        if now < self.probed_at[path] + self.policy.probe_interval_us(path) {
-            return;
-        }
-        self.probed_at[path] = now;
-        self.seq += 1;
-        let answer = probe(
-            &mut self.policy,
-            &mut self.models[path],
-            path,
-            self.seq,
-            now,
-        );
-        self.flight.extend(answer);
     }
 }
 
@@ -108,7 +76,7 @@ fn where_many_flows_start_a_slow_path_is_known_within_40_ms() {
         let models = vec![slower_from(onset, seed), noisy(seed + 1000)];
         let mut host = Host::new(models, 1000, seed);
         host.run(12 * S, |host, path| {
-            let since = host.now as i64 - onset as i64;
+            let since = host.sim.now as i64 - onset as i64;
             assert!(path == 1 || since < 40_000, "{since} us after the onset");
         });
     }
@@ -147,8 +115,8 @@ fn caught(seed: u64, from: u64, until: u64) -> (u64, u64) {
     let mut host = Host::new(models, 25, seed);
     let (mut caught, mut all) = (0, 0);
     host.run(until, |host, path| {
-        let during = |p: &&(usize, u64, u64)| (p.1..p.2).contains(&host.now);
-        if let Some(phase) = phases.iter().find(during).filter(|_| host.now >= from) {
+        let during = |p: &&(usize, u64, u64)| (p.1..p.2).contains(&host.sim.now);
+        if let Some(phase) = phases.iter().find(during).filter(|_| host.sim.now >= from) {
             all += 1;
             caught += u64::from(phase.0 == path);
         }

@@ -10,41 +10,24 @@ use crate::steer::policy::*;
 
 /// CPU time of a tick over groups of the same eight paths at the fastest pace, µs; the least of many.
 fn tick_costs_us(groups: usize) -> f64 {
-    let input = |i: usize| PathInput {
-        name: format!("p{i}"),
-        cost_us: 0.0,
-        capacity_bps: None,
-        metered: false,
-    };
-    let members: Vec<usize> = (0..8).collect();
-    let mut policy = Policy::new(vec![members; groups], (0..8).map(input).collect(), 1);
-    let mut now = 0;
-    for seq in 0..1_000 {
-        now += TICK;
-        for path in 0..8 {
-            policy.event(Event::Sent {
-                path,
-                seq,
-                at_us: now,
-            });
-            policy.event(Event::Answered {
-                path,
-                seq,
-                at_us: now,
-                rtt_us: 20_000,
-                delay_us: 20_000,
-            });
-        }
+    let models = (0..8).map(|_| constant(20_000)).collect();
+    let mut sim = Sim::with(models, vec![(0..8).collect(); groups], 1);
+    for _ in 0..1_000 {
+        sim.now += TICK;
+        (0..8).for_each(|path| sim.send(path));
+        sim.deliver();
     }
+    sim.now += 20 * MS;
+    sim.deliver();
     let cpu_us = || {
         let clock = nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID;
         let t = nix::time::clock_gettime(clock).unwrap();
         t.tv_sec() as f64 * 1e6 + t.tv_nsec() as f64 / 1e3
     };
     let ticks = (0..50).map(|_| {
-        now += MS;
+        sim.now += MS;
         let before = cpu_us();
-        policy.tick(now);
+        sim.policy.tick(sim.now);
         cpu_us() - before
     });
     ticks.min_by(f64::total_cmp).unwrap()
@@ -107,8 +90,7 @@ proptest! {
         delays in prop::collection::vec(200u32..600_000, 2..=16),
         seed: u64,
     ) {
-        let model = |us: u32| -> Model { Box::new(move |_| same(us)) };
-        let mut sim = Sim::new(delays.iter().map(|us| model(*us)).collect(), seed);
+        let mut sim = Sim::new(delays.iter().map(|us| constant(*us)).collect(), seed);
         sim.run(120 * S, |_| {});
         let late: Vec<_> = sim.verdicts.iter().filter(|v| v.0 > 60 * S).collect();
         prop_assert!(late.is_empty(), "{}", sim.explain());

@@ -2,7 +2,7 @@
 //! When paths are left, and when they are used again.
 
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
+use rand::SeedableRng;
 
 use super::sim::*;
 use crate::steer::policy::*;
@@ -21,6 +21,16 @@ fn left_after(sim: &mut Sim, onset: u64, until: u64) -> Option<u64> {
         }
     });
     left
+}
+
+/// Noise; in `bad` so much later, or lost.
+fn bad_in<'a>(seed: u64, bad: std::ops::Range<u64>, extra: Option<u32>) -> Model<'a> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    Box::new(move |t| match (bad.contains(&t), extra) {
+        (false, _) => same(noise(&mut rng)),
+        (true, Some(extra)) => same(noise(&mut rng) + extra),
+        (true, None) => None,
+    })
 }
 
 /// Changes of the latency mask.
@@ -47,12 +57,7 @@ fn an_onset_is_left_within_100_ms() {
     for seed in 0..20u64 {
         for extra in [Some(30_000), Some(300_000), None] {
             let onset = 10 * S + seed * 3_700;
-            let mut rng = StdRng::seed_from_u64(seed);
-            let bad: Model = Box::new(move |t| match (t >= onset, extra) {
-                (false, _) => same(noise(&mut rng)),
-                (true, Some(extra)) => same(noise(&mut rng) + extra),
-                (true, None) => None,
-            });
+            let bad = bad_in(seed, onset..u64::MAX, extra);
             let mut sim = Sim::new(vec![bad, noisy(seed + 1000)], seed);
             let left = left_after(&mut sim, onset, 12 * S);
             times.push(left.unwrap_or_else(|| panic!("seed {seed}: never left")));
@@ -102,13 +107,7 @@ fn a_path_that_was_bad_once_is_back_within_seconds() {
         (20_000, Some(300_000)),
     ] {
         let end = 10 * S + ms * MS;
-        let mut rng = StdRng::seed_from_u64(ms);
-        let bad: Model = Box::new(move |t| match ((10 * S..end).contains(&t), height) {
-            (false, _) => same(noise(&mut rng)),
-            (true, Some(height)) => same(noise(&mut rng) + height),
-            (true, None) => None,
-        });
-        let mut sim = Sim::new(vec![bad, noisy(100)], 1);
+        let mut sim = Sim::new(vec![bad_in(ms, 10 * S..end, height), noisy(100)], 1);
         sim.run(end, |_| {});
         assert_eq!(sim.mask().latency, SECOND, "{}", sim.explain());
         sim.run(end + 30 * S, |_| {});
@@ -137,13 +136,8 @@ fn loss_is_left_at_every_delay() {
             let mut times: Vec<u64> = (0..9)
                 .map(|seed| {
                     let onset = 30 * S;
-                    let mut rng = StdRng::seed_from_u64(seed);
-                    let lossy: Model = Box::new(move |t| {
-                        let lost = t >= onset && rng.random_range(0..100) < percent;
-                        (!lost).then_some((base_ms * 1000, base_ms * 1000))
-                    });
-                    let clean: Model = Box::new(move |_| same(base_ms * 1000));
-                    let mut sim = Sim::new(vec![lossy, clean], seed);
+                    let lossy = lossy(seed, base_ms * 1000, |t| u32::from(t >= onset) * percent);
+                    let mut sim = Sim::new(vec![lossy, constant(base_ms * 1000)], seed);
                     left_after(&mut sim, onset, 60 * S).unwrap_or(u64::MAX)
                 })
                 .collect();
@@ -155,14 +149,10 @@ fn loss_is_left_at_every_delay() {
 
 #[test]
 fn heavy_loss_never_beats_a_clean_path_that_is_55_ms_slower() {
-    for base_ms in [5, 20, 60, 300] {
-        let mut rng = StdRng::seed_from_u64(base_ms);
-        let lossy: Model = Box::new(move |_| {
-            let lost = rng.random_range(0..100) < 20;
-            (!lost).then_some((base_ms as u32 * 1000, base_ms as u32 * 1000))
-        });
-        let clean: Model = Box::new(move |_| same((base_ms as u32 + 55) * 1000));
-        let mut sim = Sim::new(vec![lossy, clean], 1);
+    for base_ms in [5_u32, 20, 60, 300] {
+        let us = base_ms * 1000;
+        let lossy = lossy(base_ms.into(), us, |_| 20);
+        let mut sim = Sim::new(vec![lossy, constant(us + 55_000)], 1);
         let mut on_lossy = 0;
         sim.run(120 * S, |s| {
             on_lossy += u32::from(s.now > 30 * S && s.mask().latency & 1 == 1);
@@ -181,17 +171,11 @@ fn a_stable_difference_is_left_at_flowlets_whatever_came_before() {
     ] {
         for began in [0, 1] {
             // Once with the longer one in use alone.
-            let mut sim = Sim::new(
-                vec![
-                    Box::new(move |_| same(base)),
-                    Box::new(move |_| same(base + longer)),
-                ],
-                1,
-            );
+            let mut sim = Sim::new(vec![constant(base), constant(base + longer)], 1);
             if began == 1 {
-                usable(&mut sim, 0, false);
+                sim.usable(0, false, "no carrier");
                 sim.run(5 * S, |_| {});
-                usable(&mut sim, 0, true);
+                sim.usable(0, true, "");
             }
             let mut ejected = 0;
             sim.run(45 * S, |s| ejected |= s.mask().ejected);
@@ -209,13 +193,7 @@ fn a_stable_difference_is_left_at_flowlets_whatever_came_before() {
 #[test]
 fn differences_that_tell_nothing_keep_both() {
     for (base, longer) in [(5_000, 1_500), (60_000, 5_000), (300_000, 25_000)] {
-        let mut sim = Sim::new(
-            vec![
-                Box::new(move |_| same(base)),
-                Box::new(move |_| same(base + longer)),
-            ],
-            1,
-        );
+        let mut sim = Sim::new(vec![constant(base), constant(base + longer)], 1);
         sim.run(60 * S, |_| {});
         assert!(sim.verdicts.is_empty(), "{base}:\n{}", sim.explain());
     }
@@ -224,8 +202,7 @@ fn differences_that_tell_nothing_keep_both() {
 #[test]
 fn a_short_path_that_is_dark_half_of_the_time_does_not_set_the_scale() {
     let dark: Model = Box::new(|t| (t % (4 * S) < 2 * S).then_some((5_000, 5_000)));
-    let steady = || -> Model { Box::new(|_| same(60_000)) };
-    let mut sim = Sim::new(vec![dark, steady(), steady()], 1);
+    let mut sim = Sim::new(vec![dark, constant(60_000), constant(60_000)], 1);
     sim.run(240 * S, |_| {});
     let used: Vec<u16> = sim
         .verdicts
@@ -306,13 +283,7 @@ fn a_common_cause_moves_next_to_nothing() {
 
 #[test]
 fn all_paths_dark_leaves_it_to_the_kernel_and_back_at_once() {
-    let gone = |seed| -> Model {
-        let mut rng = StdRng::seed_from_u64(seed);
-        Box::new(move |t| {
-            let lit = !(10 * S..15 * S).contains(&t);
-            lit.then(|| noise(&mut rng)).and_then(same)
-        })
-    };
+    let gone = |seed| bad_in(seed, 10 * S..15 * S, None);
     let mut sim = Sim::new(vec![gone(1), gone(2)], 1);
     sim.run(12 * S, |_| {});
     assert_eq!(sim.mask(), PathMasks::default());
@@ -320,27 +291,16 @@ fn all_paths_dark_leaves_it_to_the_kernel_and_back_at_once() {
     assert_ne!(sim.mask().latency, 0, "{}", sim.explain());
 }
 
-fn usable(sim: &mut Sim, path: usize, usable: bool) {
-    let at_us = sim.now;
-    let why = if usable { "" } else { "no carrier" };
-    sim.policy.event(Event::Usable {
-        path,
-        at_us,
-        usable,
-        why,
-    });
-}
-
 #[test]
 fn link_down_is_left_at_the_next_tick_and_back_after_enough_answers() {
     let mut sim = Sim::new(vec![noisy(1), noisy(2)], 1);
     sim.run(10 * S, |_| {});
-    usable(&mut sim, 0, false);
+    sim.usable(0, false, "no carrier");
     let v = sim.policy.tick(sim.now + MS).expect("changed").groups[0];
     assert_eq!((v.latency, v.bulk, v.alive, v.ejected), (2, 2, 2, 0));
     assert!(sim.explain().contains("no carrier"), "{}", sim.explain());
     sim.run(12 * S, |_| {});
-    usable(&mut sim, 0, true);
+    sim.usable(0, true, "");
     sim.run(12 * S + 500 * MS, |_| {});
     assert_eq!(sim.mask().latency, SECOND, "nothing is known of it yet");
     sim.run(18 * S, |_| {});
@@ -417,13 +377,7 @@ fn a_target_that_never_answers_leaves_the_choice_to_the_kernel() {
     assert_eq!(sim.mask().latency, 0b11, "{}", sim.explain());
     sim.run(40 * S, |_| {});
     for usable in [false, true] {
-        let (path, at_us, why) = (0, sim.now, "carrier");
-        sim.policy.event(Event::Usable {
-            path,
-            at_us,
-            usable,
-            why,
-        });
+        sim.usable(0, usable, "carrier");
     }
     sim.run(45 * S, |_| {});
     let v = sim.mask();

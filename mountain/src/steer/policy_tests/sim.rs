@@ -30,7 +30,7 @@ pub(crate) struct Sim<'a> {
     /// Whether the events of a tick are told in reverse.
     pub reversed: bool,
     /// When each path was probed last.
-    probed: Vec<u64>,
+    pub probed: Vec<u64>,
     inputs: Vec<PathInput>,
     groups: Vec<Vec<usize>>,
 }
@@ -42,14 +42,7 @@ impl<'a> Sim<'a> {
     }
 
     pub fn with(models: Vec<Model<'a>>, groups: Vec<Vec<usize>>, seed: u64) -> Self {
-        let inputs: Vec<PathInput> = (0..models.len())
-            .map(|i| PathInput {
-                name: format!("p{i}"),
-                cost_us: 0.0,
-                capacity_bps: None,
-                metered: false,
-            })
-            .collect();
+        let inputs: Vec<PathInput> = (0..models.len()).map(|i| input(&format!("p{i}"))).collect();
         Sim {
             policy: Policy::new(groups.clone(), inputs.clone(), seed),
             models,
@@ -74,28 +67,13 @@ impl<'a> Sim<'a> {
         while self.now < until {
             self.now += TICK;
             let now = self.now;
-            self.flight.sort_by_key(|f| f.0);
-            let due = self.flight.partition_point(|f| f.0 <= now);
-            let mut due: Vec<Event> = self.flight.drain(..due).map(|f| f.1).collect();
-            if self.reversed {
-                due.reverse();
-            }
-            due.into_iter().for_each(|e| self.policy.event(e));
+            self.deliver();
             for path in 0..self.models.len() {
                 // Probes of different paths are not sent at the same moment.
                 let interval = self.policy.probe_interval_us(path);
                 let phase = path as u64 * TICK;
                 if now >= self.probed[path] + interval && now > S + phase {
-                    self.probed[path] = now;
-                    self.seq += 1;
-                    let answer = probe(
-                        &mut self.policy,
-                        &mut self.models[path],
-                        path,
-                        self.seq,
-                        now,
-                    );
-                    self.flight.extend(answer);
+                    self.send(path);
                 }
             }
             if let Some(v) = self.policy.tick(now) {
@@ -106,6 +84,61 @@ impl<'a> Sim<'a> {
             }
             each(self);
         }
+    }
+
+    /// Tells the policy of all that has come by now.
+    pub fn deliver(&mut self) {
+        self.flight.sort_by_key(|f| f.0);
+        let due = self.flight.partition_point(|f| f.0 <= self.now);
+        let mut due: Vec<Event> = self.flight.drain(..due).map(|f| f.1).collect();
+        if self.reversed {
+            due.reverse();
+        }
+        due.into_iter().for_each(|e| self.policy.event(e));
+    }
+
+    /// Sends a probe by a path; its answer is under way, unless it is lost.
+    pub fn send(&mut self, path: usize) {
+        let at_us = self.now;
+        self.probed[path] = at_us;
+        self.seq += 1;
+        let seq = self.seq;
+        self.policy.event(Event::Sent { path, seq, at_us });
+        let model = &mut self.models[path];
+        let Some((delay_us, rtt_us)) = model(at_us) else {
+            return;
+        };
+        let at_us = at_us + u64::from(rtt_us);
+        let answer = Event::Answered {
+            path,
+            seq,
+            at_us,
+            rtt_us,
+            delay_us,
+        };
+        self.flight.push((at_us, answer));
+    }
+
+    /// The link of a path comes or goes.
+    pub fn usable(&mut self, path: usize, usable: bool, why: &'static str) {
+        let at_us = self.now;
+        self.policy.event(Event::Usable {
+            path,
+            at_us,
+            usable,
+            why,
+        });
+    }
+
+    /// Our own rates on a path: of all flows, and of latency flows.
+    pub fn egress(&mut self, path: usize, rate_bps: f64, latency_bps: f64) {
+        let at_us = self.now;
+        self.policy.event(Event::Egress {
+            path,
+            at_us,
+            rate_bps,
+            latency_bps,
+        });
     }
 
     /// Other handicaps, before it runs.
@@ -130,12 +163,7 @@ impl<'a> Sim<'a> {
     fn thin_flows(&mut self) {
         let used = self.mask().latency;
         for path in (0..self.models.len()).filter(|path| used & 1 << path != 0) {
-            self.policy.event(Event::Egress {
-                path,
-                at_us: self.now,
-                rate_bps: 1e5,
-                latency_bps: 1e5,
-            });
+            self.egress(path, 1e5, 1e5);
         }
     }
 
@@ -157,29 +185,12 @@ impl<'a> Sim<'a> {
     }
 }
 
-/// Sends a probe at `now`; its answer and when that comes, unless it is lost.
-pub fn probe(
-    policy: &mut Policy,
-    model: &mut Model,
-    path: usize,
-    seq: u64,
-    now: u64,
-) -> Option<(u64, Event)> {
-    policy.event(Event::Sent {
-        path,
-        seq,
-        at_us: now,
-    });
-    let (delay_us, rtt_us) = model(now)?;
-    let at_us = now + u64::from(rtt_us);
-    let answer = Event::Answered {
-        path,
-        seq,
-        at_us,
-        rtt_us,
-        delay_us,
-    };
-    Some((at_us, answer))
+/// A path of which nothing but its name is known beforehand.
+pub fn input(name: &str) -> PathInput {
+    PathInput {
+        name: name.to_owned(),
+        ..PathInput::default()
+    }
 }
 
 /// 20 ms ± 2 ms.
@@ -194,6 +205,20 @@ pub fn same(d: u32) -> Option<(u32, u32)> {
 pub fn noisy<'a>(seed: u64) -> Model<'a> {
     let mut rng = StdRng::seed_from_u64(seed);
     Box::new(move |_| same(noise(&mut rng)))
+}
+
+pub fn constant<'a>(us: u32) -> Model<'a> {
+    Box::new(move |_| same(us))
+}
+
+/// A constant delay; of the probes sent at a time so many percent are lost.
+pub fn lossy<'a>(seed: u64, us: u32, percent: impl Fn(u64) -> u32 + 'a) -> Model<'a> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    Box::new(move |t| {
+        let percent = percent(t);
+        let lost = percent > 0 && rng.random_range(0..100) < percent;
+        (!lost).then_some((us, us))
+    })
 }
 
 /// Noise plus what `extra` adds at a time.

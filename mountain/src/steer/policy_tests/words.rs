@@ -3,7 +3,6 @@
 
 use super::sim::*;
 use crate::steer::explain::{Outcome, Use, JUDGED_AFTER_US};
-use crate::steer::policy::*;
 
 fn reasons(sim: &Sim) -> Vec<String> {
     let status = sim.policy.status(sim.now);
@@ -40,7 +39,7 @@ fn every_decision_is_explained_and_judged() {
 fn lateness_is_told_in_the_rules_own_terms() {
     // Too little for an overdue probe to tell it before its answer does.
     let bad = |t| same(if t >= 10 * S { 30_000 } else { 20_000 });
-    let mut sim = Sim::new(vec![Box::new(bad), Box::new(|_| same(20_000))], 1);
+    let mut sim = Sim::new(vec![Box::new(bad), constant(20_000)], 1);
     sim.run(12 * S, |_| {});
     let said = sim.explain();
     let wanted = "left p0: its last two probes: 30.0 ms and 30.0 ms, 10.0 ms more than p1; p0 had averaged 20.0 ms";
@@ -131,13 +130,7 @@ fn a_path_that_lost_its_link_says_that_it_is_down() {
     let silent: Model = Box::new(|t| (t < 10 * S).then_some((20_000, 20_000)));
     let mut sim = Sim::new(vec![silent, noisy(2)], 1);
     sim.run(11 * S, |_| {});
-    let at_us = sim.now;
-    sim.policy.event(Event::Usable {
-        path: 0,
-        at_us,
-        usable: false,
-        why: "carrier",
-    });
+    sim.usable(0, false, "carrier");
     sim.run(11 * S + 500 * MS, |_| {});
     let reason = &reasons(&sim)[0];
     assert!(reason.starts_with("p0 is down: carrier"), "{reason}");
@@ -147,14 +140,8 @@ fn a_path_that_lost_its_link_says_that_it_is_down() {
 fn unplugged<'a>() -> Sim<'a> {
     let mut sim = Sim::new(vec![noisy(1), noisy(2)], 1);
     sim.run(5 * S, |_| {});
-    let at_us = sim.now;
-    sim.policy.event(Event::Usable {
-        path: 1,
-        at_us,
-        usable: false,
-        why: "device deleted",
-    });
-    sim.policy.tick(at_us);
+    sim.usable(1, false, "device deleted");
+    sim.policy.tick(sim.now);
     let left = sim.policy.decisions().find(|d| d.path == 1);
     assert_eq!(left.map(|d| d.to), Some(Use::Nothing));
     sim
@@ -178,12 +165,6 @@ fn a_decision_whose_group_is_gone_is_not_judged() {
 #[test]
 fn a_decision_is_not_judged_by_the_paths_of_another_group() {
     let mut sim = unplugged();
-    let input = |name: &str| PathInput {
-        name: name.to_owned(),
-        cost_us: 0.0,
-        capacity_bps: None,
-        metered: false,
-    };
     let inputs = ["p0", "gone", "p2"].map(input).to_vec();
     sim.policy.set_topology(vec![vec![0, 2]], inputs);
     assert_eq!(outcome(&mut sim), Outcome::default());
