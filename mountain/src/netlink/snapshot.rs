@@ -54,7 +54,7 @@ pub(crate) enum Preference {
     Low,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Route {
     pub table: u32,
     pub prefix: IpNet,

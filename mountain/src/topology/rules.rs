@@ -339,7 +339,6 @@ fn is_empty(snapshot: &Snapshot, table: u32, ipv6: bool) -> bool {
 mod tests {
     use super::*;
     use crate::netlink::link::Link;
-    use crate::netlink::snapshot::Preference;
 
     fn rule(priority: u32, action: Action) -> FibRule {
         FibRule {
@@ -352,16 +351,8 @@ mod tests {
     fn snapshot(rules: Vec<FibRule>) -> Snapshot {
         let route = |table| Route {
             table,
-            prefix: "0.0.0.0/0".parse().unwrap(),
-            source: None,
-            tos: 0,
-            metric: 0,
-            preference: Preference::Medium,
-            preferred_source: None,
-            metrics: Vec::new(),
             kind: 1,
-            multipath: false,
-            hops: Vec::new(),
+            ..Route::default()
         };
         Snapshot {
             routes: vec![route(254), route(100)],

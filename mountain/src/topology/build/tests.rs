@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 use super::*;
-use crate::netlink::snapshot::{Action, Preference};
+use crate::netlink::snapshot::Action;
 use proptest::prelude::*;
 use std::net::Ipv4Addr;
 
@@ -23,15 +23,10 @@ fn route(table: u32, prefix: &str, devices: &[u32]) -> Route {
     Route {
         table,
         prefix: prefix.parse().unwrap(),
-        source: None,
-        tos: 0,
-        metric: 0,
-        preference: Preference::Medium,
-        preferred_source: None,
-        metrics: Vec::new(),
         kind: RTN_UNICAST,
         multipath: devices.len() > 1,
         hops: devices.iter().map(hop).collect(),
+        ..Route::default()
     }
 }
 

@@ -4,7 +4,7 @@ use libc::RTN_UNICAST;
 use super::*;
 use crate::netlink::kinds::{wire, Wire};
 use crate::netlink::nexthop::NextHop;
-use crate::netlink::snapshot::{Preference, Route};
+use crate::netlink::snapshot::Route;
 use crate::topology::{Group, Kind, Suspended};
 
 const BRIDGE: u32 = 2;
@@ -37,16 +37,10 @@ fn host(met: Option<(Mac, Option<u32>)>) -> Snapshot {
     };
     let route = Route {
         table: TABLE_MAIN,
-        prefix: "0.0.0.0/0".parse().unwrap(),
-        source: None,
-        tos: 0,
         metric: 100,
-        preference: Preference::Medium,
-        preferred_source: None,
-        metrics: Vec::new(),
         kind: RTN_UNICAST,
-        multipath: false,
         hops: vec![hop],
+        ..Route::default()
     };
     let neighbours = met.map(|(mac, _)| ((BRIDGE, gateway()), mac));
     let bridged = met.and_then(|(mac, port)| Some(((BRIDGE, mac), port?)));

@@ -18,20 +18,15 @@ fn default_by(ifindex: u32, gateway: &str, metric: u32) -> Route {
             IpAddr::V4(_) => "0.0.0.0/0".parse().unwrap(),
             IpAddr::V6(_) => "::/0".parse().unwrap(),
         },
-        source: None,
-        tos: 0,
         metric,
-        preference: Preference::Medium,
-        preferred_source: None,
-        metrics: Vec::new(),
         kind: RTN_UNICAST,
-        multipath: false,
         hops: vec![NextHop {
             ifindex,
             gateway: Some(ip(gateway)),
             weight: 1,
             ..NextHop::default()
         }],
+        ..Route::default()
     }
 }
 
