@@ -181,6 +181,18 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// For clients that come in by whatever device; all else is as by default.
+    pub fn new(proto: Proto, from: SocketAddr, to: SocketAddr) -> Self {
+        Self {
+            proto,
+            from,
+            to,
+            dev: None,
+            snat: Snat::default(),
+            log: None,
+        }
+    }
+
     /// What connection tracking shows of its flows.
     pub fn redirected(&self) -> Redirected {
         Redirected {
@@ -294,14 +306,7 @@ impl Installed {
 impl Installed {
     /// For tests: UDP by nft, to 192.0.2.9:99, and nothing special.
     pub(crate) fn plain(id: u32, from: &str) -> Self {
-        let rule = Rule {
-            proto: Proto::Udp,
-            from: from.parse().unwrap(),
-            to: "192.0.2.9:99".parse().unwrap(),
-            dev: None,
-            snat: Snat::Auto,
-            log: None,
-        };
+        let to = "192.0.2.9:99".parse().unwrap();
         let plan = Plan {
             backend: Backend::Nft,
             client_dev: None,
@@ -311,7 +316,7 @@ impl Installed {
         };
         Self {
             id,
-            rule,
+            rule: Rule::new(Proto::Udp, from.parse().unwrap(), to),
             plan,
             fixed: false,
         }

@@ -208,32 +208,18 @@ fn read() -> Result<HashMap<u32, InKernel>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::redirect::{Backend, Plan, Proto, Rule, RuleDevice, Snat};
+    use crate::redirect::{Proto, Rule, RuleDevice};
 
     fn installed(from: &str, to: &str, ifindex: Option<u32>) -> Installed {
-        Installed {
-            id: 300,
-            rule: Rule {
-                proto: Proto::Tcp,
-                from: from.parse().unwrap(),
-                to: to.parse().unwrap(),
-                dev: ifindex.map(|_| "e2".to_owned()),
-                snat: Snat::Never,
-                log: None,
-            },
-            plan: Plan {
-                backend: Backend::Module,
-                client_dev: ifindex.map(|ifindex| RuleDevice {
-                    ifindex,
-                    name: "e2".to_owned(),
-                    peer: false,
-                }),
-                target_dev: None,
-                snat: None,
-                fixes: Vec::new(),
-            },
-            fixed: true,
-        }
+        let mut installed = Installed::plain(300, from);
+        installed.rule = Rule::new(Proto::Tcp, from.parse().unwrap(), to.parse().unwrap());
+        installed.rule.dev = ifindex.map(|_| "e2".to_owned());
+        installed.plan.client_dev = ifindex.map(|ifindex| RuleDevice {
+            ifindex,
+            name: "e2".to_owned(),
+            peer: false,
+        });
+        installed
     }
 
     /// What the module answers: the attributes that it was given, and counters.

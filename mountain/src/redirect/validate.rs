@@ -213,17 +213,9 @@ pub fn options(rule: &Rule) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::redirect::Snat;
 
     fn udp(from: &str, to: &str) -> Rule {
-        Rule {
-            proto: Proto::Udp,
-            from: from.parse().unwrap(),
-            to: to.parse().unwrap(),
-            dev: None,
-            snat: Snat::Auto,
-            log: None,
-        }
+        Rule::new(Proto::Udp, from.parse().unwrap(), to.parse().unwrap())
     }
 
     fn on(dev: &str, rule: Rule) -> Rule {

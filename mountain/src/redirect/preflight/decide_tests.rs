@@ -14,14 +14,7 @@ use super::facts::{
 use super::firewall::FirewallEffects;
 
 fn rule(from: &str, to: &str) -> Rule {
-    Rule {
-        proto: Proto::Tcp,
-        from: from.parse().unwrap(),
-        to: to.parse().unwrap(),
-        dev: None,
-        snat: Snat::Auto,
-        log: None,
-    }
+    Rule::new(Proto::Tcp, from.parse().unwrap(), to.parse().unwrap())
 }
 
 fn ip(text: &str) -> IpAddr {

@@ -2,7 +2,7 @@
 //! What is found on the three hosts, and what is asked of it.
 
 use mountain::redirect::preflight::HostReadings;
-use mountain::redirect::{Backend, Finding, Plan, Proto, Rule, Snat};
+use mountain::redirect::{Backend, Finding, Plan, Proto, Rule};
 
 pub use crate::net::{ethtool, features, Net};
 use Backend::{Tcx, TcxPeer, Xdp, XdpRedirect};
@@ -31,14 +31,7 @@ fn look(rule: &Rule, fix: bool) -> Found {
 }
 
 pub fn rule(from: &str, to: &str) -> Rule {
-    Rule {
-        proto: Proto::Udp,
-        from: from.parse().unwrap(),
-        to: to.parse().unwrap(),
-        dev: None,
-        snat: Snat::Auto,
-        log: None,
-    }
+    Rule::new(Proto::Udp, from.parse().unwrap(), to.parse().unwrap())
 }
 
 pub fn ordinary() -> Rule {
