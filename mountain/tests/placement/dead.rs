@@ -6,29 +6,7 @@ use std::time::{Duration, Instant};
 use crate::net::*;
 use crate::support::*;
 
-const EACH: usize = 40;
 const RESET: &str = "reset_stuck_s = 3\n";
-
-#[test]
-fn forwarded_datagrams_leave_an_uplink_that_stays_dead() {
-    let net = Home::new().with_lan().running();
-    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
-    let mut opened = Vec::new();
-    for kind in ["udp", "tcp"] {
-        opened.extend(flows.open(kind, EACH, SERVER[0]));
-    }
-    assert_by_both(&opened[..EACH]);
-    net.blackhole(1);
-    wait_until("all datagrams are answered", 3 * LEAVE, || {
-        by_uplink(&flows.ask()[..EACH]) == [EACH, 0]
-    });
-    // A stream has an address to keep.
-    net.no_blackhole();
-    wait_until("streams go on", 3 * LEAVE, || {
-        flows.ask()[EACH..] == opened[EACH..]
-    });
-    assert_eq!(net.refused(), 0);
-}
 
 /// Whether an uplink is named whose forwarded connections of IPv4 are to be reset.
 fn is_told(net: &Home) -> bool {
@@ -117,9 +95,8 @@ fn stuck_streams_of_the_inner_network_are_reset() {
 #[test]
 fn resetting_ends_when_the_daemon_is_killed() {
     let net = Home::with_config(RESET).with_lan().running();
-    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
-    let opened = flows.open("tcp", EACH, SERVER[0]);
-    assert_by_both(&opened);
+    let mut flows = net.inner_flows();
+    let opened = flows.open_by_both(&["tcp"], SERVER[0]);
     net.blackhole(1);
     wait_until("it is told", 3 * LEAVE, || is_told(&net));
     net.kill_daemon();
@@ -131,24 +108,29 @@ fn resetting_ends_when_the_daemon_is_killed() {
 }
 
 #[test]
-fn without_the_setting_nothing_is_reset() {
+fn without_the_setting_datagrams_leave_a_dead_uplink_and_no_stream_is_reset() {
     let net = Home::new().with_lan().running();
-    let mut home = net.flows();
-    let mut inner = net.flows_in(net.lan.as_ref().unwrap());
-    let before = [&mut home, &mut inner].map(|flows| flows.open("tcp", EACH, SERVER[0]));
+    let (mut home, mut inner) = (net.flows(), net.inner_flows());
+    let before = [&mut home, &mut inner].map(|flows| flows.open_by_both(&["tcp"], SERVER[0]));
+    let mut datagrams = net.inner_flows();
+    datagrams.open_by_both(&["udp"], SERVER[0]);
     net.blackhole(1);
     let dead = Instant::now();
-    while dead.elapsed() < Duration::from_secs(6) {
+    wait_until("all datagrams are answered", 3 * LEAVE, || {
+        let all_answered = by_uplink(&datagrams.ask()) == [EACH, 0];
         home.ask();
         inner.ask();
-    }
+        all_answered && dead.elapsed() > Duration::from_secs(6)
+    });
     for (flows, opened) in [&mut home, &mut inner].into_iter().zip(&before) {
         assert_eq!(errors_by_uplink(opened, flows), [[""; 0], [""; 0]]);
     }
-    assert!(!net
-        .home
-        .run("nft list table inet mountain_start")
-        .contains("reject"));
+    let table = net.home.run("nft list table inet mountain_start");
+    assert!(!table.contains("reject"), "{table}");
+    // A stream has an address to keep.
+    net.no_blackhole();
+    wait_until("streams go on", 3 * LEAVE, || inner.ask() == before[1]);
+    assert_eq!(net.refused(), 0);
 }
 
 /// A neighbour is nobody that the provider leads to; and while the kernel decides, what begins anew might

@@ -5,9 +5,6 @@ use crate::net::*;
 use crate::support::*;
 use nix::sys::signal::Signal;
 
-const EACH: usize = 40;
-const KINDS: [&str; 3] = ["tcp", "udp", "msg"];
-
 /// Opens flows of all kinds of one family; all are answered, and their addresses fit.
 fn open_all(flows: &mut Flows, ipv6: bool) -> Vec<Seen> {
     let family = usize::from(ipv6);
@@ -99,10 +96,19 @@ fn up_then_down_leaves_the_host_as_it_was() {
     net.up();
     let rules = net.home.ip("rule");
     assert_has(&rules, &["from 10.41.0.2 lookup 197", "fwmark 0x"]);
-    let tables = net.home.run("nft list tables");
-    assert!(tables.contains("mountain_start"), "{tables}");
+    assert!(net.has_table());
     net.home.mountain_ok("down");
     assert_eq!(fingerprint(&net), before);
+    assert!(!net.home.run("nft list tables").contains("mountain"));
+
+    // The table is an earlier run's, and the one that ends has had no use for it.
+    net.up();
+    net.kill_daemon();
+    net.home.sysctl("net.ipv4.conf.u1.rp_filter", "1");
+    net.up();
+    assert!(!net.placement().forwarding);
+    assert!(net.has_table(), "flows go on by it");
+    net.home.mountain_ok("down");
     assert!(!net.home.run("nft list tables").contains("mountain"));
 }
 
@@ -134,36 +140,18 @@ fn kill_9_breaks_no_connection_and_the_next_up_takes_over() {
     assert_eq!(net.refused(), 0);
 }
 
-/// The table is an earlier run's, and the one that ends has had no use for it.
-#[test]
-fn down_removes_the_table_of_an_earlier_run() {
-    let net = Home::new().with_lan().running();
-    net.kill_daemon();
-    net.home.sysctl("net.ipv4.conf.u1.rp_filter", "1");
-    net.up();
-    assert!(!net.placement().forwarding);
-    let tables = || net.home.run("nft list tables");
-    assert!(tables().contains("mountain_start"), "flows go on by it");
-    net.home.mountain_ok("down");
-    assert!(!tables().contains("mountain"), "{}", tables());
-}
-
 /// The kernel takes an uplink's own route away with its link, and nobody puts it back.
 #[test]
 fn an_uplink_that_comes_back_after_kill_9_is_the_kernels() {
     let net = Home::new().running();
     net.kill_daemon();
     let routes = net.home.run("ip route show default dev u0");
-    let addresses = ["10.40.0.2/24"];
     net.home.ip("link set u0 down");
     net.home.ip("link set u0 up");
-    for address in addresses {
-        net.home.run(&format!("ip addr replace {address} dev u0"));
-    }
+    net.home.ip("addr replace 10.40.0.2/24 dev u0");
     net.home
-        .run(&format!("ip route replace {} dev u0", routes.trim()));
-    let opened = net.flows().open("tcp", EACH, SERVER[0]);
-    assert_eq!(by_uplink(&opened), [EACH, 0]);
+        .ip(&format!("route replace {} dev u0", routes.trim()));
+    net.flows().assert_opens("tcp", EACH, SERVER[0], [EACH, 0]);
     net.home.mountain_says("down", "are removed");
 }
 
@@ -179,6 +167,9 @@ fn sockets_that_have_chosen_stay_with_their_choice() {
             }
         }
     }
+    // Nor do those of other namespaces.
+    let near = net.flows_in(&net.server).open("udp", 4, "10.50.0.1");
+    assert!(near.iter().all(|f| f.own == "10.50.0.2"), "{near:?}");
     assert_eq!(net.counter("placed_connect"), 0, "none of these was placed");
     net.blackhole(0);
     let mut flows = net.flows();
@@ -229,16 +220,6 @@ fn a_socket_that_is_connected_anew_chooses_anew() {
     net.blackhole(1);
     let again = flows.again(SERVER[0]);
     assert_eq!(by_uplink(&again), [EACH, 0]);
-}
-
-#[test]
-fn other_namespaces_are_not_touched() {
-    let net = Home::new().running();
-    let before = net.counter("placed_connect");
-    let mut flows = net.flows_in(&net.server);
-    let near = flows.open("udp", 4, "10.50.0.1");
-    assert!(near.iter().all(|f| f.own == "10.50.0.2"), "{near:?}");
-    assert_eq!(net.counter("placed_connect"), before);
 }
 
 #[test]
@@ -293,12 +274,7 @@ fn forwarded_connections_choose_and_stay() {
     let lan = net.lan.as_ref().unwrap();
     let mut old = net.flows_in(lan);
     for server in SERVER {
-        let mut opened = Vec::new();
-        for kind in ["tcp", "udp"] {
-            let flows = old.open(kind, EACH, server);
-            assert_by_both(&flows);
-            opened.extend(flows);
-        }
+        let opened = old.open_by_both(&["tcp", "udp"], server);
         assert_eq!(old.ask(), opened, "and stay");
         net.kill_daemon();
         assert_eq!(old.ask(), opened, "when the daemon is killed");
@@ -328,7 +304,7 @@ fn forwarded_connections_are_left_while_an_uplink_filters_strictly() {
     let filter = |value: &str| net.home.sysctl("net.ipv4.conf.u1.rp_filter", value);
     filter("1");
     net.up();
-    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    let mut flows = net.inner_flows();
     flows.assert_opens("tcp", EACH, SERVER[0], [EACH, 0]);
     let left = || net.placement().left.join("\n");
     let reason = "forwarded connections are left to the kernel: u1 filters strictly";
@@ -337,10 +313,10 @@ fn forwarded_connections_are_left_while_an_uplink_filters_strictly() {
     let checked = stdout(&net.home.mountain("check --adopt"));
     assert_has(&checked, &[reason]);
     // The host's own have an address that leads back.
-    assert_by_both(&net.flows().open("tcp", EACH, SERVER[0]));
+    net.flows().open_by_both(&["tcp"], SERVER[0]);
     filter("2");
-    wait_until("they are placed", 3 * LEAVE, || net.placement().forwarding);
-    assert_by_both(&flows.open("tcp", EACH, SERVER[0]));
+    net.wait_forwarding();
+    flows.open_by_both(&["tcp"], SERVER[0]);
     assert_eq!(left(), "");
 }
 
@@ -350,7 +326,7 @@ fn a_forwarded_flow_is_placed_once() {
     let net = Home::with_config("[steer]\ntolerance_ms = 1000\n")
         .with_lan()
         .running();
-    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    let mut flows = net.inner_flows();
     for server in SERVER {
         flows.open("udp", EACH, server);
     }
@@ -373,7 +349,7 @@ fn forwarded_with_a_mark(set: &str, mark: &str, bits: &str, check: fn(&[Seen])) 
     let kept_and_lost = is("==") + &is("!=");
     net.home.chain("inet owner left", hook, &kept_and_lost);
     net.up();
-    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    let mut flows = net.inner_flows();
     for kind in ["tcp", "udp"] {
         check(&flows.open(kind, EACH, SERVER[0]));
     }
@@ -405,7 +381,7 @@ fn one_way_datagrams_that_began_before_keep_their_uplink() {
     let mute = format!("iifname w udp sport {PORT} drop");
     let hook = "filter hook prerouting priority -310";
     net.providers.chain("inet mute in", hook, &mute);
-    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    let mut flows = net.inner_flows();
     for server in SERVER {
         let opened = flows.open("udp", EACH, server);
         assert_eq!(by_uplink(&opened), [0, 0], "one way");
@@ -421,10 +397,8 @@ fn one_way_datagrams_that_began_before_keep_their_uplink() {
 #[test]
 fn a_restart_keeps_forwarded_connections() {
     let net = Home::new().with_lan().running();
-    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
-    let mut opened = flows.open("tcp", EACH, SERVER[0]);
-    opened.extend(flows.open("udp", EACH, SERVER[0]));
-    assert_by_both(&opened);
+    let mut flows = net.inner_flows();
+    let opened = flows.open_by_both(&["tcp", "udp"], SERVER[0]);
     net.home.end_daemon(Signal::SIGUSR1);
     assert_eq!(flows.ask(), opened, "while there is none");
     net.up();

@@ -9,8 +9,6 @@ use nix::sys::signal::Signal;
 use crate::net::*;
 use crate::support::*;
 
-const EACH: usize = 40;
-
 /// Moves the first uplink to a bridge that a guest is on, too.
 fn bridge(net: &Home) {
     for command in [
@@ -42,8 +40,7 @@ fn an_uplink_by_a_bridge_that_dies_is_one_still() {
     bridge(&net);
     net.up();
     let mut flows = net.flows();
-    let opened = flows.open("tcp", EACH, SERVER[0]);
-    assert_by_both(&opened);
+    let opened = flows.open_by_both(&["tcp"], SERVER[0]);
     net.home.ip("link set u0 down");
     net.home.ip("neigh flush dev br0");
     for _ in 0..2 {
@@ -126,7 +123,7 @@ fn forwarded_connections_go_on_when_mountain_restarts_while_the_other_uplink_is_
 #[test]
 fn forwarded_connections_go_on_when_the_other_uplink_comes_back() {
     let net = Home::with_config(BY_U1).with_lan().running();
-    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    let mut flows = net.inner_flows();
     flows.assert_opens("tcp", EACH, SERVER[0], [0, EACH]);
     let opened = flows.ask();
     for _ in 0..2 {

@@ -24,6 +24,10 @@ use tempfile::NamedTempFile;
 use crate::support::{config, wait_until, Cgroup, Guard, Ns, LEAVE, MOUNTAIN};
 
 pub const PORT: u16 = 7100;
+/// Flows of a kind, of which both uplinks have some if they choose.
+pub const EACH: usize = 40;
+/// What [`Flows::open`] opens.
+pub const KINDS: [&str; 3] = ["tcp", "udp", "msg"];
 pub const SERVER: [&str; 2] = ["10.50.0.2", "fd50::2"];
 const FLOWS: &str = include_str!("flows.py");
 
@@ -215,6 +219,23 @@ impl Home {
         self.placement().counters[name]
     }
 
+    /// Whether there is the table that keeps forwarded connections where they began.
+    pub fn has_table(&self) -> bool {
+        self.home.run("nft list tables").contains("mountain_start")
+    }
+
+    pub fn wait_forwarding(&self) {
+        wait_until("forwarded connections are placed", 3 * LEAVE, || {
+            self.placement().forwarding
+        });
+    }
+
+    /// Another table of the user's, which leads out by the second uplink.
+    pub fn table_55(&self) {
+        let route = "route add default via 10.41.0.1 dev u1 table 55";
+        self.home.ip(route);
+    }
+
     pub fn kill_daemon(&self) {
         self.home.end_daemon(Signal::SIGKILL);
     }
@@ -228,6 +249,11 @@ impl Home {
     /// A process at home whose flows are placed.
     pub fn flows(&self) -> Flows {
         self.flows_in(&self.home)
+    }
+
+    /// The same on the network behind the home.
+    pub fn inner_flows(&self) -> Flows {
+        self.flows_in(self.lan.as_ref().expect("with a network behind it"))
     }
 
     /// A program in any namespace, in the cgroup whose sockets are placed.
@@ -317,6 +343,26 @@ impl Flows {
     pub fn assert_opens(&mut self, kind: &str, count: usize, server: &str, by: [usize; 2]) {
         let opened = self.open(kind, count, server);
         assert_eq!(by_uplink(&opened), by, "{kind} to {server}: {opened:?}");
+    }
+
+    /// The same of all kinds.
+    #[track_caller]
+    pub fn assert_all_open(&mut self, count: usize, server: &str, by: [usize; 2]) {
+        for kind in KINDS {
+            self.assert_opens(kind, count, server, by);
+        }
+    }
+
+    /// [`EACH`] flows of these kinds; those of each kind are answered by both uplinks.
+    #[track_caller]
+    pub fn open_by_both(&mut self, kinds: &[&str], server: &str) -> Vec<Seen> {
+        let mut all = Vec::new();
+        for kind in kinds {
+            let opened = self.open(kind, EACH, server);
+            assert_by_both(&opened);
+            all.extend(opened);
+        }
+        all
     }
 
     pub fn open_with(

@@ -203,7 +203,6 @@ fn ping_measures_the_uplink_that_it_is_told() {
 
 #[test]
 fn containers_behind_a_bridge() {
-    const EACH: usize = 40;
     let net = Home::new();
     let container = Ns::new("c");
     for command in [
@@ -226,17 +225,10 @@ fn containers_behind_a_bridge() {
     );
     net.up();
     let mut flows = net.flows_in(&container);
-    let mut opened = Vec::new();
-    for kind in ["tcp", "udp"] {
-        let of_kind = flows.open(kind, EACH, SERVER[0]);
-        assert_by_both(&of_kind);
-        opened.extend(of_kind);
-    }
+    let opened = flows.open_by_both(&["tcp", "udp"], SERVER[0]);
     assert_eq!(flows.ask(), opened, "and stay");
     net.blackhole(0);
     let mut new = net.flows_in(&container);
-    for kind in ["tcp", "udp", "msg"] {
-        new.assert_opens(kind, EACH, SERVER[0], [0, EACH]);
-    }
+    new.assert_all_open(EACH, SERVER[0], [0, EACH]);
     assert_eq!(net.refused(), 0);
 }

@@ -9,39 +9,30 @@ use std::time::{Duration, Instant};
 use crate::net::*;
 use crate::support::*;
 
-const EACH: usize = 40;
-
 /// What `systemctl reload nftables` does: all is flushed and the same rules are made again, in one step.
 #[test]
 fn forwarded_connections_go_on_when_the_firewall_is_loaded_anew() {
     let net = Home::new().with_lan().running();
-    let lan = net.lan.as_ref().unwrap();
-    let mut flows = net.flows_in(lan);
-    let opened = flows.open("tcp", EACH, SERVER[0]);
-    assert_by_both(&opened);
+    let mut flows = net.inner_flows();
+    let opened = flows.open_by_both(&["tcp"], SERVER[0]);
     let rules = net.home.run("nft list table inet home");
-    let is_there = || net.home.run("nft list tables").contains("mountain_start");
     for _ in 0..3 {
-        net.home.nft(&format!(
-            "flush ruleset
-{rules}"
-        ));
+        net.home.nft(&format!("flush ruleset\n{rules}"));
         let flushed = Instant::now();
-        wait_until("the table is back", LEAVE, is_there);
+        wait_until("the table is back", LEAVE, || net.has_table());
         let took = flushed.elapsed();
         assert!(
             took < Duration::from_secs(3),
             "not by the look every 5 s: {took:?}"
         );
-        wait_until("new ones are placed", LEAVE, || net.placement().forwarding);
+        net.wait_forwarding();
         assert_eq!(flows.ask(), opened, "and those that run go on");
     }
     // While there is no table nothing is marked.
     net.home.run("nft delete table inet mountain_start");
-    wait_until("it is back", LEAVE, is_there);
-    wait_until("new ones are placed", LEAVE, || net.placement().forwarding);
-    let mut new = net.flows_in(lan);
-    assert_by_both(&new.open("tcp", EACH, SERVER[0]));
+    wait_until("it is back", LEAVE, || net.has_table());
+    net.wait_forwarding();
+    net.inner_flows().open_by_both(&["tcp"], SERVER[0]);
     assert_eq!(net.refused(), 0);
 }
 
@@ -56,15 +47,13 @@ fn reads(net: &Home) -> u64 {
 #[test]
 fn forwarded_connections_that_run_go_on_when_new_ones_are_the_kernels() {
     let net = Home::new().with_lan().running();
-    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
-    let opened = flows.open("tcp", EACH, SERVER[0]);
-    assert_by_both(&opened);
+    let mut flows = net.inner_flows();
+    let opened = flows.open_by_both(&["tcp"], SERVER[0]);
     let rules = net.home.run("nft list table inet home");
     let load = |more: &str| net.home.nft(&format!("flush ruleset\n{rules}\n{more}\n"));
-    let is_there = || net.home.run("nft list tables").contains("mountain_start");
     for _ in 0..2 {
         load("insert rule inet home post oifname u0 ip daddr 198.51.100.7 masquerade");
-        wait_until("the table is back", LEAVE, is_there);
+        wait_until("the table is back", LEAVE, || net.has_table());
         wait_until("new ones are the kernel's", LEAVE, || {
             let left = net.placement().left.join("\n");
             left.contains("forwarded connections are left to the kernel: the firewall treats u0")
@@ -77,7 +66,7 @@ fn forwarded_connections_that_run_go_on_when_new_ones_are_the_kernels() {
     let read = reads(&net) - before;
     assert!(read < 200, "{read}");
     load("");
-    wait_until("new ones are placed", LEAVE, || net.placement().forwarding);
+    net.wait_forwarding();
     assert_eq!(flows.ask(), opened);
     assert_eq!(net.refused(), 0);
 }
@@ -147,36 +136,26 @@ fn a_table_from_a_file_does_not_take_the_place_of_the_present_one() {
 fn the_table_is_made_again_as_it_was_and_without_nft() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("nft");
-    let real = stdout(
-        &std::process::Command::new("sh")
-            .args(["-c", "command -v nft"])
-            .output()
-            .unwrap(),
-    );
-    let script = format!(
-        "#!/bin/sh\n[ -e \"$0.off\" ] && exit 1\nexec {} \"$@\"\n",
-        real.trim()
-    );
+    let net = Home::with_config("reset_stuck_s = 3\n").with_lan();
+    let real = stdout(&net.home.output("sh", &["-c", "command -v nft"]));
+    let real = real.trim();
+    let script = format!("#!/bin/sh\n[ -e \"$0.off\" ] && exit 1\nexec {real} \"$@\"\n");
     fs::write(&program, script).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
 
-    let net = Home::with_config("reset_stuck_s = 3\n").with_lan();
     let path = std::env::var("PATH").unwrap();
     net.start_on_path(&format!("{}:{path}", folder.path().display()));
     net.wait_good();
-    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
-    let opened = flows.open("tcp", EACH, SERVER[0]);
-    assert_by_both(&opened);
+    let mut flows = net.inner_flows();
+    let opened = flows.open_by_both(&["tcp"], SERVER[0]);
     let table = words_of_table(&net);
     let rules = net.home.run("nft list table inet home");
     fs::write(folder.path().join("nft.off"), "").unwrap();
     for _ in 0..2 {
         net.home.nft(&format!("flush ruleset\n{rules}"));
-        wait_until("the table is back", LEAVE, || {
-            net.home.run("nft list tables").contains("mountain_start")
-        });
+        wait_until("the table is back", LEAVE, || net.has_table());
         assert_eq!(words_of_table(&net), table);
-        wait_until("new ones are placed", LEAVE, || net.placement().forwarding);
+        net.wait_forwarding();
         assert_eq!(flows.ask(), opened);
     }
     assert_eq!(net.refused(), 0);

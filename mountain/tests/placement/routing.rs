@@ -4,14 +4,9 @@
 use crate::net::*;
 use crate::support::*;
 
-const EACH: usize = 40;
-
 /// New flows of all kinds are answered, and both uplinks are used.
 fn both_are_used(net: &Home, server: &str) {
-    let mut flows = net.flows();
-    for kind in ["tcp", "udp", "msg"] {
-        assert_by_both(&flows.open(kind, EACH, server));
-    }
+    net.flows().open_by_both(&KINDS, server);
     assert_eq!(net.refused(), 0);
 }
 
@@ -41,10 +36,7 @@ fn one_subnet_on_both_uplinks() {
     net.up();
     both_are_used(&net, SERVER[0]);
     net.blackhole(1);
-    let mut flows = net.flows();
-    for kind in ["tcp", "udp", "msg"] {
-        flows.assert_opens(kind, 8, SERVER[0], [8, 0]);
-    }
+    net.flows().assert_all_open(8, SERVER[0], [8, 0]);
 }
 
 #[test]
@@ -68,17 +60,14 @@ fn one_address_on_both_uplinks_is_refused() {
 fn rules_that_were_there_come_first() {
     let net = Home::new();
     // A table of the user's for the one server, and one for what bears a mark in all bits.
-    net.home
-        .ip("route add default via 10.41.0.1 dev u1 table 55");
+    net.table_55();
     net.home.ip("rule add to 10.50.0.2 lookup 55");
     net.home.ip("rule add fwmark 0x77 lookup main");
     net.up();
     let mut flows = net.flows();
-    for kind in ["tcp", "udp", "msg"] {
-        flows.assert_opens(kind, 16, SERVER[0], [0, 16]);
-    }
+    flows.assert_all_open(16, SERVER[0], [0, 16]);
     assert_eq!(net.refused(), 0, "address and uplink are of one provider");
-    assert_by_both(&flows.open("tcp", EACH, SERVER[1]));
+    flows.open_by_both(&["tcp"], SERVER[1]);
     net.home.ip("rule del to 10.50.0.2 lookup 55");
     wait_until("new flows choose", LEAVE, || {
         let opened = flows.open("msg", 16, SERVER[0]);
@@ -93,8 +82,7 @@ fn rules_that_were_there_come_first() {
 #[test]
 fn a_rule_of_the_same_priority_that_comes_later_decides() {
     let net = Home::new();
-    net.home
-        .ip("route add default via 10.41.0.1 dev u1 table 55");
+    net.table_55();
     net.up();
     let rules = || net.home.ip("-4 rule");
     let before = rules();
@@ -107,9 +95,7 @@ fn a_rule_of_the_same_priority_that_comes_later_decides() {
     });
     net.home.wait_settled();
     let mut flows = net.flows();
-    for kind in ["tcp", "udp", "msg"] {
-        flows.assert_opens(kind, 16, SERVER[0], [0, 16]);
-    }
+    flows.assert_all_open(16, SERVER[0], [0, 16]);
     assert_eq!(net.refused(), 0, "address and uplink are of one provider");
     net.home.ip("rule del pref 32765 to 10.50.0.2 lookup 55");
     assert_eq!(rules(), before, "in the same order, each once");
@@ -119,12 +105,10 @@ fn a_rule_of_the_same_priority_that_comes_later_decides() {
 #[test]
 fn a_rule_or_route_that_comes_later_holds_for_running_exchanges() {
     let net = Home::new();
-    net.home
-        .ip("route add default via 10.41.0.1 dev u1 table 55");
+    net.table_55();
     net.up();
     let mut flows = net.flows();
-    let opened = flows.open("msg", EACH, SERVER[0]);
-    assert_by_both(&opened);
+    let opened = flows.open_by_both(&["msg"], SERVER[0]);
     let mut follow = |there: &str, gone: &str| {
         net.home.ip(there);
         wait_until("running exchanges follow", LEAVE, || {
@@ -190,11 +174,10 @@ fn an_uplinks_table_says_all_that_its_default_route_says() {
 fn a_mark_of_the_owners_keeps_all_its_bits() {
     const MARK: &str = "0x6d6f6c65";
     let net = Home::with_config("[[rule]]\nmatch = { proto = \"tcp\" }\nuse = \"steadiest\"\n");
-    net.home
-        .ip("route add default via 10.41.0.1 dev u1 table 55");
+    net.table_55();
     net.home.ip(&format!("rule add fwmark {MARK} lookup 55"));
     net.up();
-    for kind in ["tcp", "udp", "msg"] {
+    for kind in KINDS {
         let mut flows = net.flows();
         let marked = flows.open_with(kind, 8, SERVER[0], &format!("mark={MARK}"));
         assert_eq!(by_uplink(&marked), [0, 8], "{kind}");
@@ -217,7 +200,7 @@ fn a_rule_without_a_mark_matches_no_socket_with_one() {
     )
     .running();
     let mut flows = net.flows();
-    for kind in ["tcp", "udp", "msg"] {
+    for kind in KINDS {
         flows.assert_opens(kind, 8, SERVER[0], [0, 8]);
         let marked = flows.open_with(kind, 8, SERVER[0], "mark=0x77");
         assert_eq!(by_uplink(&marked), [8, 0], "{kind}: the kernel's way");
@@ -297,15 +280,14 @@ fn an_uplink_whose_lease_comes_later() {
 fn an_uplink_whose_address_is_deprecated_is_not_chosen() {
     let net = Home::new().running();
     let mut old = net.flows();
-    let before = old.open("tcp", EACH, SERVER[1]);
-    assert_by_both(&before);
+    let before = old.open_by_both(&["tcp"], SERVER[1]);
     let address = |lifetimes: &str| {
         net.home
             .ip(&format!("-6 addr change fd41::2/64 dev u1 {lifetimes}"));
     };
     address("valid_lft 3600 preferred_lft 0");
     let mut new = net.flows();
-    for kind in ["tcp", "udp", "msg"] {
+    for kind in KINDS {
         wait_until("new flows stay out of it", LEAVE, || {
             new.close();
             by_uplink(&new.open(kind, EACH, SERVER[1])) == [EACH, 0]
@@ -315,7 +297,7 @@ fn an_uplink_whose_address_is_deprecated_is_not_chosen() {
     let rules = net.home.ip("-6 rule");
     assert!(rules.contains("from fd41::2 lookup 197"), "{rules}");
     new.close();
-    assert_by_both(&new.open("tcp", EACH, SERVER[0]));
+    new.open_by_both(&["tcp"], SERVER[0]);
     address("valid_lft forever preferred_lft forever");
     wait_until("it is used again", LEAVE, || {
         new.close();
@@ -343,8 +325,9 @@ fn an_address_that_is_deprecated_is_no_source_of_new_exchanges() {
     wait_until("the other one is", LEAVE, all_answered);
 }
 
+/// One that a rule names, and one that takes the place of that whose sockets are placed.
 #[test]
-fn a_rule_for_a_cgroup_that_comes_later_is_in_force_then() {
+fn cgroups_that_come_later_are_followed() {
     let name = format!("mtt-late-{}", std::process::id());
     let net = Home::with_config(&format!(
         "[[rule]]\nmatch = {{ cgroup = \"{name}\" }}\nuse = \"u1\"\n"
@@ -353,19 +336,15 @@ fn a_rule_for_a_cgroup_that_comes_later_is_in_force_then() {
     let unresolved = || net.placement().unresolved;
     let said = unresolved().join("\n");
     assert!(said.contains("there is no cgroup"), "{said}");
-    assert!(net.home.mountain_ok("status").contains(&said));
+    net.home.mountain_says("status", &said);
     let folder = mountain::host::cgroup::root().unwrap().join(name);
     std::fs::create_dir(&folder).unwrap();
     wait_until("it is in force", LEAVE, || unresolved().is_empty());
     std::fs::remove_dir(&folder).unwrap();
     wait_until("it is not", LEAVE, || !unresolved().is_empty());
-}
 
-#[test]
-fn a_cgroup_that_takes_the_place_of_another_is_followed() {
-    let net = Home::new().running();
     net.renew_cgroup();
-    wait_until("new flows are placed", LEAVE, || {
+    wait_until("new flows of the other one are placed", LEAVE, || {
         by_uplink(&net.flows().open("udp", EACH, SERVER[0]))[1] >= 8
     });
     both_are_used(&net, SERVER[1]);
@@ -432,7 +411,7 @@ fn prefixes_that_routers_advertise_and_change() {
         net.home.ip("-6 rule").contains("from fd61:1:1:2:")
     });
     let mut new = net.flows();
-    for kind in ["tcp", "udp", "msg"] {
+    for kind in KINDS {
         let opened = new.open(kind, EACH, SERVER[1]);
         assert_by_both(&opened);
         let old_prefix = opened.iter().find(|f| f.own.starts_with("fd61:1:1:1:"));
