@@ -5,11 +5,12 @@ mod bulk;
 mod net;
 
 use std::net::UdpSocket;
+use std::ops::RangeBounds;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use mountain_lab::workload::echo::{EchoServer, Header};
-use mountain_lab::workload::game::{self, GameConfig, Packet};
+use mountain_lab::workload::game::{self, GameConfig, Health, Packet};
 use mountain_lab::workload::sys;
 use testkit::median;
 
@@ -17,37 +18,37 @@ use net::Net;
 
 fn assert_all_answered(packets: &[Packet], flows: u16, at_least: usize) {
     assert!(packets.len() >= at_least, "only {} packets", packets.len());
-    let lost: Vec<_> = packets.iter().filter(|p| p.rtt_us.is_none()).collect();
-    assert!(
-        lost.is_empty(),
-        "{} of {} lost, first {:?}",
-        lost.len(),
-        packets.len(),
-        lost[0]
-    );
+    let lost = packets.iter().find(|p| p.rtt_us.is_none());
+    assert!(lost.is_none(), "of {} lost: {lost:?}", packets.len());
     for flow in 0..flows {
-        let mut seqs: Vec<u32> = packets
-            .iter()
-            .filter(|p| p.flow == flow)
-            .map(|p| p.seq)
-            .collect();
+        let own = packets.iter().filter(|p| p.flow == flow);
+        let mut seqs: Vec<u32> = own.map(|p| p.seq).collect();
         seqs.sort_unstable();
-        assert!(
-            seqs.iter().copied().eq(0..seqs.len() as u32),
-            "flow {flow} has gaps: {seqs:?}"
-        );
+        let is_whole = seqs.iter().copied().eq(0..seqs.len() as u32);
+        assert!(is_whole, "flow {flow} has gaps: {seqs:?}");
         assert!(!seqs.is_empty(), "flow {flow} sent nothing");
     }
+}
+
+/// Plays for so long: its packets, and how well it kept its plan.
+fn play(cfg: GameConfig, ms: u64) -> (Vec<Packet>, Health) {
+    let running = game::start(cfg).unwrap();
+    sleep(Duration::from_millis(ms));
+    running.finish().unwrap()
+}
+
+/// What was sent in a time.
+fn sent(packets: &[Packet], time_ns: impl RangeBounds<u64>) -> Vec<&Packet> {
+    let during = packets.iter().filter(|p| time_ns.contains(&p.sent_ns));
+    during.collect()
 }
 
 #[test]
 fn game_flows_are_answered_with_small_round_trip_times() {
     let net = Net::new();
     for v6 in [false, true] {
-        let running = game::start(net.game(v6, 7001)).unwrap();
         // Packets come by the clock: so long for 2,000 of them.
-        sleep(Duration::from_secs(2));
-        let (packets, health) = running.finish().unwrap();
+        let (packets, health) = play(net.game(v6, 7001), 2_000);
         assert_all_answered(&packets, 20, 2_000);
         let rtt = median(packets.iter().map(|p| p.rtt_us.unwrap()).collect());
         assert!(rtt < 5_000, "v6 {v6}: median RTT over veth {rtt} us");
@@ -55,24 +56,16 @@ fn game_flows_are_answered_with_small_round_trip_times() {
             let (rtt, user) = (p.rtt_us.unwrap(), p.user_rtt_us.unwrap());
             assert!(rtt <= user, "kernel RTT above the program's: {p:?}");
             let sum = p.forward_us.unwrap() + p.backward_us.unwrap();
-            assert!(
-                sum.abs_diff(rtt) <= 2,
-                "one-way delays do not add up: {p:?}"
-            );
+            assert!(sum.abs_diff(rtt) <= 2, "one way each: {p:?}");
             assert!(!p.reordered, "{p:?}");
         }
         assert_eq!(health.send_errors, 0);
-        assert_eq!(
-            health.unstamped, 0,
-            "v6 {v6}: kernel transmit timestamps are missing"
-        );
+        assert_eq!(health.unstamped, 0, "v6 {v6}: without transmit timestamps");
         assert_eq!(health.sent, packets.len() as u64);
         // Twenty flows over two paths: all on one has a probability of 2e-6.
         for path in [0, 1] {
-            assert!(
-                packets.iter().any(|p| p.path == Some(path)),
-                "v6 {v6}: no flow on {path}"
-            );
+            let is_used = packets.iter().any(|p| p.path == Some(path));
+            assert!(is_used, "v6 {v6}: no flow on {path}");
         }
         let moved = (0..20).any(|flow| {
             let mut paths = packets.iter().filter(|p| p.flow == flow).map(|p| p.path);
@@ -93,20 +86,17 @@ fn path_index_follows_the_route() {
     net.route("via 10.77.0.2");
     let settled_ns = sys::monotonic_ns() + 100_000_000;
     sleep(Duration::from_millis(1_200));
-    let early = running.drain();
-    assert!(
-        early.iter().any(|p| p.sent_ns < moved_ns),
-        "drain gave nothing from the first phase"
-    );
-    let mut packets = early;
+    let mut packets = running.drain();
+    let early = sent(&packets, ..moved_ns).len();
+    assert!(early > 0, "drain gave nothing from the first phase");
     packets.extend(running.stop().unwrap());
     assert_all_answered(&packets, 20, 1_000);
-    let before = packets.iter().filter(|p| p.sent_ns < moved_ns);
-    assert!(before.clone().count() > 200);
-    assert!(before.clone().all(|p| p.path == Some(1)), "before the move");
-    let after = packets.iter().filter(|p| p.sent_ns > settled_ns);
-    assert!(after.clone().count() > 500);
-    assert!(after.clone().all(|p| p.path == Some(0)), "after the move");
+    let before = sent(&packets, ..moved_ns);
+    assert!(before.len() > 200);
+    assert!(before.iter().all(|p| p.path == Some(1)), "before the move");
+    let after = sent(&packets, settled_ns..);
+    assert!(after.len() > 500);
+    assert!(after.iter().all(|p| p.path == Some(0)), "after the move");
 }
 
 #[test]
@@ -128,9 +118,7 @@ fn bound_flows_keep_their_device_and_dscp_is_set() {
          add rule ip t c udp dport 7003 ip dscp ef counter; \
          add rule ip t c udp dport 7003 ip dscp != ef counter",
     );
-    let running = game::start(cfg).unwrap();
-    sleep(Duration::from_millis(500));
-    let packets = running.stop().unwrap();
+    let (packets, _) = play(cfg, 500);
     assert_all_answered(&packets, 20, 300);
     assert!(packets.iter().all(|p| p.path == Some(1)));
     let counts = net.server.counted("table ip t");
@@ -148,33 +136,18 @@ fn blackhole_is_loss_and_not_a_stalled_generator() {
     let from_settled_ns = sys::monotonic_ns();
     sleep(Duration::from_millis(600));
     let (packets, health) = running.finish().unwrap();
-    let before: Vec<_> = packets
-        .iter()
-        .filter(|p| p.sent_ns + 20_000_000 < from_ns)
-        .collect();
+    let before = sent(&packets, ..from_ns - 20_000_000);
     assert!(before.len() > 300);
-    assert!(
-        before.iter().all(|p| p.rtt_us.is_some()),
-        "lost before the blackhole"
-    );
-    let after: Vec<_> = packets
-        .iter()
-        .filter(|p| p.sent_ns > from_settled_ns)
-        .collect();
-    assert!(
-        after.len() > 300,
-        "the generator stopped sending: {}",
-        after.len()
-    );
-    assert!(
-        after.iter().all(|p| p.rtt_us.is_none() && p.path.is_none()),
-        "answered in the dark"
-    );
-    assert_eq!(
-        health.sent,
-        packets.len() as u64,
-        "every packet sent is accounted for"
-    );
+    let lost = before.iter().find(|p| p.rtt_us.is_none());
+    assert!(lost.is_none(), "lost before the blackhole: {lost:?}");
+    let after = sent(&packets, from_settled_ns..);
+    let count = after.len();
+    assert!(count > 300, "the generator stopped sending: {count}");
+    let seen = |p: &&&Packet| p.rtt_us.is_some() || p.path.is_some();
+    let seen = after.iter().find(seen);
+    assert!(seen.is_none(), "answered in the dark: {seen:?}");
+    let count = packets.len() as u64;
+    assert_eq!(health.sent, count, "every packet sent is accounted for");
 }
 
 #[test]
@@ -182,18 +155,12 @@ fn lost_answers_do_not_hide_the_path() {
     let net = Net::new();
     net.route("via 10.77.1.2");
     net.server.ip("route replace blackhole 10.99.0.1");
-    let running = game::start(net.game(false, 7005)).unwrap();
-    sleep(Duration::from_millis(300));
-    let packets = running.stop().unwrap();
+    let (packets, _) = play(net.game(false, 7005), 300);
     assert!(packets.len() > 200);
-    assert!(
-        packets.iter().all(|p| p.rtt_us.is_none()),
-        "there is no way back"
-    );
-    assert!(
-        packets.iter().all(|p| p.path == Some(1)),
-        "the server saw them all on s1"
-    );
+    for p in &packets {
+        assert_eq!(p.rtt_us, None, "there is no way back");
+        assert_eq!(p.path, Some(1), "the server saw them all on s1");
+    }
 }
 
 #[test]
@@ -201,27 +168,8 @@ fn server_sees_reordering() {
     let net = Net::new();
     let ends = net.ends(false, 7006);
     let server = EchoServer::start(&ends).unwrap();
-    let echoes = sys::run_in(&net.client_ns(), || {
-        let socket = UdpSocket::bind("10.99.0.1:0")?;
-        socket.connect(ends.server())?;
-        socket.set_read_timeout(Some(Duration::from_secs(2)))?;
-        socket.send(b"not one of ours, must stay unanswered")?;
-        let mut echoes = Vec::new();
-        for (flow, seq) in [(0, 0), (0, 2), (0, 1), (0, 3), (1, 0), (0, 3)] {
-            let mut buf = [0u8; 100];
-            Header::request(7, flow, seq).write(&mut buf);
-            socket.send(&buf)?;
-            let len = socket.recv(&mut buf)?;
-            echoes.push(Header::read(&buf[..len]).expect("an echo with our header"));
-        }
-        Ok(echoes)
-    })
-    .unwrap();
-    let reordered: Vec<_> = echoes
-        .iter()
-        .map(|h| (h.flow, h.seq, h.reordered))
-        .collect();
-    let expected = [
+    // Flow, number, and whether it arrives after a later one.
+    let packets = [
         (0, 0, false),
         (0, 2, false),
         (0, 1, true),
@@ -229,7 +177,24 @@ fn server_sees_reordering() {
         (1, 0, false),
         (0, 3, false),
     ];
-    assert_eq!(reordered, expected);
+    let echoes = sys::run_in(&net.client_ns(), || {
+        let socket = UdpSocket::bind("10.99.0.1:0")?;
+        socket.connect(ends.server())?;
+        socket.set_read_timeout(Some(Duration::from_secs(2)))?;
+        socket.send(b"not one of ours, must stay unanswered")?;
+        let mut echoes = Vec::new();
+        for (flow, seq, _) in packets {
+            let mut buf = [0u8; 100];
+            Header::request(7, flow, seq).write(&mut buf);
+            socket.send(&buf)?;
+            let len = socket.recv(&mut buf)?;
+            let echo = Header::read(&buf[..len]).expect("an echo with our header");
+            echoes.push((echo.flow, echo.seq, echo.reordered));
+        }
+        Ok(echoes)
+    })
+    .unwrap();
+    assert_eq!(echoes, packets);
     assert_eq!(server.arrivals().count(), 6, "the stranger is no arrival");
 }
 
@@ -253,10 +218,9 @@ fn wrong_configurations_are_refused_at_start() {
     let running = game::start(net.game(false, 7007)).unwrap();
     let began = Instant::now();
     drop(running);
-    assert!(
-        began.elapsed() < Duration::from_millis(900),
-        "drop does not wait for stragglers"
-    );
+    let took = began.elapsed();
+    let limit = Duration::from_millis(900);
+    assert!(took < limit, "drop does not wait for stragglers: {took:?}");
 }
 
 #[test]
@@ -278,12 +242,10 @@ fn refused_packets_are_lost_and_timestamps_stay_aligned() {
     assert!(health.send_errors > 200, "{health:?}");
     assert_eq!(health.sent, packets.len() as u64);
     assert_eq!(health.unstamped, 0, "{health:?}");
-    let refused = packets
-        .iter()
-        .filter(|p| p.sent_ns > down_ns && p.rtt_us.is_none())
-        .count();
+    let later = sent(&packets, down_ns..);
+    let refused = later.iter().filter(|p| p.rtt_us.is_none()).count();
     assert!(refused as u64 >= health.send_errors, "{refused} {health:?}");
-    let after: Vec<_> = packets.iter().filter(|p| p.sent_ns > up_ns).collect();
+    let after = sent(&packets, up_ns..);
     assert!(after.len() > 300);
     for p in &after {
         let (rtt, forward) = (p.rtt_us.expect("answered again"), p.forward_us.unwrap());

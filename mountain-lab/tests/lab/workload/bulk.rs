@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use etherparse::PacketBuilder;
-use mountain_lab::workload::bulk::{self, BulkConfig, Pattern};
+use mountain_lab::workload::bulk::{self, BulkConfig, BulkReport, Pattern};
 use mountain_lab::workload::dial::Ends;
 use mountain_lab::workload::load::{self, LoadConfig};
 use mountain_lab::workload::metrics::{self, Leave, Onset};
@@ -32,14 +32,19 @@ fn paced(rate_bps: u64) -> Pattern {
     Pattern::Paced { rate_bps }
 }
 
+/// Runs for so long.
+fn run(cfg: BulkConfig, ms: u64) -> BulkReport {
+    let running = bulk::start(cfg).unwrap();
+    sleep(Duration::from_millis(ms));
+    running.stop().unwrap()
+}
+
 #[test]
 fn paced_bulk_keeps_its_rate_and_shows_its_path() {
     let net = Net::new();
     for v6 in [false, true] {
         let began = Instant::now();
-        let running = bulk::start(bulk_config(&net, v6, 7010, paced(2_000_000))).unwrap();
-        sleep(Duration::from_millis(2_100));
-        let report = running.stop().unwrap();
+        let report = run(bulk_config(&net, v6, 7010, paced(2_000_000)), 2_100);
         // A flow that had to wait for its CPU does not make up for it: it may be slower, never faster.
         let longest = began.elapsed().as_secs_f64();
         assert_eq!(report.flows.len(), 4);
@@ -47,16 +52,10 @@ fn paced_bulk_keeps_its_rate_and_shows_its_path() {
         for flow in &report.flows {
             assert_eq!(flow.error, None, "flow {}", flow.flow);
             let rate_bps = flow.bytes() as f64 * 8.0 / longest;
-            assert!(
-                (0.7e6..2.2e6).contains(&rate_bps),
-                "v6 {v6}: {rate_bps} bit/s"
-            );
-            assert_eq!(
-                flow.trace.moves_within(&(0..u64::MAX)),
-                0,
-                "{:?}",
-                flow.trace
-            );
+            let is_paced = (0.7e6..2.2e6).contains(&rate_bps);
+            assert!(is_paced, "v6 {v6}: {rate_bps} bit/s");
+            let moves = flow.trace.moves_within(&(0..u64::MAX));
+            assert_eq!(moves, 0, "{:?}", flow.trace);
             let visit = flow.trace.visits[0];
             assert!(visit.path.is_some(), "{visit:?}");
             // The observer saw what the program read.
@@ -106,38 +105,24 @@ fn bulk_follows_a_route_change_and_outlives_it() {
 #[test]
 fn saturating_flows_share_and_requests_are_answered() {
     let net = Net::new();
-    let running = bulk::start(bulk_config(&net, false, 7012, Pattern::Saturating)).unwrap();
-    sleep(Duration::from_millis(600));
-    let report = running.stop().unwrap();
+    let report = run(bulk_config(&net, false, 7012, Pattern::Saturating), 600);
     for flow in &report.flows {
-        assert!(
-            flow.bytes() > 1_000_000,
-            "flow {}: {} bytes",
-            flow.flow,
-            flow.bytes()
-        );
+        let bytes = flow.bytes();
+        assert!(bytes > 1_000_000, "flow {}: {bytes} bytes", flow.flow);
         assert_eq!(flow.error, None);
     }
     let pattern = Pattern::RequestResponse {
         bytes: (20_000, 1_000),
         think_ms: 10,
     };
-    let running = bulk::start(bulk_config(&net, false, 7012, pattern)).unwrap();
-    sleep(Duration::from_millis(800));
-    let report = running.stop().unwrap();
+    let report = run(bulk_config(&net, false, 7012, pattern), 800);
     for flow in &report.flows {
         let n = flow.responses.len() as u64;
         assert!(n >= 8, "only {n} responses in 0.8 s");
-        assert!(
-            (n * 20_000..=(n + 1) * 20_000).contains(&flow.bytes()),
-            "{n} {}",
-            flow.bytes()
-        );
-        assert!(
-            flow.responses.iter().all(|(_, us)| *us < 800_000),
-            "{:?}",
-            flow.responses
-        );
+        let (bytes, asked) = (flow.bytes(), n * 20_000..=(n + 1) * 20_000);
+        assert!(asked.contains(&bytes), "{n} {bytes}");
+        let slowest = flow.responses.iter().map(|(_, us)| *us).max();
+        assert!(slowest < Some(800_000), "{:?}", flow.responses);
         assert_eq!(flow.error, None);
     }
 }
@@ -200,11 +185,8 @@ fn observer_sees_reordering_but_no_retransmission_as_such() {
     let reordered: Vec<bool> = trace.reorderings.iter().map(|r| r.across_paths).collect();
     assert_eq!(reordered, [true], "{trace:?}");
     assert_eq!(trace.retransmitted, 1);
-    let visits: Vec<_> = trace
-        .visits
-        .iter()
-        .map(|v| (v.path, v.segments, v.bytes))
-        .collect();
+    let visits = trace.visits.iter();
+    let visits: Vec<_> = visits.map(|v| (v.path, v.segments, v.bytes)).collect();
     let expected = [
         (Some(0), 2, 200),
         (Some(1), 1, 100),
@@ -245,10 +227,8 @@ fn foreign_load_fills_one_device_at_its_rate() {
         sys::run_in(&net.client_ns(), || {
             // /proc/net is that of the thread's namespace, /sys that of the mount's.
             let table = std::fs::read_to_string("/proc/thread-self/net/dev")?;
-            let line = table
-                .lines()
-                .find(|l| l.trim_start().starts_with(dev))
-                .unwrap();
+            let mut lines = table.lines().map(str::trim_start);
+            let line = lines.find(|line| line.starts_with(dev)).unwrap();
             Ok(line.split_whitespace().nth(9).unwrap().parse()?)
         })
         .unwrap()
@@ -295,15 +275,15 @@ fn many_short_flows_spread_and_name_their_path() {
         flows_per_s: 100.0,
         ..many.clone()
     };
-    let running = short::start(many).unwrap();
-    sleep(Duration::from_millis(1_300));
-    let flows = running.stop().unwrap();
+    let run = |cfg: ShortConfig, ms: u64| {
+        let running = short::start(cfg).unwrap();
+        sleep(Duration::from_millis(ms));
+        running.stop().unwrap()
+    };
+    let flows = run(many, 1_300);
     assert!(flows.len() >= 400, "{} flows", flows.len());
-    let ports = flows.iter().map(|flow| flow.client_port);
-    assert!(
-        ports.eq((20_000..).take(flows.len())),
-        "one after the other"
-    );
+    let mut ports = flows.iter().map(|flow| flow.client_port).zip(20_000..);
+    assert!(ports.all(|(is, next)| is == next), "one after the other");
     for flow in &flows {
         let answered = flow.rtts.iter().filter(|(_, rtt)| rtt.is_some());
         assert_eq!((flow.rtts.len(), answered.count()), (3, 3), "{flow:?}");
@@ -316,7 +296,5 @@ fn many_short_flows_spread_and_name_their_path() {
     assert!((both[0] + both[1] - 1.0).abs() < 1e-9);
     // All on one path when there is one route.
     net.route("via 10.77.1.2");
-    let running = short::start(one).unwrap();
-    sleep(Duration::from_millis(300));
-    assert_eq!(shares(&running.stop().unwrap()), [0.0, 1.0]);
+    assert_eq!(shares(&run(one, 300)), [0.0, 1.0]);
 }
