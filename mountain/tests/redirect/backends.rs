@@ -330,20 +330,15 @@ fn each_that_can(net: &Net, to: &str, name: &str, refusals: &[(&str, &str)]) {
     net.assert_clean();
 }
 
-/// Client and target behind one device: the target must answer through this host.
 #[test]
-fn a_hairpin_by_each_backend_that_can() {
+fn hairpins_and_targets_on_this_host_by_each_backend_that_can() {
     let net = Net::new();
+    // Client and target behind one device: the target must answer through this host.
     net.client.ip("addr add 10.0.8.20/24 dev c0");
     net.serve(&net.client, "neighbour", "10.0.8.20:8083");
     let refusals = [("xdp", "source"), ("tcx-peer", "both behind rc")];
     each_that_can(&net, "10.0.8.20:8083", "neighbour", &refusals);
-}
-
-/// The target is this host: what leaves by the client device is rewritten as well.
-#[test]
-fn a_target_on_this_host_by_each_backend_that_can() {
-    let net = Net::new();
+    // The target is this host: what leaves by the client device is rewritten as well.
     net.serve(&net.router, "here", "10.0.1.1:9000");
     let refusals = ["tcx-peer", "xdp-redirect"].map(|backend| (backend, "this host"));
     each_that_can(&net, "10.0.1.1:9000", "here", &refusals);

@@ -246,8 +246,7 @@ fn fragments_follow_the_first_one() {
                 by.check_forward(&format!("{r}, {name}"), &later);
             }
             // Identifications come again: the rest of a datagram that no rule names is left alone.
-            let other = fragment(&whole, 0, true, 77)
-                .with(|p| p.ip.l4[2..4].copy_from_slice(&8082u16.to_be_bytes()));
+            let other = fragment(&whole, 0, true, 77).with(|p| p.set_port(8082));
             way.check_untouched(&format!("{r}, another first"), &other.packet.bytes());
             let rest = fragment(&whole, 13, true, 77).packet.bytes();
             way.check_untouched(&format!("{r}, the rest of that"), &rest);
@@ -261,15 +260,13 @@ fn what_is_not_named_stays_as_it_is() {
         for r in rules() {
             let packet = forward(&r, 40_004).packet;
             let v6 = r.from.is_ipv6();
-            let other = if v6 { "fd08::16" } else { "10.0.8.16" };
+            let other = either(v6, "10.0.8.16", "fd08::16");
             let xdp = way.forward.1 == DeviceHook::Xdp;
             let untouched = |what, change: &dyn Fn(&mut Packet)| {
                 way.check_untouched(what, &packet.clone().with(change).bytes());
             };
-            untouched("another port", &|p| {
-                p.ip.l4[2..4].copy_from_slice(&8082u16.to_be_bytes())
-            });
-            untouched("another address", &|p| p.ip.dst = other.parse().unwrap());
+            untouched("another port", &|p| p.set_port(8082));
+            untouched("another address", &|p| p.ip.dst = other);
             untouched("another protocol", &|p| {
                 (p.ip.proto, p.unchecked) = (132, true)
             });

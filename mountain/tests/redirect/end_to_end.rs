@@ -50,6 +50,8 @@ fn both_protocols_and_families() {
     for (proto, from, to, name) in [
         ("tcp", "10.0.8.17:80", "10.0.1.2:8001", "v4"),
         ("udp", "10.0.8.17:80", "10.0.1.2:8001", "v4"),
+        // No address of the router: what passes by is redirected as well.
+        ("udp", "192.0.2.77:53", "10.0.1.2:8001", "v4"),
         ("tcp", "[fd08::17]:80", "[fd01::2]:8002", "v6"),
         ("udp", "[fd08::17]:80", "[fd01::2]:8002", "v6"),
     ] {
@@ -63,18 +65,10 @@ fn both_protocols_and_families() {
             assert_answers(&net.client.udp(local), from, name);
         }
     }
-    assert_eq!(net.rules(), 4);
-    assert_eq!(net.redirect("del --all"), "deleted 4 rules\n");
+    assert_eq!(net.rules(), 5);
+    assert_eq!(net.redirect("del --all"), "deleted 5 rules\n");
     assert!(ask_tcp(&net.client, "[fd08::17]:80", "x").is_err());
     net.assert_clean();
-}
-
-/// `from` need not be an address of the router: what passes by is redirected as well.
-#[test]
-fn an_address_of_another_host() {
-    let net = Net::serving();
-    net.redirect("add --proto udp --from 192.0.2.77:53 --to 10.0.1.2:8083");
-    assert_answers(&net.client.udp("10.0.8.18:0"), "192.0.2.77:53", "server");
 }
 
 #[test]
@@ -129,35 +123,28 @@ fn a_hairpin_comes_back_only_with_a_source_of_ours() {
     }
 }
 
-/// With `auto` only those get another source who would not be answered through this host.
+/// With `auto` only those get another source who would not be answered through this host. And rules of two devices
+/// have sources of their own.
 #[test]
 fn who_comes_from_elsewhere_keeps_the_source() {
     let (net, ns) = Net::with_neighbour();
-    net.serve(&net.server, "server", "10.0.1.2:8083");
-    net.redirect(&format!("add {RULE} --to 10.0.8.19:9000"));
     let hook = "filter hook prerouting priority 0";
     let rule = "udp dport 9000 ip saddr 10.0.1.2 counter";
     ns.chain("inet t c", hook, rule);
     ns.ip("route add default via 10.0.8.17");
-    let other = net.server.udp("10.0.1.2:0");
-    assert_answers(&other, "10.0.8.17:8080", "neighbour");
-    assert_eq!(ns.counted("chain inet t c"), [1]);
-}
-
-#[test]
-fn rules_of_two_devices_have_sources_of_their_own() {
-    let (net, ns) = Net::with_neighbour();
+    let keeps_its_source = |count: u64| {
+        let other = net.server.udp("10.0.1.2:0");
+        assert_answers(&other, "10.0.8.17:8080", "neighbour");
+        assert_eq!(ns.counted("chain inet t c"), [count], "it keeps its source");
+    };
     let add = format!("add {RULE} --to 10.0.8.19:9000");
+    net.redirect(&add);
+    keeps_its_source(1);
+    net.redirect(&format!("del {RULE}"));
+
     net.redirect(&format!("{add} --dev br0 --snat always"));
     net.redirect(&format!("{add} --dev rs --snat never"));
-    ns.nft(
-        "table inet t { chain c { type filter hook prerouting priority 0;\n\
-         udp dport 9000 ip saddr 10.0.1.2 counter\n} }",
-    );
-    ns.ip("route add default via 10.0.8.17");
-    let other = net.server.udp("10.0.1.2:0");
-    assert_answers(&other, "10.0.8.17:8080", "neighbour");
-    assert_eq!(ns.counted("chain inet t c"), [1], "it keeps its source");
+    keeps_its_source(2);
     // The client would be answered directly without a source of ours. So it has one, whatever becomes of the others.
     let client_is_answered = || {
         let fresh = net.client.udp("10.0.8.18:0");

@@ -75,6 +75,11 @@ impl Packet {
         !later4 && !self.ip.ext.iter().any(later6)
     }
 
+    /// The transport's destination port is another.
+    pub fn set_port(&mut self, port: u16) {
+        self.ip.l4[2..4].copy_from_slice(&port.to_be_bytes());
+    }
+
     pub fn ttl(mut self, ttl: u8) -> Self {
         self.ip.ttl = ttl;
         self

@@ -104,16 +104,11 @@ fn targets_without_a_way_back_are_named() {
     let net = Net::bare();
     let text = "10.0.1.2 has no route to 10.0.8.17: replies to clients there do not come back";
     net.look(&ordinary()).notes(Nft, text);
-    let mut always = ordinary();
-    always.snat = Snat::Always;
     let silent = |rule: &Rule| {
-        let notes = net.look(rule).of(Nft).notes.clone();
-        assert!(
-            !notes.iter().any(|n| n.contains("has no route")),
-            "{notes:#?}"
-        );
+        let notes = net.look(rule).of(Nft).notes.join("\n");
+        assert!(!notes.contains("has no route"), "{notes}");
     };
-    silent(&always);
+    silent(&always());
     net.server.ip("route add default via 10.0.1.1");
     silent(&ordinary());
 }
@@ -143,10 +138,8 @@ fn hairpins_rewrite_the_source() {
         found.notes(Xdp, "replies reach clients only if");
     }
     // Not a hairpin: only when asked for.
-    let mut rule = ordinary();
-    rule.snat = Snat::Always;
-    let plan = net.look(&rule).plan(Tcx).clone();
-    assert_eq!(plan.snat, Some("10.0.1.1".parse().unwrap()));
+    let source = net.look(&always()).plan(Tcx).snat;
+    assert_eq!(source, Some("10.0.1.1".parse().unwrap()));
 }
 
 #[test]
@@ -223,11 +216,7 @@ fn kinds_of_devices() {
         router.ip(&format!("addr add 10.1.{n}.1/24 dev {device}"));
         router.ip(&format!("link set {device} up"));
     }
-    let mut rule = ordinary();
-    let mut by = |device: &str| {
-        rule.dev = Some(device.to_owned());
-        net.look(&rule)
-    };
+    let by = |device: &str| net.look(&by_device(device));
     let found = by("br0");
     found.only(&[TcxPeer, Tcx, Nft]);
     found.refuses(Xdp, "br0 is a bridge device", "use tcx or nft");
@@ -350,8 +339,7 @@ fn peers_are_for_the_next_namespace() {
     // Replies that are too large for the bridge.
     net.router.ip("link add br0 type bridge");
     net.router.ip("link set br0 up mtu 1400");
-    let mut by_bridge = ordinary();
-    by_bridge.dev = Some("br0".to_owned());
+    let by_bridge = by_device("br0");
     let found = net.look(&by_bridge);
     let todo = format!(
         "nsenter --net=/run/netns/{} ip link set dev s0 mtu 1400",
@@ -373,9 +361,7 @@ fn peers_are_for_the_next_namespace() {
         found.notes(backend, text);
     }
     assert!(!found.of(Tcx).by_name_only);
-    let mut always = ordinary();
-    always.snat = Snat::Always;
-    let found = net.look(&always);
+    let found = net.look(&always());
     found.only(&[Nft]);
     let why = "and rc carries 1400 bytes, rs 1500: larger packets would be lost";
     found.refuses(Tcx, why, "mtu 1400");
@@ -427,12 +413,7 @@ fn routes_are_not_gone_around_unasked() {
     let net = Net::bare().ready();
     let rules = [ordinary(), rule("[fd08::17]:8080", "[fd01::2]:8083")];
     let by_name = || -> Vec<Vec<Backend>> {
-        let of = |rule: &Rule| -> Vec<Backend> {
-            let found = net.look(rule);
-            found.only(&Backend::FASTEST_FIRST);
-            let found = found.0.iter().filter(|f| f.by_name_only);
-            found.map(|f| f.backend).collect()
-        };
+        let of = |rule: &Rule| net.look(rule).by_name_only();
         rules.iter().map(of).collect()
     };
     let (none, fast) = (vec![], vec![XdpRedirect, TcxPeer]);
@@ -496,12 +477,7 @@ fn firewalls_are_not_gone_around_unasked() {
     nft("add rule ip filter FORWARD iifname nosuch counter accept");
     nft("add table ip6 filter");
     nft("add chain ip6 filter FORWARD { type filter hook forward priority 0 ; policy drop ; }");
-    let by_name = |rule: &Rule| -> Vec<Backend> {
-        let found = net.look(rule);
-        found.only(&Backend::FASTEST_FIRST);
-        let found = found.0.iter().filter(|f| f.by_name_only);
-        found.map(|f| f.backend).collect()
-    };
+    let by_name = |rule: &Rule| net.look(rule).by_name_only();
     assert_eq!(by_name(&ordinary()), []);
     let v6 = rule("[fd08::17]:80", "[fd01::2]:80");
     assert_eq!(by_name(&v6), [XdpRedirect, TcxPeer]);

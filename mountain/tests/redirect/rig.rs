@@ -96,18 +96,17 @@ impl Router {
 
 /// `from` and `to` of the rules, with the port counted on by `n`.
 pub fn rule(proto: Proto, ipv6: bool, n: u16) -> Rule {
-    let (from, to): (IpAddr, IpAddr) = match ipv6 {
-        false => ([10, 0, 8, 17].into(), [10, 0, 1, 2].into()),
-        true => ("fd08::17".parse().unwrap(), "fd01::2".parse().unwrap()),
-    };
+    let from = SocketAddr::new(either(ipv6, "10.0.8.17", "fd08::17"), 8080 + n);
+    let to = SocketAddr::new(either(ipv6, "10.0.1.2", "fd01::2"), 8083);
     Rule {
-        proto,
-        from: SocketAddr::new(from, 8080 + n),
-        to: SocketAddr::new(to, 8083),
-        dev: None,
         snat: Snat::Never,
-        log: None,
+        ..Rule::new(proto, from, to)
     }
+}
+
+/// An address of one family.
+pub fn either(ipv6: bool, v4: &str, v6: &str) -> IpAddr {
+    if ipv6 { v6 } else { v4 }.parse().unwrap()
 }
 
 /// Rules for both protocols, both families.
@@ -118,11 +117,7 @@ pub fn rules() -> Vec<Rule> {
 
 /// The client, at a port.
 pub fn client(ipv6: bool, port: u16) -> SocketAddr {
-    let address: IpAddr = match ipv6 {
-        false => [10, 0, 8, 18].into(),
-        true => "fd08::18".parse().unwrap(),
-    };
-    SocketAddr::new(address, port)
+    SocketAddr::new(either(ipv6, "10.0.8.18", "fd08::18"), port)
 }
 
 fn installed(id: u32, rule: &Rule, plan: &Plan) -> Installed {

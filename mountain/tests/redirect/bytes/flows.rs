@@ -57,12 +57,7 @@ fn with_source_nat_the_target_sees_this_host() {
 }
 
 fn with_source_nat(backend: Backend, router: &Router, id: u32, r: &Rule) {
-    let own = if r.from.is_ipv6() {
-        "fd01::1"
-    } else {
-        "10.0.1.1"
-    };
-    let own: IpAddr = own.parse().unwrap();
+    let own = either(r.from.is_ipv6(), "10.0.1.1", "fd01::1");
     let mut plan = router.plan(backend, Some(own));
     install(id, r, &plan).unwrap();
     let (hook, action) = match backend {
@@ -208,9 +203,8 @@ fn a_lost_connection_is_taken_up_again_where_it_can_be_no_other() {
             way.check_reply("sent to this host", &answer);
 
             let mut through = r.clone();
-            let v6 = r.from.is_ipv6();
-            let other = if v6 { "fd08::99" } else { "10.0.8.99" };
-            through.from.set_ip(other.parse().unwrap());
+            let other = either(r.from.is_ipv6(), "10.0.8.99", "fd08::99");
+            through.from.set_ip(other);
             install(id, &through, &way.plan()).unwrap();
             let syn = forward(&through, 40_022);
             let later = with_flags(&syn, packets_of::ACK);

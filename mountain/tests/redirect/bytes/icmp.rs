@@ -34,8 +34,7 @@ fn icmp_errors_tell_each_side_of_its_own_addresses() {
             let from_client = first.src;
             way.check_forward("makes the flow", &first);
             let v6 = r.from.is_ipv6();
-            let router = if v6 { "fd99::9" } else { "10.99.0.9" };
-            let router: IpAddr = router.parse().unwrap();
+            let router = either(v6, "10.99.0.9", "fd99::9");
             let to_client = |what: &str, error: Packet, want: Packet| {
                 let [error, want] = [error, want].map(|p| p.macs(CLIENT, C0).bytes());
                 let got = run(DeviceHook::TcxEgress, "c0", &error);
@@ -85,11 +84,8 @@ fn icmp_errors_about_a_flow_with_another_port() {
         let (first, second) = (rule(Proto::Udp, false, 0), rule(Proto::Udp, false, 1));
         install(0, &first, &plan).unwrap();
         install(1, &second, &plan).unwrap();
-        run(
-            DeviceHook::TcxIngress,
-            "c0",
-            &forward(&first, 40_021).packet.bytes(),
-        );
+        let bytes = forward(&first, 40_021).packet.bytes();
+        run(DeviceHook::TcxIngress, "c0", &bytes);
         let sent = forward(&second, 40_021);
         let client = sent.src;
         let got = run(DeviceHook::TcxIngress, "c0", &sent.packet.bytes());

@@ -11,22 +11,27 @@ use Backend::{Nft, Tcx, TcxPeer, Xdp, XdpRedirect};
 #[test]
 fn fixes_make_it_possible_and_are_taken_back() {
     let net = Net::bare();
-    let before = [features(&net.client, "c0"), features(&net.server, "s0")];
+    let both = || [features(&net.client, "c0"), features(&net.server, "s0")];
+    let before = both();
     let rule = ordinary();
     let found = net.look_and_fix(&rule);
     let fixes = &found.plan(XdpRedirect).fixes;
     assert_eq!(fixes.len(), 4, "{fixes:#?}");
     assert_eq!(found.plan(Xdp).fixes.len(), 1);
     assert_eq!(found.plan(Tcx).fixes, []);
-    assert_eq!(
-        features(&net.client, "c0"),
-        before[0],
-        "looking changes nothing"
-    );
+    assert_eq!(both(), before, "looking changes nothing");
 
     net.router.within(async || fixes::apply(fixes).unwrap());
     let found = net.look(&rule);
     assert_eq!(found.plan(XdpRedirect).fixes, []);
+    // Those of other rules are relied on.
+    let found = net.router.within(async || {
+        let mut readings = HostReadings::default();
+        Found(readings.look(&rule, false, fixes).unwrap())
+    });
+    assert_eq!(found.plan(XdpRedirect).fixes, *fixes);
+    assert_eq!(found.plan(Xdp).fixes.len(), 1);
+    assert_eq!(found.plan(Tcx).fixes, []);
     for (side, device) in [(&net.client, "c0"), (&net.server, "s0")] {
         let now = [
             "tx-checksum-ip-generic: off",
@@ -38,29 +43,9 @@ fn fixes_make_it_possible_and_are_taken_back() {
         assert_has(&features(side, device), &now);
     }
     net.router.within(async || fixes::undo(fixes).unwrap());
-    let after = [features(&net.client, "c0"), features(&net.server, "s0")];
-    assert_eq!(after, before, "with TSO, which depends on the checksum");
+    assert_eq!(both(), before, "with TSO, which depends on the checksum");
     net.router.within(async || fixes::undo(fixes).unwrap());
-    assert_eq!(
-        features(&net.client, "c0"),
-        before[0],
-        "once more does nothing"
-    );
-}
-
-#[test]
-fn fixes_of_other_rules_are_relied_on() {
-    let net = Net::bare();
-    let rule = ordinary();
-    let in_force = net.look_and_fix(&rule).plan(XdpRedirect).fixes.clone();
-    net.router.within(async || fixes::apply(&in_force).unwrap());
-    let found = net.router.within(async || {
-        let mut readings = HostReadings::default();
-        Found(readings.look(&rule, false, &in_force).unwrap())
-    });
-    assert_eq!(found.plan(XdpRedirect).fixes, in_force);
-    assert_eq!(found.plan(Xdp).fixes.len(), 1);
-    assert_eq!(found.plan(Tcx).fixes, []);
+    assert_eq!(both(), before, "once more does nothing");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! What is found on the three hosts, and what is asked of it.
 
 use mountain::redirect::preflight::HostReadings;
-use mountain::redirect::{Backend, Finding, Plan, Proto, Rule};
+use mountain::redirect::{Backend, Finding, Plan, Proto, Rule, Snat};
 
 pub use crate::net::{ethtool, features, Net};
 use Backend::{Tcx, TcxPeer, Xdp, XdpRedirect};
@@ -36,6 +36,22 @@ pub fn rule(from: &str, to: &str) -> Rule {
 
 pub fn ordinary() -> Rule {
     rule("10.0.8.17:8080", "10.0.1.2:8083")
+}
+
+/// The same with a source of this host.
+pub fn always() -> Rule {
+    Rule {
+        snat: Snat::Always,
+        ..ordinary()
+    }
+}
+
+/// The same for clients that come in by a device.
+pub fn by_device(dev: &str) -> Rule {
+    Rule {
+        dev: Some(dev.to_owned()),
+        ..ordinary()
+    }
 }
 
 /// What is found of each backend.
@@ -75,6 +91,13 @@ impl Found {
         let found = self.of(backend);
         let said = found.notes.iter().any(|n| n.contains(what));
         assert!(said, "'{what}' in {found:#?}");
+    }
+
+    /// All are possible; comes to those that are not chosen unasked.
+    pub fn by_name_only(&self) -> Vec<Backend> {
+        self.only(&Backend::FASTEST_FIRST);
+        let found = self.0.iter().filter(|f| f.by_name_only);
+        found.map(|f| f.backend).collect()
     }
 
     /// Exactly these are possible.
