@@ -500,29 +500,22 @@ mod tests {
         let now = Instant::now();
         let mut answerer = Answerer::new(AnswerLimits::default(), Key::random(), now);
         let good = received("198.51.100.1:7");
-        let broadcast = Received {
-            destination: Some("192.0.2.255".parse().unwrap()),
-            ..good.clone()
+        let but = |change: fn(&mut Received)| {
+            let mut received = good.clone();
+            change(&mut received);
+            received
         };
-        let short = Received {
-            len: PROBE_LEN - 1,
-            ..good.clone()
-        };
-        let truncated = Received {
-            truncated: true,
-            ..good.clone()
-        };
+        let broadcast = but(|r| r.destination = Some("192.0.2.255".parse().unwrap()));
+        let short = but(|r| r.len -= 1);
+        let truncated = but(|r| r.truncated = true);
         let port_0 = received("198.51.100.1:0");
         for bad in [&broadcast, &short, &truncated, &port_0] {
             assert_eq!(answerer.accept(&request(), bad, now), None);
         }
         let mut reply = request();
         reply[5] = 2;
-        assert_eq!(
-            answerer.accept(&reply, &good, now),
-            None,
-            "replies are never answered"
-        );
+        let answered = answerer.accept(&reply, &good, now);
+        assert_eq!(answered, None, "replies are never answered");
         assert_eq!(answerer.stats.junk.load(Relaxed), 5);
         assert!(answerer.accept(&request(), &good, now).is_some());
     }
