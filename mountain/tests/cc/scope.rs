@@ -24,14 +24,22 @@ fn default_is_set_inherited_and_restored() {
 }
 
 #[test]
-fn a_default_that_was_changed_since_stays() {
+fn a_default_that_is_set_by_hand_meanwhile_stays_or_is_put_back() {
     let (ns, name) = (Ns::new("cc"), Name::new());
+    let set = |default: &str| ns.sysctl("net.ipv4.tcp_congestion_control", default);
     name.cc(&ns, "enable --default");
     assert_eq!(default_in(&ns), name.0);
     // The one that every namespace may choose.
-    ns.sysctl("net.ipv4.tcp_congestion_control", "reno");
+    set("reno");
     name.cc(&ns, "disable");
-    assert_eq!(default_in(&ns), "reno");
+    assert_eq!(default_in(&ns), "reno", "it was changed since");
+
+    name.cc(&ns, "enable");
+    set(&name.0);
+    // It is the default already: no reason to forget what was before.
+    name.cc(&ns, "enable --default");
+    name.cc(&ns, "disable");
+    assert_eq!(default_in(&ns), "reno", "it was before");
 }
 
 #[test]
@@ -92,21 +100,16 @@ fn a_route_names_it_and_is_put_back() {
     ns.wire(("d1", &[]), &ns, ("d0", &["10.31.0.1/24"]));
     ns.ip("route add 10.32.0.0/16 via 10.31.0.2 mtu 1400 metric 7");
     let before = ns.ip("route show");
-    name.fails(
-        &ns,
-        "enable --route 10.99.0.0/16",
-        "no route for exactly 10.99.0.0/16",
-    );
+    let none = "no route for exactly 10.99.0.0/16";
+    name.fails(&ns, "enable --route 10.99.0.0/16", none);
     assert!(!name.is_available());
     name.cc(&ns, "enable --route 10.32.0.0/16");
     // As a DHCP client writes its routes anew.
     let status = || name.cc(&ns, "status");
     assert!(!status().contains("NOT IN FORCE"), "{}", status());
     ns.ip("route replace 10.32.0.0/16 via 10.31.0.2 mtu 1400 metric 7");
-    assert_has(
-        &status(),
-        &["routes        none", "NOT IN FORCE  10.32.0.0/16"],
-    );
+    let lost = ["routes        none", "NOT IN FORCE  10.32.0.0/16"];
+    assert_has(&status(), &lost);
     name.cc(&ns, "enable --route 10.32.0.0/16");
     assert_has(&status(), &["routes        10.32.0.0/16"]);
     let route = ns.ip("route show 10.32.0.0/16");
@@ -207,18 +210,6 @@ fn a_second_route_does_not_keep_the_first() {
     assert!(lines[0].contains("via 10.31.0.3") && lines[0].contains("metric 5 congctl reno"));
     assert!(lines[1].contains("via 10.31.0.2") && lines[1].ends_with("metric 7"));
     assert!(!name.has_pins(), "nothing is left to be done");
-}
-
-#[test]
-fn a_default_made_by_hand_is_put_back() {
-    let (ns, name) = (Ns::new("cc"), Name::new());
-    ns.sysctl("net.ipv4.tcp_congestion_control", "reno");
-    name.cc(&ns, "enable");
-    ns.sysctl("net.ipv4.tcp_congestion_control", &name.0);
-    // It is the default already: no reason to forget what was before.
-    name.cc(&ns, "enable --default");
-    name.cc(&ns, "disable");
-    assert_eq!(default_in(&ns), "reno");
 }
 
 #[test]
