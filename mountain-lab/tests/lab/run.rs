@@ -185,7 +185,7 @@ fn the_rate_limit_and_the_queue_hold() {
 }
 
 #[test]
-fn a_malformed_scenario_names_line_and_key() {
+fn malformed_scenarios_and_recordings_are_named_with_line_and_key() {
     let lab = Lab::new();
     let scenario = lab.scenario("famly = \"ipv6\"", &format!("{TWO_PATHS}{GAME}"));
     let (output, _) = lab.run(&[], &scenario);
@@ -193,6 +193,14 @@ fn a_malformed_scenario_names_line_and_key() {
     assert_has(&text(&output), &["mini.toml:7: ", "famly"]);
     let (output, _) = lab.run(&[], Path::new("nonesuch"));
     assert_has(&text(&output), &["there are: asym"]);
+    // So is a recording that cannot be played.
+    let recording = "t_ms,rtt_ms\n0,20\n1000,x\n";
+    fs::write(lab.dir.path().join("bad.csv"), recording).unwrap();
+    let paths = TWO_PATHS.replace("name = \"a\"", "name = \"a\"\ntrace = \"bad.csv\"");
+    let scenario = lab.scenario("", &format!("{paths}{GAME}"));
+    let (output, _) = lab.run(&[], &scenario);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output));
+    assert_has(&text(&output), &["bad.csv: line 3: delay: \"x\""]);
 }
 
 /// Sent at (ms), round trip (ms), path; what was lost has neither of the last two.
@@ -254,22 +262,6 @@ fn a_recording_is_played_as_it_was_recorded() {
     assert!(lost.count() > 10);
     let best = result.metric("oracle", "rtt_p50_us").unwrap().median;
     assert_eq!(best, 40_000.0);
-}
-
-#[test]
-fn a_recording_that_cannot_be_played_is_named_with_its_line() {
-    let lab = Lab::new();
-    fs::write(
-        lab.dir.path().join("bad.csv"),
-        "t_ms,rtt_ms\n0,20\n1000,x\n",
-    )
-    .unwrap();
-    let paths = TWO_PATHS.replace("name = \"a\"", "name = \"a\"\ntrace = \"bad.csv\"");
-    let scenario = lab.scenario("", &format!("{paths}{GAME}"));
-    let (output, _) = lab.run(&[], &scenario);
-    let said = text(&output);
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("bad.csv: line 3: delay: \"x\""), "{said}");
 }
 
 #[test]
