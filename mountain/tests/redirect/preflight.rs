@@ -45,11 +45,8 @@ fn fresh_veths_refuse_xdp_for_checksums_and_napi() {
         let client = plan.client_dev.as_ref().map(|d| d.name.as_str());
         assert_eq!(client, Some("rc").filter(|_| backend != Nft));
     }
-}
-
-#[test]
-fn what_was_cured_by_hand_is_possible() {
-    let net = Net::bare().ready();
+    // Cured by hand, all are possible.
+    let net = net.ready();
     for rule in [ordinary(), rule("[fd08::17]:8080", "[fd01::2]:8083")] {
         let found = net.look(&rule);
         for backend in Backend::FASTEST_FIRST {
@@ -449,10 +446,10 @@ fn routes_are_not_gone_around_unasked() {
     found.notes(TcxPeer, "may leave by the route 10.9.9.0/24 by rs");
 }
 
-/// To a client of another link replies leave by that link's device, whatever client device a rule has.
 #[test]
-fn filters_of_other_devices_are_not_gone_around_unasked() {
+fn firewalls_are_not_gone_around_unasked() {
     let net = Net::bare().ready();
+    // To a client of another link replies leave by that link's device, whatever client device a rule has.
     let hook = "filter hook forward priority 0";
     for (rule, counts) in [
         ("oifname mgmt0 drop", true),
@@ -466,11 +463,6 @@ fn filters_of_other_devices_are_not_gone_around_unasked() {
         }
         net.router.nft("delete table inet guard");
     }
-}
-
-#[test]
-fn firewalls_are_not_gone_around_unasked() {
-    let net = Net::bare().ready();
     let nft = |line: &str| drop(net.router.run(&format!("nft {line}")));
     nft("add table ip filter");
     nft("add chain ip filter FORWARD { type filter hook forward priority 0 ; policy accept ; }");

@@ -74,22 +74,27 @@ fn a_killed_add_is_taken_back() {
     assert_answers(&socket, "10.0.8.17:8080", "server");
 }
 
-/// Something has removed the table, and the command that makes it anew is killed half-way.
 #[test]
-fn a_table_without_its_rules_is_not_in_force() {
+fn killed_commands_lose_no_rule_that_there_was() {
     let net = Net::serving();
-    net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
+    let add = format!("add {RULE} --to 10.0.1.2:8083");
+    let is_answered = || assert_answers(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080", "server");
+    // Of a rule that works, its record is written anew.
+    net.redirect(&format!("{add} --backend auto"));
+    net.killed(&format!("{add} --backend nft"), "replace");
+    assert_eq!(net.next("list"), "");
+    is_answered();
+    assert_eq!(net.rules(), 1);
+    // Something has removed the table, and the command that makes it anew is killed half-way.
     net.router.run("nft delete table inet mountain_redirect");
-    net.killed(
-        "add --proto udp --from 10.0.8.17:9 --to 10.0.1.2:8083",
-        "table",
-    );
+    let other = "add --proto udp --from 10.0.8.17:9 --to 10.0.1.2:8083";
+    net.killed(other, "table");
     net.next("list");
     net.says("list", "NOT IN FORCE");
     let none = tempfile::NamedTempFile::new().unwrap();
     let restore = format!("restore --config {}", none.path().display());
     net.says(&restore, "brought back 1 rule");
-    assert_answers(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080", "server");
+    is_answered();
 }
 
 /// A rule is to be brought back, and the command that does so is killed half-way.
@@ -111,18 +116,6 @@ fn a_killed_restore_loses_no_rule() {
     }
     net.redirect("del --all");
     net.assert_clean();
-}
-
-/// Of a rule that works, its record is written anew.
-#[test]
-fn a_rule_whose_record_is_replaced_outlives_a_kill() {
-    let net = Net::serving();
-    let add = format!("add {RULE} --to 10.0.1.2:8083");
-    net.redirect(&format!("{add} --backend auto"));
-    net.killed(&format!("{add} --backend nft"), "replace");
-    assert_eq!(net.next("list"), "");
-    assert_answers(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080", "server");
-    assert_eq!(net.rules(), 1);
 }
 
 #[test]
