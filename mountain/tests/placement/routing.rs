@@ -78,32 +78,9 @@ fn rules_that_were_there_come_first() {
     assert_eq!(net.refused(), 0);
 }
 
-/// Of the priority that Mountain's own rules have: the kernel puts a later one behind them.
-#[test]
-fn a_rule_of_the_same_priority_that_comes_later_decides() {
-    let net = Home::new();
-    net.table_55();
-    net.up();
-    let rules = || net.home.ip("-4 rule");
-    let before = rules();
-    net.home.ip("rule add pref 32765 to 10.50.0.2 lookup 55");
-    wait_until("Mountain's rules stand behind it", LEAVE, || {
-        let rules = rules();
-        let at = |what: &str| rules.lines().position(|rule| rule.contains(what));
-        at("to 10.50.0.2").unwrap() < at("uidrange").unwrap()
-            && rules.lines().count() == before.lines().count() + 1
-    });
-    net.home.wait_settled();
-    let mut flows = net.flows();
-    flows.assert_all_open(16, SERVER[0], [0, 16]);
-    assert_eq!(net.refused(), 0, "address and uplink are of one provider");
-    net.home.ip("rule del pref 32765 to 10.50.0.2 lookup 55");
-    assert_eq!(rules(), before, "in the same order, each once");
-}
-
 /// As when a VPN comes up: what has chosen already, and goes on sending, follows as well.
 #[test]
-fn a_rule_or_route_that_comes_later_holds_for_running_exchanges() {
+fn a_rule_or_route_that_comes_later_decides_and_holds_for_running_exchanges() {
     let net = Home::new();
     net.table_55();
     net.up();
@@ -125,6 +102,24 @@ fn a_rule_or_route_that_comes_later_holds_for_running_exchanges() {
         "route add 10.50.0.2 via 10.41.0.1 dev u1",
         "route del 10.50.0.2 via 10.41.0.1 dev u1",
     );
+
+    // Of the priority that Mountain's own rules have: the kernel puts a later one behind them.
+    net.home.wait_settled();
+    flows.close();
+    let rules = || net.home.ip("-4 rule");
+    let (before, refused) = (rules(), net.refused());
+    net.home.ip("rule add pref 32765 to 10.50.0.2 lookup 55");
+    wait_until("Mountain's rules stand behind it", LEAVE, || {
+        let rules = rules();
+        let at = |what: &str| rules.lines().position(|rule| rule.contains(what));
+        at("to 10.50.0.2").unwrap() < at("uidrange").unwrap()
+            && rules.lines().count() == before.lines().count() + 1
+    });
+    net.home.wait_settled();
+    flows.assert_all_open(16, SERVER[0], [0, 16]);
+    assert_eq!(net.refused(), refused, "both are of one provider");
+    net.home.ip("rule del pref 32765 to 10.50.0.2 lookup 55");
+    assert_eq!(rules(), before, "in the same order, each once");
 }
 
 /// As for a provider behind which larger packets vanish.
@@ -304,16 +299,11 @@ fn an_uplink_whose_address_is_deprecated_is_not_chosen() {
         by_uplink(&new.open("tcp", EACH, SERVER[1]))[1] >= 8
     });
     assert_eq!(net.refused(), 0);
-}
 
-/// As temporary addresses are each day (RFC 8981).
-#[test]
-fn an_address_that_is_deprecated_is_no_source_of_new_exchanges() {
-    let net = Home::new().running();
-    let mut flows = net.flows();
+    // Nor is such an address a source of new exchanges: temporary ones become so each day (RFC 8981).
     let mut all_answered = || {
-        flows.close();
-        let [a, b] = by_uplink(&flows.open("msg", EACH, SERVER[1]));
+        new.close();
+        let [a, b] = by_uplink(&new.open("msg", EACH, SERVER[1]));
         a + b == EACH && b >= 8
     };
     wait_until("both are used", LEAVE, &mut all_answered);
