@@ -107,8 +107,7 @@ fn a_hairpin_comes_back_only_with_a_source_of_ours() {
         net.redirect(&format!("{add} --snat {snat}"));
         let source = net.list()[0].installed.plan.snat;
         assert_eq!(source, "10.0.8.17".parse().ok());
-        let fresh = net.client.udp("10.0.8.18:0");
-        assert_answers(&fresh, "10.0.8.17:8080", "neighbour");
+        net.reaches("neighbour");
         assert_eq!(net.counted(0), [1, 33, 1, 43]);
         let from = format!("10.0.8.17:{tcp}");
         let rule = format!("--from {from} --to 10.0.8.19:9000 --snat {snat}");
@@ -146,14 +145,10 @@ fn who_comes_from_elsewhere_keeps_the_source() {
     net.redirect(&format!("{add} --dev rs --snat never"));
     keeps_its_source(2);
     // The client would be answered directly without a source of ours. So it has one, whatever becomes of the others.
-    let client_is_answered = || {
-        let fresh = net.client.udp("10.0.8.18:0");
-        assert_answers(&fresh, "10.0.8.17:8080", "neighbour");
-    };
-    client_is_answered();
+    net.reaches("neighbour");
     for snat in ["never", "always"] {
         net.redirect(&format!("del {RULE} --dev rs"));
-        client_is_answered();
+        net.reaches("neighbour");
         net.redirect(&format!("{add} --dev rs --snat {snat}"));
     }
     net.redirect("del --all");
@@ -206,7 +201,7 @@ fn a_target_on_this_host() {
     net.serve(&net.router, "router", "10.0.1.1:9000");
     net.redirect(&format!("add {RULE} --to 10.0.1.1:9000"));
     net.redirect("add --proto tcp --from 10.0.8.17:8080 --to 10.0.1.1:9000");
-    assert_answers(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080", "router");
+    net.reaches("router");
     assert_eq!(net.counted(0), [1, 33, 1, 40]);
     let answer = ask_tcp(&net.client, "10.0.8.17:8080", "x").unwrap();
     assert_eq!(answer, "router x");
@@ -247,7 +242,7 @@ fn every_packet_and_byte_is_counted() {
         assert_eq!(net.counted(id), [count, to, count, to + 7 * count], "{id}");
     }
     // Another flow of the same rule, and none of a rule that is new.
-    assert_answers(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080", "server");
+    net.reaches("server");
     assert_eq!(net.counted(0)[0], count + 1);
     net.redirect("del --proto udp --from 10.0.8.17:8081 --dev rc");
     net.redirect("add --proto udp --from 10.0.8.17:8081 --to 10.0.1.2:8083");

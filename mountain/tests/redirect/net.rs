@@ -134,6 +134,12 @@ impl Net {
         self.json::<Findings>(&format!("check {rule}")).findings
     }
 
+    /// A new UDP flow of the client to 10.0.8.17:8080 is answered from there by the server of that name.
+    #[track_caller]
+    pub fn reaches(&self, name: &str) {
+        assert_answers(&self.client.udp("10.0.8.18:0"), "10.0.8.17:8080", name);
+    }
+
     /// How many rules there are.
     pub fn rules(&self) -> usize {
         self.list().len()
@@ -252,6 +258,7 @@ pub fn ask(socket: &UdpSocket, to: &str, text: &str) -> (String, String) {
 }
 
 /// Sends to an address and gets the answer of the one named, from that same address.
+#[track_caller]
 pub fn assert_answers(socket: &UdpSocket, to: &str, name: &str) {
     let answer = ask(socket, to, "hello");
     assert_eq!(answer, (format!("{name} hello"), to.to_owned()));
