@@ -67,7 +67,7 @@ fn expressions_of_nftables_are_decoded() {
     is("cmp", &list, cmp(Op::Eq, device));
     let list: [(u16, &[u8]); 4] = [(1, &be(9)), (2, &be(1)), (3, &be(16)), (4, &be(4))];
     is("payload", &list, load(4, Source::Payload(1, 16, 4), 4));
-    let [mask, xor] = [[255, 255, 255, 0], [0; 4]].map(|bytes| attributes(&[(1, &bytes)]));
+    let [mask, xor] = [[255_u8, 255, 255, 0], [0; 4]].map(|bytes| attributes(&[(1, &bytes)]));
     let bitwise: &[(u16, &[u8])] = &[(1, &be(9)), (2, &be(9)), (3, &be(4)), (4, &mask), (5, &xor)];
     is("bitwise", bitwise, masked(4, &[255, 255, 255, 0]));
     let verdict = |code: i32| attributes(&[(2, &attributes(&[(1, &code.to_be_bytes())]))]);
