@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use crate::rig::packets::*;
-use crate::rig::{alive, all_but, fib_rule, only, rig_groups, rig_path, settings, with_rig};
+use crate::rig::{alive, all_but, fib_rule, only, rig_groups, settings, with_rig};
 use crate::rig::{Ctx, Rig, BOTH, PLAIN};
 use mountain::bpf::{now_ns, PathMasks as Masks, ProgramPath, Sources, SteerMode, MAX_PERMITS};
 use mountain::steer::rendezvous::{inv_weight, path_salt};
@@ -259,18 +259,14 @@ fn packets_that_do_not_fit_the_other_path_pass() {
         };
         try_all(&rig, 1500);
         for id in [1, 3] {
-            let path = ProgramPath {
-                mtu: 1280,
-                ..rig_path(id, rig.ifindex)
-            };
-            rig.steer.set_path(id, &path).unwrap();
+            rig.set_path(id, id, |path| path.mtu = 1280);
         }
         try_all(&rig, 1280);
         // Headers inside a tunnel are not looked at: its GSO packets move only to an MTU
         // that is no smaller than the one they are on.
         let tunnel = |proto| Ip::v4(proto, vec![0; 2500]).on(0);
         assert_eq!(rig.send_ctx(0, &tunnel(GRE), Ctx::gso(1000)), 0);
-        rig.steer.set_path(1, &rig_path(1, rig.ifindex)).unwrap();
+        rig.set_path(1, 1, |_| ());
         assert_eq!(rig.send_ctx(0, &tunnel(ESP), Ctx::gso(1000)), 1);
     });
 }
@@ -279,23 +275,19 @@ fn packets_that_do_not_fit_the_other_path_pass() {
 fn paths_that_cannot_take_the_packet_get_none() {
     with_rig(settings(), |mut rig| {
         let packet = Ip::v4(UDP, udp(1, 2, 30)).on(0);
-        let good = rig_path(1, rig.ifindex);
-        let (mut unknown, mut no_ethernet) = (good.clone(), good.clone());
-        unknown.mac = None;
-        no_ethernet.ethernet = false;
-        for path in [unknown, no_ethernet] {
+        let changes: [fn(&mut ProgramPath); 2] =
+            [|path| path.mac = None, |path| path.ethernet = false];
+        for change in changes {
             assert_eq!(rig.send(0, &packet), 1, "the control does not move");
-            rig.steer.set_path(1, &path).unwrap();
+            rig.set_path(1, 1, change);
             rig.expect(&packet, 0, &["pass_neigh"]);
             // Meanwhile it is on the kernel's path, which it leaves in a gap.
-            rig.steer.set_path(1, &good).unwrap();
+            rig.set_path(1, 1, |_| ());
             std::thread::sleep(Duration::from_millis(3));
             assert_eq!(rig.send(0, &packet), 1, "not again");
         }
         // From a device without Ethernet headers nothing moves either.
-        let mut from = rig_path(0, rig.ifindex);
-        from.ethernet = false;
-        rig.steer.set_path(0, &from).unwrap();
+        rig.set_path(0, 0, |path| path.ethernet = false);
         assert_eq!(rig.send(0, &packet), 0);
     });
 }
@@ -304,17 +296,13 @@ fn paths_that_cannot_take_the_packet_get_none() {
 #[test]
 fn no_flow_is_given_to_a_path_that_nothing_can_be_sent_to() {
     with_rig(settings(), |mut rig| {
-        let third = ProgramPath {
-            mac: Some([2, 0, 0, 0, 9, 9]),
-            salt: path_salt(&[5]),
-            ..rig_path(1, rig.ifindex)
-        };
-        rig.steer.set_path(5, &third).unwrap();
+        rig.set_path(5, 1, |path| {
+            path.mac = Some([2, 0, 0, 0, 9, 9]);
+            path.salt = path_salt(&[5]);
+        });
         let mut groups = rig_groups();
         groups[0].members.push((5, inv_weight(1)));
-        rig.steer
-            .set_topology(&groups, &[], &[], &all_but(&[]))
-            .unwrap();
+        rig.regroup(&groups, &[], &all_but(&[]));
         // The first path is dead.
         let use_only = |rig: &mut Rig, members| {
             let masks = Masks {
@@ -332,11 +320,7 @@ fn no_flow_is_given_to_a_path_that_nothing_can_be_sent_to() {
         };
         use_only(&mut rig, 0b010);
         (0..20).for_each(|port| assert_eq!(to(&rig, port), Some(1)));
-        let unreachable = ProgramPath {
-            mac: None,
-            ..rig_path(1, rig.ifindex)
-        };
-        rig.steer.set_path(1, &unreachable).unwrap();
+        rig.set_path(1, 1, |path| path.mac = None);
         use_only(&mut rig, 0b110);
         // Those that were on it, and new ones.
         (0..40).for_each(|port| assert_eq!(to(&rig, port), Some(5)));
@@ -392,19 +376,14 @@ fn nothing_is_sent_to_a_device_that_is_down() {
     with_rig(settings(), |mut rig| {
         let packet = Ip::v4(UDP, udp(1, 2, 30)).on(0);
         assert_eq!(rig.send(0, &packet), 1);
-        let ifindex = rig.ifindex;
-        let down = |id| ProgramPath {
-            up: false,
-            ..rig_path(id, ifindex)
-        };
         // No path is alive, or a change of the routes is being written.
         rig.masks(Masks::default());
         assert_eq!(rig.send(0, &packet), 1, "the control does not move");
-        rig.steer.set_path(1, &down(1)).unwrap();
+        rig.set_path(1, 1, |path| path.up = false);
         assert_eq!(rig.send(0, &packet), 0);
         // Flows are not sent there, and leave it all the same.
-        rig.steer.set_path(1, &rig_path(1, ifindex)).unwrap();
-        rig.steer.set_path(0, &down(0)).unwrap();
+        rig.set_path(1, 1, |_| ());
+        rig.set_path(0, 0, |path| path.up = false);
         rig.masks(alive(0b10, only(1)));
         assert_eq!(rig.send(0, &packet), 1);
     });
@@ -413,10 +392,7 @@ fn nothing_is_sent_to_a_device_that_is_down() {
 /// [`Rig`] with no source that is known to be movable.
 fn with_closed_rig(test: fn(Rig)) {
     with_rig(settings(), move |mut rig| {
-        let none = Sources::default();
-        rig.steer
-            .set_topology(&rig_groups(), &[], &[], &none)
-            .unwrap();
+        rig.regroup(&rig_groups(), &[], &Sources::default());
         rig.masks(only(1));
         test(rig);
     });
@@ -480,8 +456,7 @@ fn what_somebody_else_translates_stays() {
             assert_eq!(is_translated_later(source, to), stays, "{case}");
             let packet = packet.with(|ip| ip.dst = to).on(0);
             let moves = |rig: &mut Rig, sources: &Sources| {
-                let topology = rig.steer.set_topology(&rig_groups(), &[], &[], sources);
-                topology.unwrap();
+                rig.regroup(&rig_groups(), &[], sources);
                 rig.masks(only(1));
                 rig.clear_flows();
                 rig.send(0, &packet) == 1

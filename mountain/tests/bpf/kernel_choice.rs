@@ -6,10 +6,10 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::rig::packets::*;
-use crate::rig::{alive, all_but, ms, only, patient, rig_groups, rig_path, settings, with_rig};
+use crate::rig::{alive, all_but, ms, only, patient, rig_groups, settings, with_rig};
 use crate::rig::{Rig, BOTH, PASS, PLAIN, REDIRECT};
 use ipnet::IpNet;
-use mountain::bpf::{ProgramGroup, ProgramPath, SteerMode};
+use mountain::bpf::{ProgramGroup, SteerMode};
 use mountain::steer::rendezvous::inv_weight;
 
 fn packet(port: u16) -> Vec<u8> {
@@ -66,9 +66,7 @@ fn a_flow_that_was_not_ours_for_a_while_goes_on_where_the_kernel_has_it() {
         assert_eq!([rig.send(0, &sends), rig.send(0, &pauses)], [1, 1]);
         // As where the firewall holds the group.
         let held: IpNet = "10.1.0.0/16".parse().unwrap();
-        rig.steer
-            .set_topology(&rig_groups(), &[held], &[], &all_but(&[]))
-            .unwrap();
+        rig.regroup(&rig_groups(), &[held], &all_but(&[]));
         rig.masks(BOTH);
         assert_eq!(rig.send(0, &sends), 0);
         rig.topology(&[]);
@@ -107,20 +105,15 @@ fn other_routes_do_not_put_off_a_forced_move() {
 fn next_hops_that_are_the_same_on_the_wire_are_told_apart_by_the_route() {
     with_rig(patient(), |mut rig| {
         for id in [4, 5] {
-            let path = ProgramPath {
-                gateway: format!("10.0.{}.254", id % 2).parse().unwrap(),
-                ..rig_path(id % 2, rig.ifindex)
-            };
-            rig.steer.set_path(id, &path).unwrap();
+            let gateway = format!("10.0.{}.254", id % 2).parse().unwrap();
+            rig.set_path(id, id % 2, |path| path.gateway = gateway);
         }
         let mut groups = rig_groups();
         groups.push(ProgramGroup {
             members: vec![(4, inv_weight(1)), (5, inv_weight(1))],
             prefixes: vec!["10.99.0.0/16".parse().unwrap()],
         });
-        rig.steer
-            .set_topology(&groups, &[], &[], &all_but(&[]))
-            .unwrap();
+        rig.regroup(&groups, &[], &all_but(&[]));
         rig.masks(only(1));
         let p = Ip::v4(UDP, udp(1, 2, 20)).to("10.99.0.1").on(0);
         let run = |rig: &Rig| {

@@ -9,13 +9,12 @@ use std::time::{Duration, Instant};
 
 use crate::rig::packets::*;
 use crate::rig::{
-    alive, all_but, ejected, ms, only, patient, rig_groups, rig_path, settings, with_rig, Rig,
-    BOTH, PASS, PLAIN, REDIRECT,
+    alive, all_but, ejected, ms, only, patient, rig_groups, settings, with_rig, Rig, BOTH, PASS,
+    PLAIN, REDIRECT,
 };
 use crate::support::seed;
-use ipnet::IpNet;
 use mountain::bpf::flows::{Class, FlowKey, Move, MoveReason};
-use mountain::bpf::{PathMasks as Masks, ProgramGroup, ProgramPath, SteerMode, SteerProgram};
+use mountain::bpf::{PathMasks as Masks, ProgramGroup, SteerMode, SteerProgram};
 use mountain::measure::wire::DEFAULT_PORT;
 use mountain::steer::rendezvous::{self, choose, inv_weight, path_salt};
 use rand::rngs::StdRng;
@@ -91,23 +90,18 @@ impl RandomGroup {
     /// Has the program steer this group alone.
     fn load(&self, rig: &mut Rig) {
         for (i, (id, _)) in self.members.iter().enumerate() {
-            let path = ProgramPath {
-                ipv6: self.v6,
-                mac: Some(Self::mac(i)),
-                salt: self.salts[i],
-                ..rig_path(i % 2, rig.ifindex)
-            };
-            rig.steer.set_path(*id, &path).unwrap();
+            rig.set_path(*id, i % 2, |path| {
+                path.ipv6 = self.v6;
+                path.mac = Some(Self::mac(i));
+                path.salt = self.salts[i];
+            });
         }
         let prefix = if self.v6 { "::/0" } else { "0.0.0.0/0" };
         let group = ProgramGroup {
             members: self.members.clone(),
             prefixes: vec![prefix.parse().unwrap()],
         };
-        let sources = all_but(&[]);
-        rig.steer
-            .set_topology(&[group], &[], &[], &sources)
-            .unwrap();
+        rig.regroup(&[group], &[], &all_but(&[]));
         let masks = Masks {
             latency: self.mask,
             ..Masks::default()
@@ -456,11 +450,7 @@ fn flows_keep_surviving_paths_when_the_topology_changes() {
     with_rig(patient(), |mut rig| {
         let port = port_of(0);
         let p = packet(port, 20);
-        let regroup = |rig: &mut Rig, groups: &[ProgramGroup], not_ours: &[IpNet]| {
-            rig.steer
-                .set_topology(groups, not_ours, &[], &all_but(&[]))
-                .unwrap();
-        };
+        let all = all_but(&[]);
         rig.masks(only(1));
         assert_eq!(rig.send(0, &p), 1);
         rig.masks(BOTH);
@@ -483,7 +473,7 @@ fn flows_keep_surviving_paths_when_the_topology_changes() {
         let mut groups = rig_groups();
         groups[0].members.reverse();
         groups.reverse();
-        regroup(&mut rig, &groups, &[]);
+        rig.regroup(&groups, &[], &all);
         rig.masks(BOTH);
         assert_eq!(rig.send(0, &p), 1, "reordered");
         assert_eq!(rig.flow().group, 1);
@@ -491,14 +481,14 @@ fn flows_keep_surviving_paths_when_the_topology_changes() {
         // Its path is gone from the group.
         let mut groups = rig_groups();
         groups[0].members.truncate(1);
-        regroup(&mut rig, &groups, &[]);
+        rig.regroup(&groups, &[], &all);
         rig.masks(alive(1, only(0)));
         assert_eq!(rig.send(0, &p), 0, "on a path that is gone");
         assert_eq!(rig.flow().path, 0);
 
         // Not ours any more.
         rig.masks(only(1));
-        regroup(&mut rig, &rig_groups(), &["10.1.0.0/16".parse().unwrap()]);
+        rig.regroup(&rig_groups(), &["10.1.0.0/16".parse().unwrap()], &all);
         rig.masks(only(1));
         rig.expect(&p, 0, &[]);
         // And ours again.
@@ -543,9 +533,7 @@ fn argmax_takes_the_highest_load_times_cost() {
         assert!(score(&rig, 1, 1) > score(&rig, 0, 1) && score(&rig, 0, 1) > 0);
         assert_eq!(actions(&rig, 30..60), [REDIRECT; 30]);
         // A cost that turns it round.
-        let mut path = rig_path(0, rig.ifindex);
-        path.cost_weight = 100_000;
-        rig.steer.set_path(0, &path).unwrap();
+        rig.set_path(0, 0, |path| path.cost_weight = 100_000);
         assert!(score(&rig, 0, 100_000) > score(&rig, 1, 100));
         assert_eq!(actions(&rig, 60..90), [PASS; 30]);
         // Not by a path that is not alive.

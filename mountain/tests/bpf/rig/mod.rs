@@ -9,6 +9,7 @@ pub mod packets;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
+use ipnet::IpNet;
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use mountain::bpf::flows::{Flow, MoveLog};
 use mountain::bpf::{
@@ -179,7 +180,7 @@ pub fn rig_path(id: usize, ifindex: [u32; 2]) -> ProgramPath {
     }
 }
 
-pub fn not_ours() -> Vec<ipnet::IpNet> {
+pub fn not_ours() -> Vec<IpNet> {
     ["10.9.0.0/16", "2001:db8:9::/48"]
         .map(|p| p.parse().unwrap())
         .to_vec()
@@ -272,6 +273,19 @@ impl Rig {
         self.steer
             .set_topology(&rig_groups(), &not_ours(), fib_rules, &all_but(&pinned))
             .unwrap();
+    }
+
+    /// Another topology, without ip rules.
+    pub fn regroup(&mut self, groups: &[ProgramGroup], not_ours: &[IpNet], sources: &Sources) {
+        let set = self.steer.set_topology(groups, not_ours, &[], sources);
+        set.unwrap();
+    }
+
+    /// Writes path `id`, which is as path `like` is at first but for a change.
+    pub fn set_path(&mut self, id: usize, like: usize, change: impl FnOnce(&mut ProgramPath)) {
+        let mut path = rig_path(like, self.ifindex);
+        change(&mut path);
+        self.steer.set_path(id, &path).unwrap();
     }
 
     /// Writes the masks of both groups.
