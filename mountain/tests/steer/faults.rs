@@ -7,11 +7,8 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::thread;
-use std::time::Duration;
 
 use crate::support::*;
-
-const HALF: Duration = Duration::from_millis(500);
 
 /// Two devices without link-layer headers, in two namespaces, joined by a program that carries the
 /// packets of one to the other.
@@ -41,7 +38,7 @@ fn a_path_without_link_layer_headers_is_measured_and_its_packets_are_left_alone(
     net.multipath();
     let traffic = Traffic::start(&net, SERVER4, 20);
     let before = traffic.during(HALF);
-    assert!(before.by_path.iter().all(|n| *n > 0), "{before:?}");
+    assert!(before.by_both(), "{before:?}");
     // The tunnel is a process, and late when that waits for its CPU: no matter here.
     let file = config("[steer]\ntolerance_ms = 1000\n");
     net.client
@@ -52,48 +49,32 @@ fn a_path_without_link_layer_headers_is_measured_and_its_packets_are_left_alone(
     wait_until("it is measured for 3 s", 3 * LEAVE, || {
         net.path("u1").probes.answered > 60
     });
-    let tunnel = net.path("u1");
-    assert_eq!(tunnel.judged.state, "good", "{tunnel:#?}");
+    assert_eq!(net.path("u1").judged.state, "good");
     net.client.wait_settled();
 
     // Whatever the hash of the program would choose, each flow stays where the kernel has it.
-    let both = traffic.during(HALF);
-    assert_eq!((both.arrived(), both.reordered), (both.sent, 0), "{both:?}");
-    let share = |c: &Counts| f64::from(c.by_path[1]) / f64::from(c.sent);
-    assert!(
-        (share(&both) - share(&before)).abs() < 0.01,
-        "{both:?} {before:?}"
-    );
+    let both = traffic.during(HALF).assert_in_order("while both are good");
+    // The share of what is sent that comes by a path.
+    let share = |c: &Counts, path: usize| f64::from(c.by_path[path]) / f64::from(c.sent);
+    let moved = (share(&both, 1) - share(&before, 1)).abs();
+    assert!(moved < 0.01, "{both:?} {before:?}");
 
     // Neither to it nor from it: what the kernel sends by the path that works arrives, on both.
-    for (bad, device) in [(0, "u0"), (1, "u1")] {
-        net.lose(bad);
+    for bad in 0..2 {
+        net.lose(bad as u32);
         let counts = traffic.during(HALF);
-        let good = 1 - bad as usize;
-        let lost = f64::from(counts.sent - counts.arrived()) / f64::from(counts.sent);
-        let alone = if bad == 1 {
-            share(&before)
-        } else {
-            1.0 - share(&before)
-        };
-        assert_eq!(counts.arrived(), counts.by_path[good], "{counts:?}");
-        assert!(
-            (lost - alone).abs() < 0.01,
-            "{device}: {counts:?} {before:?}"
-        );
+        assert_eq!(counts.by_path[bad], 0, "{counts:?}");
+        let good = 1 - bad;
+        let moved = (share(&counts, good) - share(&before, good)).abs();
+        assert!(moved < 0.01, "u{bad} is lost: {counts:?} {before:?}");
         net.server.no_hole();
-        net.wait_used(device);
+        net.wait_used(&format!("u{bad}"));
     }
     assert!(net.counter("pass_neigh") > 0);
     assert_eq!(net.counter("redirected"), 0);
 
     net.client.mountain_ok("down");
-    let after = traffic.during(HALF);
-    assert_eq!(
-        (after.arrived(), after.reordered),
-        (after.sent, 0),
-        "{after:?}"
-    );
+    traffic.during(HALF).assert_in_order("after down");
 }
 
 /// What becomes of forwarded flows while u1 is a black hole, and the sources that `mountain`
@@ -115,9 +96,8 @@ fn forwarded(source: Option<&str>, config: &str) -> (Counts, Vec<String>) {
     net.wait_used("u1");
     net.client.wait_settled();
     let traffic = Traffic::between(&inner, &net.server, SERVER4, 20, None);
-    let before = traffic.during(HALF);
-    assert_eq!(before.arrived(), before.sent, "{before:?}");
-    assert!(before.by_path.iter().all(|n| *n > 0), "{before:?}");
+    let before = traffic.during(HALF).assert_whole("while all is good");
+    assert!(before.by_both(), "{before:?}");
     net.lose(1);
     let counts = traffic.during(HALF);
     let sources = net.client.status().translated_sources;
@@ -142,11 +122,11 @@ const MOVABLE: &str = "[steer]\nmovable_sources = [\"192.0.2.64/27\"]\n";
 fn forwarded_flows_move_where_nat_has_not_given_them_an_uplinks_address() {
     let check = |(source, config, moves, expected): (_, _, _, &[&str])| {
         let (counts, translated) = forwarded(source, config);
-        let what = format!("{source:?}, {config:?}: {counts:?}");
+        let what = format!("{source:?}, {config:?}");
         match moves {
-            true => assert!(counts.nearly_all_arrived(), "{what}"),
-            false => assert!(counts.many_lost(), "moved off their uplink: {what}"),
-        }
+            true => counts.assert_arrived(&what),
+            false => counts.assert_lost(&format!("moved off their uplink: {what}")),
+        };
         assert_eq!(translated, expected, "{what}");
     };
     thread::scope(|scope| {
@@ -160,21 +140,19 @@ fn forwarded_flows_move_where_nat_has_not_given_them_an_uplinks_address() {
 fn a_next_hop_without_gateway_is_named_and_the_others_are_used() {
     let net = Net::new();
     net.client.ip("-6 route del fd98:1::/64");
-    net.client
-        .ip("route replace 10.98.1.0/24 src 10.98.0.1 nexthop via 10.30.0.2 dev u0 nexthop dev u1");
+    let hops = "src 10.98.0.1 nexthop via 10.30.0.2 dev u0 nexthop dev u1";
+    let route = format!("route replace 10.98.1.0/24 {hops}");
+    net.client.ip(&route);
     let said = net.client.mountain_fails("up", "no multipath route");
-    assert!(said.contains("next hop on u1 has no gateway"), "{said}");
+    assert_has(&said, &["next hop on u1 has no gateway"]);
     net.join(2);
-    net.client.ip(
-        "route replace 10.98.1.0/24 src 10.98.0.1 nexthop via 10.30.0.2 dev u0 nexthop dev u1 \
-         nexthop via 10.30.2.2 dev u2",
-    );
+    net.client
+        .ip(&format!("{route} nexthop via 10.30.2.2 dev u2"));
     net.up();
     let status = net.client.status();
     let paths: Vec<_> = status.paths.iter().map(|p| &p.device).collect();
     assert_eq!(paths, ["u0", "u2"], "{status:#?}");
-    let skipped = status.skipped.join("\n");
-    assert!(skipped.contains("the others are used"), "{skipped}");
+    assert_has(&status.skipped.join("\n"), &["the others are used"]);
 }
 
 #[test]
@@ -201,10 +179,8 @@ fn nonsense_on_the_control_socket_is_refused_and_the_daemon_goes_on() {
         b"\xff\n",
     ] {
         let answer = ask(text);
-        assert!(
-            answer.is_empty() || answer.contains("not understood"),
-            "{answer}"
-        );
+        let refused = answer.is_empty() || answer.contains("not understood");
+        assert!(refused, "{answer}");
     }
     assert!(ask(b"{\"cmd\":\"reboot\"}\n").contains("not understood"));
     assert!(ask(b"{\"cmd\":\"policy\",\"name\":\"best\"}\n").contains("there is no policy"));

@@ -7,44 +7,15 @@ use crate::support::*;
 
 const FLOWS: usize = 20;
 
-fn leaves_a_black_hole(server: &str) {
-    let net = Net::steered();
-    let traffic = Traffic::start(&net, server, FLOWS);
-    let before = traffic.during(Duration::from_millis(500));
-    assert!(
-        before.by_path[0] > 0 && before.by_path[1] > 0,
-        "both paths are used: {before:?}"
-    );
-    assert_eq!(before.reordered, 0, "{before:?}");
-
-    net.blackhole(1);
-    net.client.wait_left("u1", server.contains(':'));
-    let after = traffic.during(Duration::from_millis(500));
-    assert_eq!(
-        after.by_path[1], 0,
-        "nothing comes out of the black hole: {after:?}"
-    );
-    assert!(
-        after.nearly_all_arrived(),
-        "and nothing goes into it: {after:?}"
-    );
-    net.client.mountain_says("explain", "u1");
-
-    net.client.mountain_ok("down");
-    let plain = traffic.during(Duration::from_millis(500));
-    assert!(plain.many_lost(), "without mountain it is lost: {plain:?}");
-}
-
 /// What these tests rest on: loss and overtaking are seen where there are some.
 #[test]
 fn the_traffic_counts_what_is_lost_and_what_is_overtaken() {
     let net = Net::new();
     let traffic = Traffic::start(&net, SERVER4, FLOWS);
-    let whole = traffic.during(Duration::from_millis(300));
-    assert_eq!(whole.arrived(), whole.sent, "{whole:?}");
+    traffic.during(HALF).assert_whole("without a black hole");
     net.blackhole(1);
-    let holed = traffic.during(Duration::from_millis(300));
-    assert!(holed.many_lost() && holed.by_path[1] == 0, "{holed:?}");
+    let holed = traffic.during(HALF).assert_lost("in the black hole");
+    assert_eq!(holed.by_path[1], 0, "{holed:?}");
     assert!(!holed.nearly_all_arrived(), "{holed:?}");
     drop(traffic);
     net.server.no_hole();
@@ -62,13 +33,27 @@ fn the_traffic_counts_what_is_lost_and_what_is_overtaken() {
 }
 
 #[test]
-fn flows_leave_a_black_hole() {
-    leaves_a_black_hole(SERVER4);
-}
+fn flows_of_both_families_leave_a_black_hole() {
+    let net = Net::steered();
+    let families = [SERVER4, SERVER6].map(|to| (to, Traffic::start(&net, to, FLOWS)));
+    for (to, traffic) in &families {
+        let before = traffic.during(HALF);
+        assert!(before.by_both(), "both paths to {to}: {before:?}");
+        assert_eq!(before.reordered, 0, "to {to}: {before:?}");
+    }
+    net.blackhole(1);
+    for ((to, traffic), ipv6) in families.iter().zip([false, true]) {
+        net.client.wait_left("u1", ipv6);
+        let what = format!("all to {to} leave the black hole");
+        traffic.during(HALF).assert_by(0, &what);
+    }
+    net.client.mountain_says("explain", "u1");
 
-#[test]
-fn flows_leave_a_black_hole_by_ipv6() {
-    leaves_a_black_hole(SERVER6);
+    net.client.mountain_ok("down");
+    for (to, traffic) in &families {
+        let what = format!("to {to} without mountain");
+        traffic.during(HALF).assert_lost(&what);
+    }
 }
 
 #[test]
@@ -76,11 +61,9 @@ fn a_healthy_host_sees_no_loss_and_no_reordering() {
     let net = Net::new();
     let traffic = Traffic::start(&net, SERVER4, FLOWS);
     net.steer();
-    traffic.during(Duration::from_secs(1));
+    traffic.during(2 * HALF);
     net.client.mountain_ok("down");
-    let all = traffic.finish();
-    assert_eq!(all.arrived(), all.sent, "{all:?}");
-    assert_eq!(all.reordered, 0, "{all:?}");
+    traffic.finish().assert_in_order("from up to down");
 }
 
 #[test]
@@ -94,9 +77,8 @@ fn up_then_down_leaves_the_host_as_it_was() {
     }
     let before = net.client.fingerprint();
     net.up();
-    std::thread::sleep(Duration::from_millis(500));
-    let during = net.client.fingerprint();
-    assert!(during.contains("tcx egress of u1: 1"), "attached: {during}");
+    std::thread::sleep(HALF);
+    assert_has(&net.client.fingerprint(), &["tcx egress of u1: 1"]);
     net.client.mountain_ok("down");
     assert_eq!(net.client.fingerprint(), before);
 }
@@ -105,72 +87,56 @@ fn up_then_down_leaves_the_host_as_it_was() {
 fn kill_9_leaves_traffic_to_the_kernel_and_the_next_up_takes_over() {
     let net = Net::steered();
     let traffic = Traffic::start(&net, SERVER4, FLOWS);
-    let half = Duration::from_millis(500);
-    traffic.during(half);
+    traffic.during(HALF);
     net.kill_daemon();
-    let killed = traffic.during(2 * half);
-    assert_eq!(killed.arrived(), killed.sent, "traffic goes on: {killed:?}");
+    traffic.during(2 * HALF).assert_whole("traffic goes on");
     net.client.mountain_fails("status", "not running");
 
     // What the kill leaves is the kernel's own choice: it does not see a black hole, and did
     // not before.
     net.steer();
     net.lose(1);
-    let steered = traffic.during(half);
-    assert!(steered.nearly_all_arrived(), "{steered:?}");
+    traffic.during(HALF).assert_arrived("it is steered again");
     net.kill_daemon();
-    let killed = traffic.during(half);
-    assert!(
-        killed.many_lost(),
-        "still steered after the kill: {killed:?}"
-    );
+    traffic
+        .during(HALF)
+        .assert_lost("not steered after the kill");
     // A gateway that the new daemon has never heard may drop pings: the kernel decides.
     net.up();
     wait_until("u1 is unknown", Duration::from_secs(60), || {
         let reason = net.path("u1").judged.reason;
         reason.ends_with("has never answered: the kernel decides")
     });
-    let unknown = traffic.during(half);
-    assert!(unknown.many_lost(), "moved on no evidence: {unknown:?}");
+    traffic.during(HALF).assert_lost("not moved on no evidence");
     net.server.no_hole();
     net.wait_good();
-    net.blackhole(1);
-    net.client.wait_left("u1", false);
-    let again = traffic.during(half);
-    assert!(again.nearly_all_arrived(), "not taken over: {again:?}");
+    net.lose(1);
+    traffic.during(HALF).assert_arrived("it takes over");
 
     // `down` after a kill has nothing to undo, and says so.
     net.kill_daemon();
-    assert!(net.client.mountain_ok("down").contains("not running"));
+    net.client.mountain_says("down", "not running");
 }
 
 #[test]
 fn sockets_that_chose_their_uplink_stay() {
     let net = Net::steered();
     net.lose(1);
+    let (client, server) = (&net.client, &net.server);
     // The black hole is real for who insists on it.
-    for bind in ["%u1", "10.30.1.1"] {
-        if bind == "10.30.1.1" {
-            // An uplink-bound source may be hashed to either path: send it by u1 with a host route.
-            net.client
-                .ip("rule add from 10.30.1.1 lookup 77 priority 100");
-            net.client
-                .ip("route add default via 10.30.1.2 dev u1 table 77");
-        }
-        let (client, server) = (&net.client, &net.server);
+    let assert_stays = |bind| {
         let traffic = Traffic::between(client, server, SERVER4, 4, Some(bind));
-        let counts = traffic.during(Duration::from_millis(400));
+        let counts = traffic.during(HALF);
         assert!(counts.sent > 100, "{counts:?}");
-        assert_eq!(
-            counts.arrived(),
-            0,
-            "{bind} stays on its uplink: {counts:?}"
-        );
-    }
-    // Others do not.
+        assert_eq!(counts.arrived(), 0, "{bind} stays on u1: {counts:?}");
+    };
+    assert_stays("%u1");
+    // An uplink-bound source may be hashed to either path: send it by u1 with a host route.
+    client.ip("rule add from 10.30.1.1 lookup 77 priority 100");
+    client.ip("route add default via 10.30.1.2 dev u1 table 77");
+    assert_stays("10.30.1.1");
     let traffic = Traffic::start(&net, SERVER4, 4);
-    let counts = traffic.during(Duration::from_millis(400));
-    assert!(counts.nearly_all_arrived(), "{counts:?}");
+    traffic.during(HALF).assert_arrived("others do not stay");
 }
 
 #[test]
@@ -256,8 +222,10 @@ fn a_neighbour_flush_under_traffic_does_not_stop_it() {
     let all = traffic.finish();
     // What was redirected between the flush and our hearing of it is lost: a packet or two a flush.
     assert!(all.arrived() + 5 * 4 >= all.sent, "{all:?}");
-    assert_eq!(net.path("u0").judged.state, "good");
-    assert_eq!(net.path("u1").judged.state, "good");
+    assert_eq!(
+        ["u0", "u1"].map(|dev| net.path(dev).judged.state),
+        ["good"; 2]
+    );
 }
 
 #[test]
@@ -271,12 +239,9 @@ fn a_gateway_that_stops_answering_arp_loses_no_flow() {
     net.client.try_ip("neigh flush dev u1");
     net.client.wait_left("u1", false);
     std::thread::sleep(Duration::from_secs(1));
-    let after = traffic.during(Duration::from_secs(1));
-    assert!(after.nearly_all_arrived(), "{after:?}");
-    assert_eq!(after.by_path[1], 0, "{after:?}");
+    traffic.during(2 * HALF).assert_by(0, "no flow is lost");
     net.client.mountain_ok("down");
-    let plain = traffic.during(Duration::from_millis(500));
-    assert!(plain.many_lost(), "without mountain they are: {plain:?}");
+    traffic.during(HALF).assert_lost("without mountain");
 }
 
 #[test]
@@ -293,9 +258,7 @@ fn a_device_that_is_deleted_and_made_again_is_adopted_again() {
     // The kernel drops an IPv4 multipath route with the first of its devices that is deleted.
     net.client
         .ip("route replace 10.98.1.0/24 src 10.98.0.1 via 10.30.0.2 dev u0");
-    let alone = traffic.during(Duration::from_millis(500));
-    assert_eq!(alone.arrived(), alone.by_path[0], "{alone:?}");
-    assert!(alone.nearly_all_arrived(), "{alone:?}");
+    traffic.during(HALF).assert_by(0, "u0 alone");
     net.join(1);
     net.multipath();
     net.wait_good();
@@ -303,33 +266,26 @@ fn a_device_that_is_deleted_and_made_again_is_adopted_again() {
     net.client.wait_settled();
     let traffic = Traffic::start(&net, SERVER4, FLOWS);
     net.lose(1);
-    let after = traffic.during(Duration::from_millis(500));
-    assert!(after.nearly_all_arrived(), "not steered again: {after:?}");
+    traffic.during(HALF).assert_arrived("it is steered again");
 }
 
 #[test]
 fn a_link_flap_moves_traffic_away_and_back() {
     let net = Net::steered();
     let traffic = Traffic::start(&net, SERVER4, FLOWS);
-    let before = traffic.during(Duration::from_millis(300));
+    let before = traffic.during(HALF);
     assert!(before.by_path[1] > 0, "{before:?}");
     net.server.ip("link set s1 down");
     net.client.wait_left("u1", false);
-    let down = traffic.during(Duration::from_millis(500));
-    assert_eq!(down.by_path[1], 0, "{down:?}");
-    assert!(down.nearly_all_arrived(), "{down:?}");
+    traffic.during(HALF).assert_by(0, "while u1 is down");
     net.server.ip("link set s1 up");
     net.wait_used("u1");
-    let up = traffic.during(Duration::from_millis(500));
-    assert!(up.nearly_all_arrived(), "{up:?}");
-    assert!(
-        net.client.status().paths.len() == 4,
-        "and no path is left over"
-    );
+    traffic.during(HALF).assert_arrived("u1 is up again");
+    let paths = net.client.status().paths;
+    assert_eq!(paths.len(), 4, "and no path is left over");
     net.client.mountain_ok("down");
     net.server.ip("link set s1 down");
-    let plain = traffic.during(Duration::from_millis(500));
-    assert!(plain.many_lost(), "without mountain it is lost: {plain:?}");
+    traffic.during(HALF).assert_lost("without mountain");
 }
 
 /// By IPv4 alone, of which the kernel sends nothing by itself that the program would see.

@@ -40,6 +40,9 @@ impl Ns {
     }
 }
 
+/// Long enough for a verdict on [`Traffic`].
+pub const HALF: Duration = Duration::from_millis(500);
+
 /// What became of the packets of [`Traffic`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
@@ -63,6 +66,46 @@ impl Counts {
     /// So much was lost that whole flows must have stayed in a black hole.
     pub fn many_lost(&self) -> bool {
         self.arrived() * 10 < self.sent * 9
+    }
+
+    /// Some arrived by either path.
+    pub fn by_both(&self) -> bool {
+        self.by_path.iter().all(|n| *n > 0)
+    }
+
+    /// Everything arrived.
+    #[track_caller]
+    pub fn assert_whole(self, what: &str) -> Self {
+        assert_eq!(self.arrived(), self.sent, "{what}: {self:?}");
+        self
+    }
+
+    /// Everything arrived, and in order.
+    #[track_caller]
+    pub fn assert_in_order(self, what: &str) -> Self {
+        assert_eq!(self.reordered, 0, "{what}: {self:?}");
+        self.assert_whole(what)
+    }
+
+    /// See [`Self::nearly_all_arrived`].
+    #[track_caller]
+    pub fn assert_arrived(self, what: &str) -> Self {
+        assert!(self.nearly_all_arrived(), "{what}: {self:?}");
+        self
+    }
+
+    /// Nearly all arrived, and by one path alone.
+    #[track_caller]
+    pub fn assert_by(self, path: usize, what: &str) -> Self {
+        assert_eq!(self.by_path[1 - path], 0, "{what}: {self:?}");
+        self.assert_arrived(what)
+    }
+
+    /// See [`Self::many_lost`].
+    #[track_caller]
+    pub fn assert_lost(self, what: &str) -> Self {
+        assert!(self.many_lost(), "{what}: {self:?}");
+        self
     }
 }
 
