@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! New flows choose an uplink only where nobody else has chosen already.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::collections::BTreeSet;
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::thread;
 use std::time::Duration;
@@ -10,10 +11,13 @@ use mountain::bpf::hooks::{self, DeviceHook, Order};
 use testkit::ifindex;
 
 use crate::support::program::load_marking;
-use crate::support::{stdout, wait_until, Net, Ns, CLIENT4, LEAVE, SERVER4};
+use crate::support::{assert_has, stdout, wait_until, Net, Ns, CLIENT4, LEAVE, SERVER4};
 
 /// Enough that a choice between two uplinks would show.
 const SOCKETS: usize = 16;
+/// The client's address on the uplink that the kernel prefers, and on the other one.
+pub const U0: &str = "10.30.0.1";
+pub const U1: &str = "10.30.1.1";
 
 /// Two uplinks with addresses of their own, and default routes that differ in metric.
 pub fn two_providers() -> Net {
@@ -56,10 +60,20 @@ pub fn seen(server: &UdpSocket, socket: &UdpSocket, n: u8) -> SocketAddr {
 }
 
 /// The addresses that the server sees when each of these sockets sends it a datagram.
-pub fn sources(net: &Net, sockets: Vec<UdpSocket>) -> (Vec<IpAddr>, Vec<UdpSocket>) {
+fn sources(net: &Net, sockets: &[UdpSocket]) -> Vec<String> {
     let server = listener(net, SERVER4);
-    let source = |(n, socket)| seen(&server, socket, n).ip();
-    ((0..).zip(&sockets).map(source).collect(), sockets)
+    let source = |(n, socket)| seen(&server, socket, n).ip().to_string();
+    (0..).zip(sockets).map(source).collect()
+}
+
+/// The addresses that the server sees of new sockets.
+fn begun(net: &Net) -> BTreeSet<String> {
+    sources(net, &sockets(net, 0)).into_iter().collect()
+}
+
+/// Addresses to compare with.
+pub fn set(addresses: &[&str]) -> BTreeSet<String> {
+    addresses.iter().map(|a| (*a).to_owned()).collect()
 }
 
 /// Unbound sockets of the client, made by `user`.
@@ -75,16 +89,15 @@ pub fn sockets(net: &Net, user: u32) -> Vec<UdpSocket> {
 #[test]
 fn datagrams_under_way_keep_their_address_when_mountain_starts() {
     let net = two_providers();
-    let (before, old) = sources(&net, sockets(&net, 0));
-    assert!(before.iter().all(|a| a.to_string() == "10.30.0.1"));
+    let old = sockets(&net, 0);
+    assert_eq!(sources(&net, &old), [U0; SOCKETS]);
     up(&net);
-    let (after, old) = sources(&net, old);
-    assert_eq!(before, after, "the other end knows them by their address");
-    let (new, _) = sources(&net, sockets(&net, 0));
-    assert!(new.iter().any(|a| a.to_string() == "10.30.1.1"), "{new:?}");
+    let known = "the other end knows them by their address";
+    assert_eq!(sources(&net, &old), [U0; SOCKETS], "{known}");
+    let new = begun(&net);
+    assert!(new.contains(U1), "{new:?}");
     thread::sleep(Duration::from_millis(100));
-    let (later, _) = sources(&net, old);
-    assert_eq!(before, later);
+    assert_eq!(sources(&net, &old), [U0; SOCKETS], "{known}");
 }
 
 #[test]
@@ -95,9 +108,7 @@ fn a_rule_for_the_user_who_made_a_socket_keeps_its_datagrams() {
     net.client
         .ip("rule add pref 100 uidrange 1000-1000 lookup 100");
     up(&net);
-    let (seen, _) = sources(&net, sockets(&net, 1000));
-    let others = seen.iter().filter(|a| a.to_string() != "10.30.1.1");
-    assert_eq!(others.count(), 0, "{seen:?}");
+    assert_eq!(sources(&net, &sockets(&net, 1000)), [U1; SOCKETS]);
 }
 
 /// Provider-independent or routed addresses: the default route says by `src` that packets leave from one on `lo`.
@@ -109,13 +120,9 @@ fn datagrams_have_no_source_that_the_kernel_would_not_give_them() {
         "route replace default via 10.30.0.2 dev u0 metric 100 src {CLIENT4}"
     ));
     up(&net);
-    let (seen, _) = sources(&net, sockets(&net, 0));
-    let seen: Vec<String> = seen.iter().map(IpAddr::to_string).collect();
-    assert!(
-        seen.iter().all(|a| a == CLIENT4 || a == "10.30.1.1"),
-        "{seen:?}"
-    );
-    assert!(seen.iter().any(|a| a == CLIENT4), "{seen:?}");
+    let seen = begun(&net);
+    assert!(seen.is_subset(&set(&[CLIENT4, U1])), "{seen:?}");
+    assert!(seen.contains(CLIENT4), "{seen:?}");
 }
 
 /// A router that is replaced by one with the same address, twice within a minute. It says nothing of itself.
@@ -163,16 +170,9 @@ fn a_connection_mark_that_names_no_uplink_stays_its_owners() {
          udp dport 7000 ct mark != 0x05000000 counter\n} }",
     );
     up(&net);
+    let behind = sockets_of(&lan);
     for port in [7000, 7001] {
-        lan.with(move || {
-            for _ in 0..SOCKETS {
-                let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-                for _ in 0..3 {
-                    let _ = socket.send_to(b"x", (SERVER4, port));
-                    thread::sleep(Duration::from_millis(2));
-                }
-            }
-        });
+        send_all(&behind, port);
     }
     let counted = client.counted("chain ip own post");
     let others = counted[0] > 0;
@@ -193,7 +193,7 @@ fn a_connection_in_by_one_uplink_and_out_by_another_goes_on() {
     let listener = listener(&net, SERVER4);
     let socket = lan.udp("0.0.0.0:0");
     for n in 0..10 {
-        assert_eq!(seen(&listener, &socket, n).ip().to_string(), "10.30.0.1");
+        assert_eq!(seen(&listener, &socket, n).ip().to_string(), U0);
     }
 }
 
@@ -202,18 +202,14 @@ fn an_uplink_whose_address_a_rule_refuses_gets_no_datagrams() {
     let net = two_providers();
     net.client.ip("rule add pref 1000 from 10.30.1.1 prohibit");
     up(&net);
-    let (seen, _) = sources(&net, sockets(&net, 0));
-    assert!(seen.iter().all(|a| a.to_string() == "10.30.0.1"));
+    assert_eq!(begun(&net), set(&[U0]));
     // A rule that leads to the uplink itself is what hosts with two providers mostly have.
     net.client
         .ip("route add default via 10.30.1.2 dev u1 table 101");
     net.client
         .ip("rule add pref 1000 from 10.30.1.1 lookup 101");
     net.client.ip("rule del pref 1000 prohibit");
-    wait_until("u1 is chosen again", LEAVE, || {
-        let (seen, _) = sources(&net, sockets(&net, 0));
-        seen.iter().any(|a| a.to_string() == "10.30.1.1")
-    });
+    wait_until("u1 is chosen again", LEAVE, || begun(&net).contains(U1));
 }
 
 #[test]
@@ -229,11 +225,7 @@ fn new_flows_avoid_a_dead_uplink_although_the_firewall_holds_running_ones() {
     let held = client.status().groups.remove(0).held.expect("a difference");
     assert!(held.what.contains("inet t c"), "{held:?}");
     net.lose(1);
-    let (seen, _) = sources(&net, sockets(&net, 0));
-    assert!(
-        seen.iter().all(|a| a.to_string() == "10.30.0.1"),
-        "{seen:?}"
-    );
+    assert_eq!(begun(&net), set(&[U0]));
 }
 
 /// A VPN for what the firewall marks, and counters behind it: of what leaves by the VPN, and by the uplinks.
@@ -249,10 +241,10 @@ fn vpn_by_marks(net: &Net, rules: &str) -> Ns {
     vpn
 }
 
-/// Sends each socket's datagrams to the server's port 7000, by connect().
-fn send_all(sockets: &[UdpSocket]) {
+/// Sends each socket's datagrams to a port of the server, by connect().
+fn send_all(sockets: &[UdpSocket], port: u16) {
     for socket in sockets {
-        socket.connect((SERVER4, 7000)).unwrap();
+        socket.connect((SERVER4, port)).unwrap();
         for _ in 0..3 {
             let _ = socket.send(b"x");
             thread::sleep(Duration::from_millis(2));
@@ -260,9 +252,28 @@ fn send_all(sockets: &[UdpSocket]) {
     }
 }
 
+/// What these sockets send leaves by the VPN of [`vpn_by_marks`], all of it and nothing else.
+fn assert_by_vpn(net: &Net, sockets: &[UdpSocket]) {
+    send_all(sockets, 7000);
+    let counted = net.client.counted("chain ip c post");
+    assert_eq!(counted, [3 * SOCKETS as u64, 0], "by the VPN and not");
+}
+
+/// A machine behind the client, 10.40.0.2, which is translated.
+fn machine_behind(net: &Net) -> Ns {
+    let lan = Ns::new("lan");
+    net.client.forward_for("n0", &lan, "n1", "10.40.0");
+    masquerade(&net.client, "ip", "oifname { u0, u1, tv }");
+    lan
+}
+
+fn sockets_of(ns: &Ns) -> Vec<UdpSocket> {
+    (0..SOCKETS).map(|_| ns.udp("0.0.0.0:0")).collect()
+}
+
 /// What the daemon leaves to the kernel.
-fn left(net: &Net) -> Vec<String> {
-    net.client.status().placement.unwrap().left
+fn left(net: &Net) -> String {
+    net.client.status().placement.unwrap().left.join("\n")
 }
 
 /// As in the books: what has a mark already is done with.
@@ -276,31 +287,19 @@ const FOR_ONE_MACHINE: &str =
 #[test]
 fn a_machine_that_the_firewall_marks_for_a_vpn_stays_in_it() {
     let net = two_providers();
-    let lan = Ns::new("lan");
-    net.client.forward_for("n0", &lan, "n1", "10.40.0");
-    masquerade(&net.client, "ip", "oifname { u0, u1, tv }");
+    let lan = machine_behind(&net);
     let _vpn = vpn_by_marks(&net, FOR_ONE_MACHINE);
     up(&net);
-    let said = left(&net).join("\n");
+    let said = left(&net);
     assert!(said.starts_with("forwarded connections are left"), "{said}");
-    assert!(said.contains("ip mangle pre handle"), "{said}");
-    let behind: Vec<UdpSocket> = (0..SOCKETS).map(|_| lan.udp("0.0.0.0:0")).collect();
-    send_all(&behind);
-    assert_eq!(
-        net.client.counted("chain ip c post"),
-        [3 * SOCKETS as u64, 0]
-    );
+    assert_has(&said, &["ip mangle pre handle"]);
+    assert_by_vpn(&net, &sockets_of(&lan));
     // Marks at prerouting are nothing to this host's own.
-    let (seen, _) = sources(&net, sockets(&net, 0));
-    assert!(
-        seen.iter().any(|a| a.to_string() == "10.30.1.1"),
-        "{seen:?}"
-    );
+    let seen = begun(&net);
+    assert!(seen.contains(U1), "{seen:?}");
     let checked = stdout(&net.client.mountain("check --adopt"));
-    assert!(
-        checked.contains("forwarded connections are left to the kernel"),
-        "{checked}"
-    );
+    let told = "forwarded connections are left to the kernel";
+    assert_has(&checked, &[told]);
     // With a mask Mountain's marks are none.
     let masked = FOR_ONE_MACHINE.replace("meta mark !=", "meta mark & 0xff !=");
     net.client.nft(&format!("delete table ip mangle\n{masked}"));
@@ -311,29 +310,23 @@ fn a_machine_that_the_firewall_marks_for_a_vpn_stays_in_it() {
 #[test]
 fn what_comes_in_with_a_mark_keeps_it_as_it_is() {
     let net = two_providers();
-    let (client, lan) = (&net.client, Ns::new("lan"));
-    client.wire(("n0", &["10.40.0.1/24"]), &lan, ("n1", &["10.40.0.2/24"]));
-    lan.ip("route add default via 10.40.0.1");
-    client.sysctl("net.ipv4.ip_forward", "1");
-    masquerade(client, "ip", "oifname { u0, u1, tv }");
+    let (client, lan) = (&net.client, machine_behind(&net));
     let _vpn = vpn_by_marks(&net, "");
     client.ip("rule del fwmark 1/0xff lookup 100");
     client.ip("rule add fwmark 1 lookup 100");
     up(&net);
-    assert_eq!(left(&net), [""; 0]);
+    assert_eq!(left(&net), "");
     let _marks = client.with(|| {
-        let program = load_marking(c"marks");
+        let (program, device) = (load_marking(c"marks"), ifindex("n0"));
         hooks::link(
             DeviceHook::TcxIngress,
-            ifindex("n0"),
+            device,
             program.as_fd(),
             Order::First,
         )
         .unwrap()
     });
-    let behind: Vec<UdpSocket> = (0..SOCKETS).map(|_| lan.udp("0.0.0.0:0")).collect();
-    send_all(&behind);
-    assert_eq!(client.counted("chain ip c post"), [3 * SOCKETS as u64, 0]);
+    assert_by_vpn(&net, &sockets_of(&lan));
     let counters = client.status().placement.unwrap().counters;
     assert!(counters["pass_marked"] > 0, "the test proves nothing");
 }
@@ -345,24 +338,13 @@ fn a_user_whom_the_firewall_marks_for_a_vpn_stays_in_it() {
                  meta mark 0 meta skuid 1000 meta mark set 1\n} }";
     let _vpn = vpn_by_marks(&net, rules);
     up(&net);
-    let said = left(&net).join("\n");
+    let said = left(&net);
     assert!(said.starts_with("new connections are left"), "{said}");
-    assert!(said.contains("ip mangle out handle"), "{said}");
-    send_all(&sockets(&net, 1000));
-    assert_eq!(
-        net.client.counted("chain ip c post"),
-        [3 * SOCKETS as u64, 0]
-    );
-    let (seen, _) = sources(&net, sockets(&net, 0));
-    assert!(
-        seen.iter().all(|a| a.to_string() == "10.30.0.1"),
-        "{seen:?}"
-    );
+    assert_has(&said, &["ip mangle out handle"]);
+    assert_by_vpn(&net, &sockets(&net, 1000));
+    assert_eq!(begun(&net), set(&[U0]));
     net.client.run("nft delete table ip mangle");
     wait_until("nothing is left", LEAVE, || left(&net).is_empty());
-    let (seen, _) = sources(&net, sockets(&net, 0));
-    assert!(
-        seen.iter().any(|a| a.to_string() == "10.30.1.1"),
-        "{seen:?}"
-    );
+    let seen = begun(&net);
+    assert!(seen.contains(U1), "{seen:?}");
 }

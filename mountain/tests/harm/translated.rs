@@ -4,11 +4,10 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, UdpSocket};
 use std::thread;
-use std::time::Duration;
 
-use super::placement::{listener, masquerade, seen, sockets, two_providers, up};
+use super::placement::{listener, masquerade, seen, set, sockets, two_providers, up, U0, U1};
 use super::random::rig::flush_conntrack;
-use crate::support::{stdout, wait_until, Net, Ns, Traffic, LEAVE, SERVER4, SERVER6};
+use crate::support::*;
 
 /// Enough that a choice between two uplinks would show.
 const FLOWS: u8 = 16;
@@ -29,12 +28,12 @@ fn goes_on(net: &Net, server: &str, local: &str, translated: &str) -> (UdpSocket
 fn a_running_connection_that_is_translated_goes_on() {
     let net = two_providers();
     masquerade(&net.client, "ip", "oifname { u0, u1 }");
-    let (server, socket) = goes_on(&net, SERVER4, "10.30.1.1:0", "10.30.0.1");
+    let (server, socket) = goes_on(&net, SERVER4, "10.30.1.1:0", U0);
     let held = || net.client.status().placement.unwrap().held_addresses;
     assert_eq!(held(), [IpAddr::from([10, 30, 1, 1])]);
     // Datagrams cannot be led to u1 without its rule, connections can.
     for (n, new) in (0..).zip(sockets(&net, 0)) {
-        assert_eq!(seen(&server, &new, n).ip().to_string(), "10.30.0.1");
+        assert_eq!(seen(&server, &new, n).ip().to_string(), U0);
     }
     let connected = |n| {
         let new = sockets(&net, 0).remove(0);
@@ -44,7 +43,7 @@ fn a_running_connection_that_is_translated_goes_on() {
         from.ip().to_string()
     };
     let sources: BTreeSet<String> = (0..FLOWS).map(connected).collect();
-    assert!(sources.contains("10.30.1.1"), "{sources:?}");
+    assert!(sources.contains(U1), "{sources:?}");
     // Its end gives the address its rule.
     drop(socket);
     wait_until("10.30.1.1 has its rule", 3 * LEAVE, || {
@@ -74,6 +73,17 @@ fn begun(server: &UdpSocket, lan: &Ns, address: &str) -> BTreeSet<String> {
     (0..FLOWS).map(begin).collect()
 }
 
+/// Flows from these addresses behind the client are not translated, and none of them leaves by u1.
+fn assert_kept(net: &Net, server: &UdpSocket, lan: &Ns, addresses: &[&str]) {
+    let rule = format!("ip saddr {{ {} }} iifname s1 counter", addresses.join(", "));
+    net.server
+        .chain("ip t c", "filter hook prerouting priority 0", &rule);
+    for address in addresses {
+        assert_eq!(begun(server, lan, address), set(&[address]));
+    }
+    assert_eq!(net.server.counted("chain ip t c"), [0], "{addresses:?}");
+}
+
 #[test]
 fn forwarded_flows_leave_no_uplink_untranslated() {
     let net = two_providers();
@@ -81,25 +91,16 @@ fn forwarded_flows_leave_no_uplink_untranslated() {
     lan.bring_up("lo", &["10.30.0.60/32"]);
     masquerade(&net.client, "ip", "oifname u0");
     up(&net);
-    let only = BTreeSet::from(["10.30.0.1".to_owned()]);
-    assert_eq!(begun(&server, &lan, "10.50.0.2"), only);
+    assert_eq!(begun(&server, &lan, "10.50.0.2"), set(&[U0]));
     // Where both translate, new flows choose, and from then on nothing leaves untranslated either.
     net.client.run("nft delete table ip n");
     let inner = "ip saddr 10.50.0.0/15 oifname { u0, u1 }";
     masquerade(&net.client, "ip", inner);
-    let both = BTreeSet::from(["10.30.0.1".to_owned(), "10.30.1.1".to_owned()]);
     wait_until("forwarded flows choose", 3 * LEAVE, || {
-        begun(&server, &lan, "10.50.0.2") == both
+        begun(&server, &lan, "10.50.0.2") == set(&[U0, U1])
     });
     // What has an uplink's own address, and is not translated, is right there only.
-    let hook = "filter hook prerouting priority 0";
-    let rule = "ip saddr 10.30.0.60 iifname s1 counter";
-    net.server.chain("ip t c", hook, rule);
-    assert_eq!(
-        begun(&server, &lan, "10.30.0.60"),
-        ["10.30.0.60".to_owned()].into()
-    );
-    assert_eq!(net.server.counted("chain ip t c"), [0]);
+    assert_kept(&net, &server, &lan, &["10.30.0.60"]);
 }
 
 /// As a router behind one of the uplinks does it for a network that is routed here, beside containers of this host.
@@ -128,21 +129,11 @@ fn flows_that_nobody_here_translates_are_left_to_the_kernel() {
         net.client.run(&format!("nft add rule ip n post {rule}"));
     }
     up(&net);
-    let both = BTreeSet::from(["10.30.0.1".to_owned(), "10.30.1.1".to_owned()]);
-    assert_eq!(begun(&server, &lan, "10.41.0.2"), both);
-    let hook = "filter hook prerouting priority 0";
-    let rule = "ip saddr { 10.50.0.0/24, 10.42.0.2 } iifname s1 counter";
-    net.server.chain("ip t c", hook, rule);
-    for address in ["10.50.0.2", "10.42.0.2"] {
-        let only = BTreeSet::from([address.to_owned()]);
-        assert_eq!(begun(&server, &lan, address), only);
-    }
-    assert_eq!(net.server.counted("chain ip t c"), [0]);
-    let said = "from 10.42.0.0/24, 10.50.0.0/24: the firewall does not translate them";
-    let left = net.client.status().placement.unwrap().left;
-    assert!(left[0].contains(said), "{left:?}");
-    let checked = stdout(&net.client.mountain("check --adopt"));
-    assert!(checked.contains(said), "{checked}");
+    assert_eq!(begun(&server, &lan, "10.41.0.2"), set(&[U0, U1]));
+    assert_kept(&net, &server, &lan, &["10.50.0.2", "10.42.0.2"]);
+    let said = ["from 10.42.0.0/24, 10.50.0.0/24: the firewall does not translate them"];
+    assert_has(&net.client.status().placement.unwrap().left[0], &said);
+    assert_has(&stdout(&net.client.mountain("check --adopt")), &said);
 }
 
 /// By way of a VPN's halves of the Internet every address seems to be behind the tunnel.
@@ -161,10 +152,6 @@ fn translated_flows_stay_although_a_tunnel_has_all_the_internet() {
         !client.status().translated_sources.is_empty()
     });
     net.lose(0);
-    thread::sleep(Duration::from_millis(500));
-    let counts = traffic.during(Duration::from_millis(500));
-    assert!(
-        counts.many_lost(),
-        "translated flows have moved: {counts:?}"
-    );
+    thread::sleep(HALF);
+    traffic.during(HALF).assert_lost("translated flows stay");
 }
