@@ -20,9 +20,7 @@ fn clients_that_only_connect_do_not_end_the_control_socket() {
     let args = ["--nofile=200", MOUNTAIN, "up"];
     let limited = net.client.output("prlimit", &args);
     assert!(limited.status.success());
-    let inode = net.client.run("stat -Lc %i /proc/self/ns/net");
-    let socket = format!("/run/mountain/net-{}/control.sock", inode.trim());
-
+    let socket = net.client.control_socket();
     allow_descriptors(4096);
     let clients: Vec<_> = (0..1300)
         .map(|_| UnixStream::connect(&socket).unwrap())
@@ -35,7 +33,7 @@ fn clients_that_only_connect_do_not_end_the_control_socket() {
     );
     drop(clients);
     assert_eq!(net.client.status().policy.name(), "mountain");
-    assert!(net.client.mountain_ok("down").contains("mountain is down"));
+    net.client.mountain_says("down", "mountain is down");
 }
 
 #[test]
@@ -49,7 +47,7 @@ fn a_terminal_that_hangs_up_leaves_no_rules_behind() {
     wait_until("its rules are gone", 6 * LEAVE, || {
         net.client.ip("rule") == before
     });
-    assert!(said(&log).contains("stopping"), "{}", said(&log));
+    assert_has(&said(&log), &["stopping"]);
 }
 
 #[test]
@@ -82,27 +80,31 @@ fn a_status_shows_flows_that_were_placed_and_plain_probes_as_round_trips() {
         .mountain_says("explain --moves", "no flow was moved");
 }
 
+/// A folder with an nft of the test's own, the search path by which it is found, and the arguments of `up` that have it
+/// called.
+fn with_nft(script: &str) -> (tempfile::TempDir, String, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let [nft, config] = ["nft", "m.toml"].map(|name| folder.path().join(name));
+    std::fs::write(&nft, script).unwrap();
+    std::fs::set_permissions(&nft, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::write(&config, "[start]\nforward = \"always\"\n").unwrap();
+    let path = format!("{}:{}", folder.path().display(), env!("PATH"));
+    let args = format!("up --adopt --config {}", config.display());
+    (folder, path, args)
+}
+
 #[test]
 fn probes_go_on_while_nft_takes_its_time() {
     let mut net = two_providers();
     net.client.sysctl("net.ipv4.ip_forward", "1");
-    let folder = tempfile::tempdir().unwrap();
+    let (folder, path, args) = with_nft(concat!(
+        "#!/bin/sh\nd=${0%/*}\nif [ -e $d/slow ]; then touch $d/runs; sleep 4; rm $d/runs; fi\n",
+        "PATH=",
+        env!("PATH"),
+        " exec nft \"$@\"\n"
+    ));
     let [slow, runs] = ["slow", "runs"].map(|name| folder.path().join(name));
-    let script = format!(
-        "#!/bin/sh\nif [ -e {0} ]; then touch {1}; sleep 4; rm {1}; fi\nPATH={2} exec nft \"$@\"\n",
-        slow.display(),
-        runs.display(),
-        env!("PATH")
-    );
-    let nft = folder.path().join("nft");
-    std::fs::write(&nft, script).unwrap();
-    std::fs::set_permissions(&nft, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let config = folder.path().join("m.toml");
-    std::fs::write(&config, "[start]\nforward = \"always\"\n").unwrap();
-    let log = net.start_with(
-        &format!("up --foreground --adopt --config {}", config.display()),
-        &format!("{}:{}", folder.path().display(), env!("PATH")),
-    );
+    let log = net.start_with(&format!("{args} --foreground"), &path);
     wait_said(&log, "running");
     let table = || net.client.run("nft list tables").contains("mountain_start");
     assert!(table(), "{}", said(&log));
@@ -128,27 +130,15 @@ fn probes_go_on_while_nft_takes_its_time() {
 fn a_start_that_takes_too_long_is_taken_back() {
     let net = two_providers();
     net.client.sysctl("net.ipv4.ip_forward", "1");
-    let folder = tempfile::tempdir().unwrap();
-    let nft = folder.path().join("nft");
-    std::fs::write(&nft, "#!/bin/sh\nexec sleep 120\n").unwrap();
-    std::fs::set_permissions(&nft, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let config = folder.path().join("m.toml");
-    std::fs::write(&config, "[start]\nforward = \"always\"\n").unwrap();
+    let (_folder, path, args) = with_nft("#!/bin/sh\nexec sleep 120\n");
     let added = || {
         let routing = ["rule", "-6 rule", "route show table all"].map(|what| net.client.ip(what));
         routing.concat() + &net.client.run("nft list tables")
     };
     let before = added();
     let mut command = net.client.command(MOUNTAIN);
-    command
-        .args(["up", "--adopt", "--config"])
-        .arg(&config)
-        .env(
-            "PATH",
-            format!("{}:{}", folder.path().display(), env!("PATH")),
-        )
-        .stdin(Stdio::null());
-    let output = command.output().unwrap();
+    command.args(args.split(' ')).env("PATH", path);
+    let output = command.stdin(Stdio::null()).output().unwrap();
     assert!(!output.status.success());
     let text = stderr(&output);
     let expected = ["did not get ready", "`mountain up --foreground`"];
@@ -168,22 +158,18 @@ fn a_check_of_two_providers_offers_what_works_as_printed() {
     let check = net.client.mountain("check");
     assert_eq!(check.status.code(), Some(1));
     let text = stdout(&check);
+    let arguments = |hint: &str| hint.strip_prefix("mountain ").unwrap().to_owned();
     let hints = quoted(text.lines().find(|line| line.contains("→")).expect(&text));
     assert_eq!(hints[0], "mountain up --adopt", "{text}");
-    net.client
-        .mountain_ok(hints[0].strip_prefix("mountain ").unwrap());
+    net.client.mountain_ok(&arguments(hints[0]));
     net.client.mountain_ok("down");
 
     let adopting = net.client.mountain_ok("check --adopt");
-    assert!(
-        !adopting.contains("hash policy"),
-        "no hash chooses among metrics: {adopting}"
-    );
-    let look = quoted(&adopting)
-        .into_iter()
-        .find(|hint| hint.ends_with("--dry-run"))
-        .unwrap();
-    let log = net.start(look.strip_prefix("mountain ").unwrap());
+    let hashed = adopting.contains("hash policy");
+    assert!(!hashed, "no hash chooses among metrics: {adopting}");
+    let mut looks = quoted(&adopting).into_iter();
+    let look = looks.find(|hint| hint.ends_with("--dry-run")).unwrap();
+    let log = net.start(&arguments(look));
     wait_said(&log, "would add: ");
     net.client.mountain_ok("down");
     wait_said(&log, "nothing was attached");
@@ -196,25 +182,31 @@ fn a_check_of_two_providers_offers_what_works_as_printed() {
 #[test]
 fn a_check_reads_the_configuration_as_up_would() {
     let net = two_providers();
-    let check = |text: &str| {
+    // What is configured, what is said to it, and whether that alone makes the check fail.
+    for (text, told, fails) in [
+        ("[[path]]\ndev = \"nope0\"\n", "path 1 (nope0)", false),
+        (
+            "[[path]]\ndev = \"u0\"\nname = \"dsl\"\n[[rule]]\nmatch = {}\nuse = \"nosuch\"\n",
+            "rule 1 is not in force: there is no path nosuch; known are dsl, u1",
+            false,
+        ),
+        (
+            "[start]\ncgroup = \"/sys/fs/cgroup/nosuch\"\n",
+            "there is no cgroup /sys/fs/cgroup/nosuch",
+            true,
+        ),
+        (
+            "[steer]\nroutes = [\"10.98.0.0/16\"]\n",
+            "no multipath route",
+            true,
+        ),
+    ] {
         let file = config(text);
-        let path = file.path().display();
-        let output = net
-            .client
-            .mountain(&format!("check --adopt --config {path}"));
-        (output.status.success(), stdout(&output))
-    };
-    let (_, text) = check("[[path]]\ndev = \"nope0\"\n");
-    assert!(text.contains("path 1 (nope0)"), "{text}");
-    let (_, text) =
-        check("[[path]]\ndev = \"u0\"\nname = \"dsl\"\n[[rule]]\nmatch = {}\nuse = \"nosuch\"\n");
-    let named = "rule 1 is not in force: there is no path nosuch; known are dsl, u1";
-    assert_has(&text, &[named]);
-    let (passed, text) = check("[start]\ncgroup = \"/sys/fs/cgroup/nosuch\"\n");
-    assert!(!passed);
-    assert_has(&text, &["there is no cgroup /sys/fs/cgroup/nosuch"]);
-    let (passed, text) = check("[steer]\nroutes = [\"10.98.0.0/16\"]\n");
-    assert!(!passed && text.contains("no multipath route"), "{text}");
+        let line = format!("check --adopt --config {}", file.path().display());
+        let output = net.client.mountain(&line);
+        assert_has(&stdout(&output), &[told]);
+        assert!(!(fails && output.status.success()), "{text}: {output:?}");
+    }
 }
 
 #[test]
@@ -249,8 +241,7 @@ fn times_are_seconds_as_for_ping_and_dash_is_standard_input() {
     let mut import = Command::new(MOUNTAIN);
     import.args(["import", "-", "--out"]).arg(&out);
     import.stdin(std::fs::File::open(log).unwrap());
-    assert!(import.status().unwrap().success());
-    assert!(out.exists());
+    assert!(import.status().unwrap().success() && out.exists());
 }
 
 #[test]

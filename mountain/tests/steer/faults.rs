@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Hosts that are not as simple as those of `up.rs`, and bad input to a running daemon.
 
-use std::fs;
 use std::io::{Read, Write};
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::thread;
 
@@ -160,8 +158,7 @@ fn nonsense_on_the_control_socket_is_refused_and_the_daemon_goes_on() {
     let net = Net::new();
     net.up();
     let pid = net.client.pid();
-    let inode = fs::metadata(net.client.path()).unwrap().ino();
-    let socket = format!("/run/mountain/net-{inode}/control.sock");
+    let socket = net.client.control_socket();
     let ask = |text: &[u8]| {
         let mut stream = UnixStream::connect(&socket).unwrap();
         stream.set_read_timeout(Some(LEAVE)).unwrap();

@@ -27,6 +27,7 @@ mod worker;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Deref;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::thread;
@@ -145,6 +146,12 @@ impl Ns {
     /// Process id of the daemon.
     pub fn pid(&self) -> i32 {
         self.status().pid as i32
+    }
+
+    /// Where the daemon is asked.
+    pub fn control_socket(&self) -> String {
+        let inode = std::fs::metadata(self.path()).unwrap().ino();
+        format!("/run/mountain/net-{inode}/control.sock")
     }
 
     /// Ends the daemon by a signal.
