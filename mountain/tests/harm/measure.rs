@@ -6,7 +6,7 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
 
@@ -62,10 +62,14 @@ fn the_difference_between_runs_of_one_side() {
     let judged = text.contains("worse") || text.contains("better");
     assert!(!judged, "{text}");
     let (text, _) = texts(&mountain_in(dir, "compare 0 1"));
-    assert!(text.contains("is worse than"), "{text}");
+    assert_has(&text, &["is worse than"]);
 }
 
-/// What is written by the commands of `ab`, and where.
+/// Commands of `ab` that note that they have run.
+const A: &str = "sh -c 'echo a >> log'";
+const B: &str = "sh -c 'echo b >> log'";
+
+/// Where the commands of `ab` run, and the folder that they write to.
 struct Ab {
     ns: Ns,
     dir: tempfile::TempDir,
@@ -77,83 +81,82 @@ impl Ab {
         Self { ns, dir }
     }
 
-    fn log(&self) -> PathBuf {
-        self.dir.path().join("log")
-    }
-
-    /// The settings in the order of their commands.
+    /// What the commands have noted, in its order.
     fn order(&self) -> String {
-        let log = fs::read_to_string(self.log()).unwrap_or_default();
+        let log = fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
         log.split_whitespace().collect()
     }
 
-    /// `mountain ab` on loopback, with a command `b` that may end otherwise.
-    fn command(&self, b: &str, args: &[&str]) -> Command {
-        let log = self.log();
-        let note = |what: &str| format!("sh -c 'echo {what} >> {}'", log.display());
-        let b = match b {
-            "" => note("b"),
-            b => format!("sh -c 'echo b >> {}; {b}'", log.display()),
-        };
+    fn forget_order(&self) {
+        fs::remove_file(self.dir.path().join("log")).unwrap();
+    }
+
+    /// `mountain ab` on loopback.
+    fn command(&self, a: &str, b: &str, args: &[&str]) -> Command {
         let mut command = self.ns.command(MOUNTAIN);
-        command.args(["ab", "127.0.0.1", "--a", &note("a"), "--b", &b]);
+        command.args(["ab", "127.0.0.1", "--a", a, "--b", b]);
         command.args(["--settle", "1ms", "-i", "1ms"]).args(args);
+        command.current_dir(self.dir.path());
         command
+    }
+
+    /// Its exit status and what it prints and says, where A is noted.
+    fn run(&self, b: &str, args: &[&str]) -> (Option<i32>, String, String) {
+        let output = self.command(A, b, args).output().unwrap();
+        let (text, error) = texts(&output);
+        (output.status.code(), text, error)
     }
 }
 
 #[test]
 fn the_setting_that_was_in_force_before_an_ab() {
     let ab = Ab::new();
-    let out = ab.dir.path().join("ab.json");
-    let args = ["-c", "40", "--json", "--out", out.to_str().unwrap()];
-    let output = ab.command("", &args).output().unwrap();
-    let (text, error) = texts(&output);
-    assert!(output.status.success(), "{text}{error}");
+    let args = ["-c", "40", "--json", "--out", "ab.json"];
+    let kept = || {
+        let file = fs::read(ab.dir.path().join("ab.json")).unwrap();
+        let kept: Value = serde_json::from_slice(&file).unwrap();
+        kept["runs"][1].as_array().unwrap().len()
+    };
+    let (code, text, error) = ab.run(B, &args);
+    assert_eq!(code, Some(0), "{text}{error}");
     assert_eq!(ab.order(), "abba".repeat(4), "A is in force at the end");
     let json: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(json["rounds"], 8);
     let rows = json["comparison"]["rows"].as_array().unwrap();
     assert!(rows.iter().any(|row| row["name"] == "Median"));
-    let kept: Value = serde_json::from_slice(&fs::read(&out).unwrap()).unwrap();
-    assert_eq!(kept["runs"][1].as_array().unwrap().len(), 8);
+    assert_eq!(kept(), 8);
 
     // A command that fails stops it, and A is brought back.
-    fs::remove_file(ab.log()).unwrap();
-    let output = ab.command("exit 3", &["-c", "20"]).output().unwrap();
-    let (_, error) = texts(&output);
-    assert_eq!(output.status.code(), Some(1));
+    ab.forget_order();
+    let (code, _, error) = ab.run("sh -c 'echo b >> log; exit 3'", &["-c", "20"]);
+    assert_eq!(code, Some(1));
     assert_has(&error, &["exit status 3", "A is in force again"]);
     assert_eq!(ab.order(), "aba");
 
     // In the third round: the two before are judged and kept.
-    fs::remove_file(ab.log()).unwrap();
-    let thrice = format!("test $(grep -c b {}) -lt 3", ab.log().display());
-    let output = ab.command(&thrice, &args).output().unwrap();
-    let (text, error) = texts(&output);
-    assert_eq!(output.status.code(), Some(1), "{error}");
-    assert!(error.contains("A is in force again"), "{error}");
+    ab.forget_order();
+    let thrice = "sh -c 'echo b >> log; test $(grep -c b log) -lt 3'";
+    let (code, text, error) = ab.run(thrice, &args);
+    assert_eq!(code, Some(1), "{error}");
+    assert_has(&error, &["A is in force again"]);
     let json: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}{error}"));
-    assert_eq!(
-        (&json["rounds"], &json["interrupted"]),
-        (&2.into(), &true.into())
-    );
-    let kept: Value = serde_json::from_slice(&fs::read(&out).unwrap()).unwrap();
-    assert_eq!(kept["runs"][1].as_array().unwrap().len(), 2);
+    assert_eq!(json["rounds"], 2);
+    assert_eq!(json["interrupted"], true);
+    assert_eq!(kept(), 2);
 
     // A signal in a half of A, and while the command of B runs.
     let interrupted = |b, count, at| {
-        fs::remove_file(ab.log()).unwrap();
-        let guard = Guard::start(&mut ab.command(b, &["-c", count]));
+        ab.forget_order();
+        let guard = Guard::start(&mut ab.command(A, b, &["-c", count]));
         wait_until(at, Duration::from_secs(60), || ab.order() == at);
         guard.signal(Signal::SIGTERM);
         let output = guard.finish();
         assert_eq!(output.status.code(), Some(130), "{:?}", texts(&output));
     };
-    interrupted("", "20000", "a");
+    interrupted(B, "20000", "a");
     // Again, if the signal came before the command was seen to end.
     assert!(["a", "aa"].contains(&ab.order().as_str()), "{}", ab.order());
-    interrupted("sleep 60", "5", "ab");
+    interrupted("sh -c 'echo b >> log; sleep 60'", "5", "ab");
     assert_eq!(ab.order(), "aba", "A is in force again");
 }
 
@@ -161,15 +164,8 @@ fn the_setting_that_was_in_force_before_an_ab() {
 #[test]
 fn a_second_ctrl_c_leaves_alone_what_puts_a_back() {
     let ab = Ab::new();
-    let log = ab.log();
-    let log = log.display();
-    let (a, b) = (
-        format!("sh -c 'echo a >> {log}; sleep 2; echo A >> {log}'"),
-        format!("sh -c 'echo b >> {log}'"),
-    );
-    let mut command = ab.ns.command(MOUNTAIN);
-    command.args(["ab", "127.0.0.1", "--a", &a, "--b", &b]);
-    command.args(["--settle", "1ms", "-i", "1ms", "-c", "2000"]);
+    let slow = "sh -c 'echo a >> log; sleep 2; echo A >> log'";
+    let mut command = ab.command(slow, B, &["-c", "2000"]);
     let guard = Guard::start(command.process_group(0));
     for at in ["aAb", "aAba"] {
         wait_until(at, Duration::from_secs(60), || ab.order() == at);
@@ -184,17 +180,13 @@ fn a_second_ctrl_c_leaves_alone_what_puts_a_back() {
 #[test]
 fn no_signal_is_blocked_in_the_commands_of_ab() {
     let ab = Ab::new();
-    let mut command = ab.ns.command(MOUNTAIN);
     let blocked = "grep SigBlk /proc/self/status";
-    command.args(["ab", "127.0.0.1", "--a", blocked, "--b", blocked]);
-    command.args(["--settle", "1ms", "-i", "1ms", "-c", "5"]);
-    let (_, said) = texts(&command.output().unwrap());
+    let output = ab.command(blocked, blocked, &["-c", "5"]).output();
+    let (_, said) = texts(&output.unwrap());
     let masks: Vec<&str> = said.lines().filter(|l| l.starts_with("SigBlk")).collect();
     let free = format!("SigBlk:\t{:016}", 0);
-    assert!(
-        masks.len() >= 16 && masks.iter().all(|m| *m == free),
-        "{said}"
-    );
+    let all_free = masks.len() >= 16 && masks.iter().all(|m| *m == free);
+    assert!(all_free, "{said}");
 }
 
 #[test]
@@ -205,20 +197,10 @@ fn what_ab_would_not_do_as_a_shell() {
         ("echo 'x", "a quote is not closed"),
         ("", "there is no command"),
     ] {
-        let output = ab
-            .ns
-            .command(MOUNTAIN)
-            .args(["ab", "127.0.0.1", "--a", "touch ran", "--b", b])
-            .current_dir(ab.dir.path())
-            .output()
-            .unwrap();
-        let (_, error) = texts(&output);
+        let (_, _, error) = ab.run(b, &[]);
         assert_has(&error, &["--b", why]);
     }
-    assert!(
-        !ab.dir.path().join("ran").exists(),
-        "nothing has run before"
-    );
+    assert_eq!(ab.order(), "", "nothing has run before");
 }
 
 /// A label that a terminal would obey.
@@ -239,11 +221,8 @@ fn the_terminal_of_who_reads_a_foreign_file() {
         let (out, error) = texts(&output);
         let obeyed = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
         assert!(!out.contains(obeyed) && !error.contains(obeyed), "{args:?}");
-        assert_eq!(
-            output.status.success(),
-            !args.contains('['),
-            "{args:?}: {error}"
-        );
+        let is_there = !args.contains('[');
+        assert_eq!(output.status.success(), is_there, "{args:?}: {error}");
     }
     let page = fs::read_to_string(dir.join("page/index.html")).unwrap();
     assert!(page.contains("\\u001b]0;owned") && !page.contains('\u{1b}'));
@@ -326,8 +305,7 @@ fn a_finished_measurement_that_cannot_be_written() {
     let (out, error) = texts(&output);
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(out.contains("Median"), "the table is printed: {out}");
-    let kept = error.contains("full/run.json") && error.contains("is kept in");
-    assert!(kept, "{error}");
+    assert_has(&error, &["full/run.json", "is kept in"]);
     let path = error.split("is kept in ").nth(1).unwrap();
     let path = path.split(": ").next().unwrap();
     let run: RunFile = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
