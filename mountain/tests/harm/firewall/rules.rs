@@ -7,7 +7,7 @@ use mountain::netlink::ruleset::{
 use mountain::netlink::{translates_sources, Link};
 use mountain::redirect::preflight::firewall::ruleset;
 
-use crate::support::Ns;
+use crate::support::{assert_has, Ns};
 
 fn read(ns: &Ns) -> Ruleset {
     ns.with(|| Ruleset::read(Elements::AllBut("")).unwrap())
@@ -115,66 +115,66 @@ const CASES: &str = r#"
     fib daddr type local drop
     rt ip nexthop 192.0.2.1 drop  => rt ip"#;
 
-/// Says which of these rulesets make a difference, and names the rule.
+/// The rules of a chain `t c` by its family, type and hook.
+const HOOKS: &str = "ip nat output: oifname u1 udp dport 9 drop  => ip t c handle
+    ip route output: oifname u1 udp dport 9 drop  => ip t c handle
+    inet filter forward: oifname u1 udp dport 9 drop  => inet t c handle
+    ip nat postrouting: oifname u1 udp dport 9 drop  => ip t c handle
+    ip6 filter output: oifname u1 drop
+    ip filter prerouting: iifname u1 drop
+    ip nat postrouting: ip saddr 192.168.0.0/16 oifname { u0, u1 } masquerade
+    ip nat postrouting: oifname u0 masquerade; oifname u1 masquerade
+    ip nat postrouting: oifname u0 snat to 192.0.2.1; oifname u1 snat to 192.0.2.2  =>";
+
+/// A ruleset, and what stands behind its `=>`.
+fn ruleset_and_difference(case: &str) -> (&str, Option<&str>) {
+    match case.trim().split_once("=>") {
+        Some((rules, difference)) => (rules.trim(), Some(difference.trim())),
+        None => (case.trim(), None),
+    }
+}
+
+/// The ruleset of a namespace makes a difference where one is expected, and by which rule.
+fn assert_difference(ns: &Ns, rules: &str, expected: Option<&str>) {
+    let found = difference(&read(ns));
+    match (expected, &found) {
+        (None, None) => {}
+        (Some(part), Some(rule)) => assert!(rule.contains(part), "{rules}: {rule}"),
+        _ => panic!("{rules}: {found:?}"),
+    }
+}
+
 #[test]
 fn rules_that_treat_devices_differently_are_found() {
     let ns = Ns::new("rules");
     for case in CASES.lines() {
-        let mut parts = case.split("=>").map(str::trim);
-        let (rules, expected) = (parts.next().unwrap(), parts.next());
+        let (rules, expected) = ruleset_and_difference(case);
         let ruleset = output(&rules.replace(';', "\n"));
         ns.nft(&format!("flush ruleset\n{ruleset}"));
-        let found = difference(&read(&ns));
-        match (expected, &found) {
-            (None, None) => {}
-            (Some(part), Some(rule)) => assert!(rule.contains(part), "{rules}: {rule}"),
-            _ => panic!("{rules}: {found:?}"),
-        }
+        assert_difference(&ns, rules, expected);
     }
 }
 
 #[test]
 fn all_hooks_after_routing_are_looked_at() {
     let ns = Ns::new("hooks");
-    for (table, hook, kind) in [
-        ("ip", "output", "nat"),
-        ("ip", "output", "route"),
-        ("inet", "forward", "filter"),
-        ("ip", "postrouting", "nat"),
-    ] {
-        let chain = format!("type {kind} hook {hook} priority 0;\noifname u1 udp dport 9 drop\n");
-        ns.nft(&format!(
-            "flush ruleset\ntable {table} t {{ chain c {{ {chain} }} }}"
-        ));
-        let found = difference(&read(&ns)).unwrap_or_else(|| panic!("{table} {hook}"));
-        let named = format!("{table} t c handle ");
-        assert!(found.starts_with(&named), "{found}");
+    for case in HOOKS.lines() {
+        let (rules, expected) = ruleset_and_difference(case);
+        let (hook, rules) = rules.split_once(": ").unwrap();
+        let words: Vec<&str> = hook.split(' ').collect();
+        let chain = format!("{} t c", words[0]);
+        let hook = format!("{} hook {} priority 0", words[1], words[2]);
+        ns.run("nft flush ruleset");
+        ns.chain(&chain, &hook, &rules.replace(';', "\n"));
+        assert_difference(&ns, case, expected);
     }
-    // Not met by IPv4 packets that leave, or not hooked in.
+    // Not hooked in.
     for rules in [
-        "table ip6 t { chain c { type filter hook output priority 0; oifname u1 drop; } }",
-        "table ip t { chain c { type filter hook prerouting priority 0; iifname u1 drop; } }",
         "table ip t { chain c { oifname u1 drop; } }",
         "table ip t { flags dormant; chain c { type filter hook output priority 0; oifname u1 drop; } }",
     ] {
         ns.nft(&format!("flush ruleset\n{rules}"));
-        assert_eq!(difference(&read(&ns)), None, "{rules}");
-    }
-    // The masquerade of a home router, in one rule and in two, and one that names a source for each uplink.
-    for (rules, differ) in [
-        (
-            "ip saddr 192.168.0.0/16 oifname { u0, u1 } masquerade",
-            false,
-        ),
-        ("oifname u0 masquerade\noifname u1 masquerade", false),
-        (
-            "oifname u0 snat to 192.0.2.1\noifname u1 snat to 192.0.2.2",
-            true,
-        ),
-    ] {
-        ns.run("nft flush ruleset");
-        ns.chain("ip nat post", "nat hook postrouting priority srcnat", rules);
-        assert_eq!(difference(&read(&ns)).is_some(), differ, "{rules}");
+        assert_difference(&ns, rules, None);
     }
 }
 
@@ -306,14 +306,11 @@ fn rules_that_go_by_marks_are_found() {
         rule.map(|rule| rule.to_string())
     };
     for case in MARKS.trim().lines().map(str::trim) {
-        let expected = match case.split_once(": ") {
-            Some(("asks", _)) => (true, true),
-            Some(("sets", _)) => (false, true),
-            _ => (false, false),
+        let (expected, rule) = match case.split_once(": ") {
+            Some(("asks", rule)) => ((true, true), rule),
+            Some(("sets", rule)) => ((false, true), rule),
+            _ => ((false, false), case),
         };
-        let rule = case
-            .trim_start_matches("asks: ")
-            .trim_start_matches("sets: ");
         let backends = match rule.split_once(' ').unwrap() {
             ("nft", rule) => vec![format!(
                 "table ip t {{ chain more {{ meta mark 7 accept; }}\n\
@@ -373,15 +370,14 @@ fn difference_and_rule(line: &str) -> (bool, &str) {
 #[test]
 fn legacy_tables_are_read_and_none_is_made_by_reading() {
     let ns = Ns::new("legacy");
-    let names = |file: &str| ns.run(&format!("cat /proc/net/{file}"));
+    let names = || ns.run("cat /proc/net/ip_tables_names /proc/net/ip6_tables_names");
     read(&ns);
-    assert_eq!(names("ip_tables_names") + &names("ip6_tables_names"), "");
+    assert_eq!(names(), "");
     let run = |line: &str| ns.run(line);
     run("iptables-legacy -t mangle -N more");
     read(&ns);
     // Nothing but what was there.
-    let all = names("ip_tables_names") + &names("ip6_tables_names");
-    assert_eq!(all, "mangle\n");
+    assert_eq!(names(), "mangle\n");
     run("iptables-legacy -t mangle -A more -p tcp -m conntrack --ctstate NEW -j DROP");
     for case in LEGACY.lines() {
         let (differ, rule) = difference_and_rule(case);
@@ -407,8 +403,7 @@ fn legacy_tables_are_read_and_none_is_made_by_reading() {
     let place = Place::new(Packets::Ipv6, Hook::Output);
     let [a, b] = [0, 1].map(|n| ruleset.residue(&place, &leaving(n)));
     let rule = a.difference(&b).unwrap().to_string();
-    let named = "OUTPUT, rule 1: ip6 daddr fd00::/8 oifname";
-    assert!(rule.contains(named), "{rule}");
+    assert_has(&rule, &["OUTPUT, rule 1: ip6 daddr fd00::/8 oifname"]);
 }
 
 /// A list that cannot be read may name a table: the quick looks say so, as a whole reading does.
@@ -455,14 +450,12 @@ fn docker_ufw_and_firewalld_with_uplinks_alike_are_no_difference() {
     for backend in ["iptables-nft", "iptables-legacy"] {
         for program in ["docker", "ufw"] {
             ns.run(&format!("{backend}-restore {folder}/{program}.rules"));
-            let ruleset = read(&ns);
-            assert!(!ruleset.is_empty());
-            assert_eq!(difference(&ruleset), None, "{program} by {backend}");
+            assert!(!read(&ns).is_empty());
+            assert_difference(&ns, &format!("{program} by {backend}"), None);
             // The same with one rule for one uplink.
             let rule = "OUTPUT -o u1 -p udp --dport 53 -j DROP";
             ns.run(&format!("{backend} -I {rule}"));
-            let found = difference(&read(&ns)).expect("a difference");
-            assert!(found.contains("OUTPUT"), "{found}");
+            assert_difference(&ns, rule, Some("OUTPUT"));
         }
         ns.run("nft flush ruleset");
     }
@@ -470,11 +463,10 @@ fn docker_ufw_and_firewalld_with_uplinks_alike_are_no_difference() {
     let ns = Ns::new("fwd");
     let rules = std::fs::read_to_string(format!("{folder}/firewalld.nft")).unwrap();
     ns.nft(&rules);
-    assert_eq!(difference(&read(&ns)), None, "firewalld");
+    assert_difference(&ns, "firewalld", None);
     // u1 in the default zone, which translates nothing.
     let others = rules.lines().filter(|line| !line.contains("\"u1\""));
     let one = others.collect::<Vec<_>>().join("\n");
     ns.nft(&format!("flush ruleset\n{one}"));
-    let found = difference(&read(&ns)).expect("a difference");
-    assert!(found.contains("firewalld"), "{found}");
+    assert_difference(&ns, &one, Some("firewalld"));
 }
