@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use super::net::{ask, Net};
 use super::watch::{carried, fast, wait_for, RULE};
-use crate::support::stderr;
+use crate::support::{config, stderr};
 
 /// Rules that see packets before nft would redirect them, with the original port.
 #[test]
@@ -108,10 +108,8 @@ fn a_rule_that_can_never_match_is_reported() {
     ] {
         let net = Net::new();
         net.router.chain("ip owner c", hook, rule);
-        let line = format!("redirect add {RULE} --backend auto");
-        let added = net.router.mountain(&line);
         let concerns = rule.contains("8080");
-        let said = stderr(&added);
+        let said = said_by_add(&net, "auto");
         for part in ["may never redirect anything", "ip owner c handle"] {
             assert_eq!(said.contains(part), concerns, "{said}");
         }
@@ -124,60 +122,63 @@ fn a_rule_that_can_never_match_is_reported() {
     }
 }
 
+/// What is said when the rule is added by a backend.
+fn said_by_add(net: &Net, backend: &str) -> String {
+    let line = format!("redirect add {RULE} --backend {backend}");
+    stderr(&net.router.mountain(&line))
+}
+
+/// Adding the rule by a backend says all of these parts, or none if its packets are not lost.
+fn assert_told(net: &Net, (backend, lost): (&str, bool), parts: &[&str], rules: &str) {
+    let said = said_by_add(net, backend);
+    for part in parts {
+        assert_eq!(said.contains(part), lost, "{backend}, {rules}: {said}");
+    }
+    net.redirect("del --all");
+}
+
+const ESTABLISHED: &str = "ct state established,related accept";
+
+/// Policies and rules of a chain at the forward hook. What cannot be told before packets come is not told.
+const FORWARD: &str = "lost: drop |
+    lost: drop | ESTABLISHED
+    drop | ESTABLISHED; ip daddr 10.0.1.2 accept
+    drop | ct state vmap { established : accept, invalid : drop }; ct status dnat accept
+    drop | ip daddr 10.0.1.2 accept; ip saddr 10.0.1.2 accept
+    drop | ct state { new, established, related } accept
+    drop | ct state vmap { new : accept, established : accept, invalid : drop }
+    drop | ip daddr 10.0.1.2 accept
+    drop | ESTABLISHED; ip saddr 192.168.0.0/16 accept
+    accept | ESTABLISHED; ip saddr 192.168.0.0/16 return; drop
+    lost: accept | ESTABLISHED; reject
+    accept | ip saddr 10.0.8.66 drop";
+
 /// Nor is one whose packets the firewall drops, as Docker's and ufw's do with all that they do not know.
 #[test]
 fn a_rule_whose_packets_are_dropped_is_reported() {
-    let to = "ip daddr 10.0.1.2 accept";
-    let established = "ct state established,related accept";
-    let by_state = "ct state vmap { established : accept, invalid : drop }";
-    let by_new = "ct state { new, established, related } accept";
-    let by_map = "ct state vmap { new : accept, established : accept, invalid : drop }";
-    let some = "ip saddr 192.168.0.0/16";
     let net = Net::new();
-    for (policy, rules, lost) in [
-        ("drop", String::new(), true),
-        ("drop", established.to_owned(), true),
-        ("drop", format!("{established}\n{to}"), false),
-        ("drop", format!("{by_state}\nct status dnat accept"), false),
-        ("drop", format!("{to}\nip saddr 10.0.1.2 accept"), false),
-        ("drop", by_new.to_owned(), false),
-        ("drop", by_map.to_owned(), false),
-        // What cannot be told before packets come.
-        ("drop", to.to_owned(), false),
-        ("drop", format!("{established}\n{some} accept"), false),
-        (
-            "accept",
-            format!("{established}\n{some} return\ndrop"),
-            false,
-        ),
-        ("accept", format!("{established}\nreject"), true),
-        ("accept", "ip saddr 10.0.8.66 drop".to_owned(), false),
-    ] {
+    let forward = |policy: &str, rules: &str| {
         let hook = format!("filter hook forward priority 0; policy {policy}");
-        net.router.chain("inet guard f", &hook, &rules);
-        for (backend, lost) in [("auto", lost), ("tcx-peer", false)] {
-            let line = format!("redirect add {RULE} --backend {backend}");
-            let said = stderr(&net.router.mountain(&line));
-            for part in ["rule 0 may redirect nothing", "inet guard f"] {
-                assert_eq!(said.contains(part), lost, "{backend}, {rules}: {said}");
-            }
-            net.redirect("del --all");
+        net.router.chain("inet guard f", &hook, rules);
+    };
+    let nothing = ["may redirect nothing"];
+    let by_rule = ["rule 0 may redirect nothing", "inet guard f"];
+    for case in FORWARD.lines().map(str::trim) {
+        let chain = case.trim_start_matches("lost: ");
+        let (policy, rules) = chain.split_once('|').unwrap();
+        let rules = rules.replace(';', "\n");
+        forward(policy, &rules.replace("ESTABLISHED", ESTABLISHED));
+        let lost = chain != case;
+        for told in [("auto", lost), ("tcx-peer", false)] {
+            assert_told(&net, told, &by_rule, case);
         }
         net.router.nft("delete table inet guard");
     }
     // Of what BPF rewrites before connection tracking, that does not know a translation.
-    let hook = "filter hook forward priority 0; policy drop";
-    let by_status = format!("{established}\nct status dnat accept");
-    net.router.chain("inet guard f", hook, &by_status);
-    for (backend, lost) in [("nft", false), ("tcx", true)] {
-        let line = format!("redirect add {RULE} --backend {backend}");
-        let said = stderr(&net.router.mountain(&line));
-        assert_eq!(
-            said.contains("may redirect nothing"),
-            lost,
-            "{backend}: {said}"
-        );
-        net.redirect("del --all");
+    let by_status = format!("{ESTABLISHED}\nct status dnat accept");
+    forward("drop", &by_status);
+    for told in [("nft", false), ("tcx", true)] {
+        assert_told(&net, told, &nothing, &by_status);
     }
     net.router.nft("delete table inet guard");
     // As iptables has it.
@@ -192,25 +193,18 @@ fn a_rule_whose_packets_are_dropped_is_reported() {
         ("-s 192.168.0.0/16", false),
     ] {
         iptables(&format!("-A FORWARD {rule} -j ACCEPT"));
-        let said = stderr(&net.router.mountain(&format!("redirect add {RULE}")));
-        assert_eq!(
-            said.contains("may redirect nothing"),
-            lost,
-            "{rule}: {said}"
-        );
-        net.redirect("del --all");
+        assert_told(&net, ("auto", lost), &nothing, rule);
         iptables(&format!("-D FORWARD {rule} -j ACCEPT"));
     }
     iptables("-F FORWARD");
     iptables("-P FORWARD ACCEPT");
     // A file with many rules says it once.
-    net.router.chain("inet guard f", hook, "");
+    forward("drop", "");
     let rule = |port: u16| {
         let from = format!("proto = \"udp\"\nfrom = \"10.0.8.17:{port}\"");
         format!("[[redirect]]\n{from}\nto = \"10.0.1.2:{port}\"\n")
     };
-    let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), (1..=30).map(rule).collect::<String>()).unwrap();
+    let file = config(&(1..=30).map(rule).collect::<String>());
     let line = format!("redirect restore --config {}", file.path().display());
     let said = stderr(&net.router.mountain(&line));
     assert_eq!(said.matches("may redirect nothing").count(), 1, "{said}");
