@@ -2,11 +2,10 @@
 //! `mountain check` in network namespaces of its own. Needs root.
 
 use std::net::UdpSocket;
-use std::os::fd::{AsFd, OwnedFd};
 
 use crate::support::netns::{nets, Net, TWO_HOPS, TWO_HOPS_V6};
-use crate::support::program::load;
-use mountain::bpf::hooks::{self, DeviceHook, Order};
+use crate::support::tcx::link_passing;
+use mountain::bpf::hooks::{DeviceHook, Order};
 use mountain::check::{check_into, Item, Level, Report, TryLoad};
 use mountain::config::Config;
 use mountain::placement::config::{Forward, PlacementConfig};
@@ -202,21 +201,13 @@ fn other_programs_and_devices_without_headers_are_named() {
     item(&report, "firewall", "treats all devices alike");
 
     let with_program = host.within(async || {
-        let _link = attach_to_egress("u0");
+        let _link = link_passing(DeviceHook::TcxEgress, "u0", c"stranger", Order::Last);
         check()
     });
     let found = item(&with_program, "firewall", "tcx egress of u0 (stranger)");
     assert_eq!(found.level, Level::Warn);
     // Gone with its link.
     item(&check_in(&net), "firewall", "treats all devices alike");
-}
-
-/// A program called `stranger` that passes every packet; detached when the value goes away.
-fn attach_to_egress(ifname: &str) -> OwnedFd {
-    // TCX_NEXT
-    let program = load(libbpf_sys::BPF_PROG_TYPE_SCHED_CLS, 0, c"stranger", -1);
-    let index = testkit::ifindex(ifname);
-    hooks::link(DeviceHook::TcxEgress, index, program.as_fd(), Order::Last).unwrap()
 }
 
 /// What `rp_filter` findings rest on: with the strict filter, packets from a source that the

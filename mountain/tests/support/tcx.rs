@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What is attached to devices, which the bpftool of Debian 12 does not show; and something to attach.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, OwnedFd};
 
-use mountain::redirect::bpf::hooks::{attach, programs, DeviceHook, LoadedProgram};
+use mountain::bpf::hooks::{attach, link, programs, DeviceHook, LoadedProgram, Order};
 use mountain::redirect::bpf::PROGRAM_PREFIX;
 use testkit::ifindex;
 
@@ -32,6 +32,14 @@ pub fn redirect_program(hook: DeviceHook, dev: &str) -> Option<OwnedFd> {
     let mut loaded = loaded(hook, dev).into_iter();
     let ours = loaded.find(|p| p.name.starts_with(PROGRAM_PREFIX));
     ours.map(|p| p.fd)
+}
+
+/// Attaches a program of somebody else's to a tcx hook of a device of this thread's namespace. It passes everything, and
+/// goes with the value.
+pub fn link_passing(hook: DeviceHook, dev: &str, name: &CStr, order: Order) -> OwnedFd {
+    const TCX_NEXT: i32 = -1;
+    let program = load(libbpf_sys::BPF_PROG_TYPE_SCHED_CLS, 0, name, TCX_NEXT);
+    link(hook, ifindex(dev), program.as_fd(), order).unwrap()
 }
 
 /// Attaches an XDP program that passes everything to a device of this thread's namespace; it stays.

@@ -3,18 +3,18 @@
 
 use std::ffi::CStr;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::time::Duration;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use mountain::bpf::foreign::egress_program;
-use mountain::bpf::hooks::{self, DeviceHook, Order};
+use mountain::bpf::hooks::{DeviceHook, Order};
 use mountain::bpf::{Settings, Steer};
 use mountain::control::status::CgroupStatus;
 use testkit::ifindex;
 
 use super::{all_moved, wait_free, wait_held};
 use crate::support::program::load;
-use crate::support::{stdout, wait_until, Cgroup, Net, Ns, Traffic, LEAVE, SERVER4};
+use crate::support::tcx::{link_passing, programs_on};
+use crate::support::*;
 
 /// Accept, or pass.
 const ACCEPT: i32 = 1;
@@ -94,9 +94,8 @@ fn sockets_below_a_cgroup_with_an_egress_program_stay() {
     let before = counted();
     send();
     let now = counted();
-    let moved = "all are moved to u1: the filter by address is harmless";
-    assert_eq!(now[0], before[0], "{moved}");
-    assert!(now[1] > 0);
+    let moved = now[0] == before[0] && now[1] > 0;
+    assert!(moved, "the filter by address is harmless: {now:?}");
     attach(&cgroup, c"judge");
     wait_until("the program is noticed", 2 * LEAVE, || {
         held().iter().any(is_ours)
@@ -106,18 +105,12 @@ fn sockets_below_a_cgroup_with_an_egress_program_stay() {
     send();
     let stay = counted()[0] > before[0];
     assert!(stay, "they stay where the kernel sends them");
-    // Others are moved as before.
-    let counts = traffic.during(Duration::from_millis(300));
-    assert_eq!(counts.by_path[0], 0, "{counts:?}");
-    assert!(counts.nearly_all_arrived(), "{counts:?}");
+    traffic.during(HALF).assert_by(1, "others are moved");
 }
 
 /// A program called `guard` that passes every packet that leaves by a device of this thread's namespace.
 fn guard(device: &str) -> OwnedFd {
-    // TCX_NEXT
-    let program = load(libbpf_sys::BPF_PROG_TYPE_SCHED_CLS, 0, c"guard", -1);
-    let device = ifindex(device);
-    hooks::link(DeviceHook::TcxEgress, device, program.as_fd(), Order::Last).unwrap()
+    link_passing(DeviceHook::TcxEgress, device, c"guard", Order::Last)
 }
 
 /// A moved packet would meet those of the device that it really leaves by alone. These do nothing: what they may do
@@ -136,8 +129,7 @@ fn what_others_have_at_the_egress_of_an_uplink_is_not_gone_around() {
     let filters = "tc filters at the egress of u1";
     wait_held(&net, filters);
     wait_back();
-    let check = stdout(&net.client.mountain("check"));
-    assert!(check.contains(filters), "{check}");
+    assert_has(&stdout(&net.client.mountain("check")), &[filters]);
     net.client.run("tc filter del dev u1 egress");
     wait_free(&net);
     wait_moved();
@@ -171,10 +163,9 @@ fn without_the_privilege_to_read_names_our_own_program_is_known() {
 fn without_the_privilege_to_read_names_a_daemons_program_is_known() {
     let net = Net::steered();
     net.client.with(|| {
-        let u0 = ifindex("u0");
-        assert_eq!(hooks::programs(DeviceHook::TcxEgress, u0).unwrap().len(), 1);
+        assert_eq!(programs_on("u0"), 1);
         give_up_sys_admin();
-        assert_eq!(egress_program(u0).unwrap(), None);
+        assert_eq!(egress_program(ifindex("u0")).unwrap(), None);
     });
 }
 

@@ -2,15 +2,14 @@
 //! What the owner has, has changed since, or has to get rid of.
 
 use std::fs;
-use std::os::fd::AsFd;
 
 use mountain::bpf::foreign::egress_program;
-use mountain::bpf::hooks::{self, programs, DeviceHook, Order};
+use mountain::bpf::hooks::{programs, DeviceHook, Order};
 use mountain::redirect::{Installed, ListedRule, Snat};
 
 use super::net::{ask, ask_in_vain, assert_answers, command, Net};
 use crate::firewall::programs::give_up_sys_admin;
-use crate::support::program::load;
+use crate::support::tcx::link_passing;
 use crate::support::{stderr, texts, Ns, MOUNTAIN};
 
 fn setting(ns: &Ns, path: &'static str) -> String {
@@ -72,13 +71,10 @@ fn what_another_version_has_attached_is_taken_off() {
         let rule = "--proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083";
         net.redirect(&format!("add {rule} --backend {backend}"));
         let at_rc = || programs(DeviceHook::TcxIngress, testkit::ifindex("rc")).unwrap();
-        let _link = net.router.with(|| {
-            // Of this name, and without the maps of this version.
-            let name = c"mtn_redirect_in";
-            let program = load(libbpf_sys::BPF_PROG_TYPE_SCHED_CLS, 0, name, -1);
-            let rc = testkit::ifindex("rc");
-            hooks::link(DeviceHook::TcxIngress, rc, program.as_fd(), Order::First).unwrap()
-        });
+        // Of this name, and without the maps of this version.
+        let name = c"mtn_redirect_in";
+        let attach = || link_passing(DeviceHook::TcxIngress, "rc", name, Order::First);
+        let _link = net.router.with(attach);
         let list = net.router.mountain("redirect list");
         let (listed, said) = texts(&list);
         assert!(said.contains("another version"), "{said}");

@@ -4,16 +4,14 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpStream, UdpSocket};
-use std::os::fd::AsFd;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use mountain::bpf::hooks::{self, DeviceHook, Order};
+use mountain::bpf::hooks::{DeviceHook, Order};
 
 use super::net::{ask, ask_in_vain, echo, Net};
-use crate::support::program::load;
-use crate::support::tcx::attach_passing_xdp;
+use crate::support::tcx::{attach_passing_xdp, link_passing};
 use crate::support::*;
 
 pub const RULE: &str = "--proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083";
@@ -218,11 +216,8 @@ fn commands_go_on_while_somebody_watches() {
 #[test]
 fn other_programs_at_tcx_are_not_gone_around() {
     let (net, _watching) = fast();
-    let guard = net.router.with(|| {
-        let program = load(libbpf_sys::BPF_PROG_TYPE_SCHED_CLS, 0, c"guard", -1);
-        let rc = testkit::ifindex("rc");
-        hooks::link(DeviceHook::TcxIngress, rc, program.as_fd(), Order::Last).unwrap()
-    });
+    let attach = || link_passing(DeviceHook::TcxIngress, "rc", c"guard", Order::Last);
+    let guard = net.router.with(attach);
     wait_for(&net, "nft");
     drop(guard);
     let text = net.redirect("check --proto udp --from 10.0.8.17:1 --to 10.0.1.2:1");
