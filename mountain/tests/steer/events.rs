@@ -4,9 +4,20 @@
 use std::time::{Duration, Instant};
 
 use crate::support::netns::{addr, hops, Net, TWO_HOPS};
-use crate::support::{wait_until, LEAVE};
+use crate::support::{assert_has, wait_until, Ns, LEAVE};
 use mountain::netlink::{resolve_neighbour, Change, Monitor};
-use mountain::topology::{read_topology, read_topology_blocking, Filter};
+use mountain::topology::{read_topology, read_topology_blocking, Filter, Topology};
+
+/// The next change, if it comes within so many ms.
+async fn next_within(monitor: &mut Monitor, ms: u64) -> Option<Change> {
+    let next = tokio::time::timeout(Duration::from_millis(ms), monitor.next());
+    next.await.ok()
+}
+
+/// What is read of the routing now.
+fn topology() -> Topology {
+    read_topology_blocking(&Filter::default()).unwrap()
+}
 
 /// Changes until `wanted` says it has seen enough; panics after five seconds without.
 async fn until(
@@ -16,8 +27,8 @@ async fn until(
     let start = Instant::now();
     let mut seen = Vec::new();
     loop {
-        let next = tokio::time::timeout(Duration::from_secs(5), monitor.next()).await;
-        let change = next.unwrap_or_else(|_| panic!("not seen; only {seen:#?}"));
+        let next = next_within(monitor, 5_000).await;
+        let change = next.unwrap_or_else(|| panic!("not seen; only {seen:#?}"));
         seen.push(change);
         if wanted(&change) {
             return (seen, start.elapsed());
@@ -27,11 +38,39 @@ async fn until(
 
 /// Waits until nothing has happened for a while.
 async fn quiet(monitor: &mut Monitor) {
-    while tokio::time::timeout(Duration::from_millis(300), monitor.next())
-        .await
-        .is_ok()
-    {}
+    while next_within(monitor, 300).await.is_some() {}
 }
+
+/// Each of these commands is seen as this change, and soon.
+async fn assert_seen(host: &Ns, monitor: &mut Monitor, commands: &[&str], wanted: Change) {
+    for command in commands {
+        host.ip(command);
+        let (_, elapsed) = until(monitor, |c| *c == wanted).await;
+        assert!(elapsed < Duration::from_secs(2), "{command}: {elapsed:?}");
+        quiet(monitor).await;
+    }
+}
+
+const ROUTING: [&str; 12] = [
+    "route replace default nexthop via 10.0.0.2 weight 9 nexthop via 10.0.1.2",
+    "nexthop add id 1 via 10.0.0.2 dev u0",
+    "nexthop add id 2 via 10.0.1.2 dev u1",
+    "nexthop add id 10 group 1/2",
+    "route add 10.80.0.0/16 nhid 10",
+    "nexthop replace id 10 group 1,4/2,5",
+    "-6 route add 2001:db8::/32 via fd00:0::2",
+    "rule add fwmark 3 lookup 7",
+    "-6 rule add fwmark 3 lookup 7",
+    "addr add 10.0.88.1/24 dev u1",
+    "-6 addr add fd00:88::1/64 dev u1 nodad",
+    "link set u1 mtu 1300",
+];
+const PREFERENCE: [&str; 4] = [
+    "nexthop replace id 1 via 10.0.0.2 dev u0",
+    "addr del 10.0.88.1/24 dev u1",
+    "-6 addr del fd00:88::1/64 dev u1",
+    "rule del fwmark 3 lookup 7",
+];
 
 #[test]
 fn changes_are_reported() {
@@ -50,8 +89,7 @@ fn changes_are_reported() {
         quiet(&mut monitor).await;
 
         // Nothing happens: nothing is said.
-        let idle = tokio::time::timeout(Duration::from_millis(100), monitor.next()).await;
-        assert!(idle.is_err(), "{idle:?}");
+        assert_eq!(next_within(&mut monitor, 100).await, None);
 
         // Carrier lost and back.
         far.ip("link set p0 down");
@@ -75,52 +113,24 @@ fn changes_are_reported() {
             panic!("{seen:?}")
         };
         assert_eq!(*ifindex, u0);
-        let topology = read_topology_blocking(&Filter::default()).unwrap();
-        assert!(mac.is_some() && topology.paths[0].gateway_mac == *mac, "{mac:?}");
+        assert!(mac.is_some() && topology().paths[0].gateway_mac == *mac, "{mac:?}");
         quiet(&mut monitor).await;
         host.ip("neigh flush dev u0");
         until(&mut monitor, |c| {
             matches!(c, Change::Neighbour { addr, usable: false, mac: None, .. } if *addr == gateway)
         })
         .await;
-        assert_eq!(read_topology_blocking(&Filter::default()).unwrap().paths[0].gateway_mac, None);
+        assert_eq!(topology().paths[0].gateway_mac, None);
         quiet(&mut monitor).await;
 
         // Everything else asks for a re-read.
-        for command in [
-            "route replace default nexthop via 10.0.0.2 weight 9 nexthop via 10.0.1.2",
-            "nexthop add id 1 via 10.0.0.2 dev u0",
-            "nexthop add id 2 via 10.0.1.2 dev u1",
-            "nexthop add id 10 group 1/2",
-            "route add 10.80.0.0/16 nhid 10",
-            "nexthop replace id 10 group 1,4/2,5",
-            "-6 route add 2001:db8::/32 via fd00:0::2",
-            "rule add fwmark 3 lookup 7",
-            "-6 rule add fwmark 3 lookup 7",
-            "addr add 10.0.88.1/24 dev u1",
-            "-6 addr add fd00:88::1/64 dev u1 nodad",
-            "link set u1 mtu 1300",
-        ] {
-            host.ip(command);
-            let (_, elapsed) = until(&mut monitor, |c| *c == Change::Routing).await;
-            assert!(elapsed < Duration::from_secs(2), "{command}: {elapsed:?}");
-            quiet(&mut monitor).await;
-        }
-        let topology = read_topology_blocking(&Filter::default()).unwrap();
-        assert_eq!(hops(&topology, 0), "u0 10.0.0.2 9, u1 10.0.1.2 1");
-        assert_eq!(hops(&topology, 1), "u0 10.0.0.2 4, u1 10.0.1.2 5");
+        assert_seen(host, &mut monitor, &ROUTING, Change::Routing).await;
+        let read = topology();
+        assert_eq!(hops(&read, 0), "u0 10.0.0.2 9, u1 10.0.1.2 1");
+        assert_eq!(hops(&read, 1), "u0 10.0.0.2 4, u1 10.0.1.2 5");
 
         // Which way the kernel prefers may be another now: new flows wait for the reading.
-        for command in [
-            "nexthop replace id 1 via 10.0.0.2 dev u0",
-            "addr del 10.0.88.1/24 dev u1",
-            "-6 addr del fd00:88::1/64 dev u1",
-            "rule del fwmark 3 lookup 7",
-        ] {
-            host.ip(command);
-            until(&mut monitor, |c| *c == Change::Preference).await;
-            quiet(&mut monitor).await;
-        }
+        assert_seen(host, &mut monitor, &PREFERENCE, Change::Preference).await;
     });
 }
 
@@ -132,26 +142,22 @@ fn a_device_deleted_and_made_again() {
     host.within(async || {
         let mut monitor = Monitor::new().unwrap();
         host.ip("link del u1");
-        until(&mut monitor, |c| {
-            *c == Change::Link {
-                ifindex: old,
-                up: false,
-                deleted: true,
-            }
-        })
-        .await;
-        let topology = read_topology_blocking(&Filter::default()).unwrap();
-        assert_eq!(topology.groups, []);
+        let (ifindex, up, deleted) = (old, false, true);
+        let gone = Change::Link {
+            ifindex,
+            up,
+            deleted,
+        };
+        until(&mut monitor, |c| *c == gone).await;
+        assert_eq!(topology().groups, []);
 
         net.add_uplink(1);
         host.ip(&format!("route replace default {TWO_HOPS}"));
         until(&mut monitor, |c| *c == Change::Routing).await;
-        let topology = read_topology_blocking(&Filter::default()).unwrap();
-        assert_eq!(topology.groups[0].members.len(), 2);
-        assert_ne!(
-            topology.paths[1].key.ifindex, old,
-            "a new device has a new index"
-        );
+        let read = topology();
+        assert_eq!(read.groups[0].members.len(), 2);
+        let new = read.paths[1].key.ifindex;
+        assert_ne!(new, old, "a new device has a new index");
     });
 }
 
@@ -164,16 +170,11 @@ fn bursts_are_gathered_and_bad_news_is_not() {
         let mut monitor = Monitor::new().unwrap();
         host.ip_batch((0..200).map(|n| format!("route add 10.90.{n}.0/24 via 10.0.0.2")));
         let mut changes = 0;
-        while tokio::time::timeout(Duration::from_millis(200), monitor.next())
-            .await
-            .is_ok()
-        {
+        while next_within(&mut monitor, 200).await.is_some() {
             changes += 1;
         }
-        assert!(
-            (1..=20).contains(&changes),
-            "{changes} changes from 200 events"
-        );
+        let few = (1..=20).contains(&changes);
+        assert!(few, "{changes} changes from 200 events");
 
         // A route and a link event are in the queue: the link's comes first, and without the 10 ms
         // of gathering. Load on the machine can delay any one try, so the quickest counts.
@@ -212,14 +213,10 @@ fn lost_events_are_reported_and_do_not_hang() {
         assert!(seen.len() <= 3, "{seen:?}");
         assert!(elapsed < Duration::from_secs(3), "{elapsed:?}");
         // What was still queued is older than what is read now, and gone.
-        let stale = tokio::time::timeout(Duration::from_millis(100), monitor.next()).await;
-        assert!(stale.is_err(), "{stale:?}");
+        assert_eq!(next_within(&mut monitor, 100).await, None);
         let topology = read_topology(&Filter::default()).await.unwrap();
-        assert!(
-            topology.not_ours.len() > 20_000,
-            "{}",
-            topology.not_ours.len()
-        );
+        let routes = topology.not_ours.len();
+        assert!(routes > 20_000, "{routes}");
 
         // And it goes on.
         quiet(&mut monitor).await;
@@ -237,12 +234,7 @@ fn resolving_leaves_permanent_entries_and_reports_errors() {
     let show = || net.host.ip("neigh show dev u0");
     net.host.within(async || {
         resolve_neighbour(u0, addr("10.0.0.9")).unwrap();
-        assert!(
-            show().contains("10.0.0.9 lladdr 02:00:00:00:00:01 PERMANENT"),
-            "{}",
-            show()
-        );
-
+        assert_has(&show(), &["10.0.0.9 lladdr 02:00:00:00:00:01 PERMANENT"]);
         for gateway in ["10.0.0.2", "fd00:0::2"] {
             resolve_neighbour(u0, addr(gateway)).unwrap();
         }
