@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What the command line says and does when things are not as they should be.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Output};
 use std::time::Duration;
 
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::support::*;
@@ -26,14 +29,10 @@ fn without_root_it_says_so() {
     ] {
         let mut command = Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-        let output = command
-            .arg(&program)
-            .args(args.split(' '))
-            .output()
-            .unwrap();
-        let text = stderr(&output);
+        command.arg(&program).args(args.split(' '));
+        let output = command.output().unwrap();
         assert!(!output.status.success(), "{args:?}");
-        assert!(text.contains("needs root"), "{args:?}: {text}");
+        assert_has(&stderr(&output), &["needs root"]);
     }
 }
 
@@ -41,9 +40,9 @@ fn without_root_it_says_so() {
 fn without_a_multipath_route_it_says_what_is_missing() {
     let ns = Ns::new("c");
     let text = ns.mountain_fails("up", "no multipath route");
-    assert!(text.contains("--wait"), "{text}");
+    assert_has(&text, &["--wait"]);
     // And nothing is left of the attempt.
-    assert!(ns.mountain_ok("down").contains("not running"));
+    ns.mountain_says("down", "not running");
 }
 
 #[test]
@@ -79,7 +78,7 @@ fn a_bad_configuration_is_named_by_file_line_and_key() {
     let file = config("[steer]\n\ncost_weight = 4096\n");
     let name = file.path().display();
     let said = ns.mountain_fails(&format!("up --config {name}"), &format!("{name}:3:"));
-    assert!(said.contains("cost_weight"), "{said}");
+    assert_has(&said, &["cost_weight"]);
     let said = ns.mountain_fails("up --config /nonexistent.toml", "/nonexistent.toml");
     assert_eq!(said.matches("No such file").count(), 1, "{said}");
     let foreground = format!("up --foreground --config {name}");
@@ -126,7 +125,16 @@ fn a_device_that_no_route_uses_is_pointed_out() {
     let mut net = Net::new();
     let log = net.start_configured("[[path]]\ndev = \"nope0\"\n");
     wait_said(&log, "nope0");
-    assert!(net.client.status().paths.len() == 4, "and the rest works");
+    assert_eq!(net.client.status().paths.len(), 4, "and the rest works");
+}
+
+/// The targets of probes that begin so.
+fn targets(net: &Net, prefix: &str) -> Vec<String> {
+    let paths = net.client.status().paths.into_iter();
+    let mut targets: Vec<String> = paths.map(|p| p.probe_target).collect();
+    targets.retain(|target| target.starts_with(prefix));
+    targets.sort();
+    targets
 }
 
 /// The kernel would send the probes of both by the first.
@@ -139,11 +147,7 @@ fn two_gateways_on_one_device_are_each_measured() {
     let config = "[[path]]\ndev = \"u0\"\nprobe_target = \"10.98.1.1\"\n";
     let log = net.start_configured(config);
     wait_said(&log, "u0: probes go to the gateways");
-    let paths = net.client.status().paths;
-    let targets = paths.iter().filter(|p| !p.ipv6).map(|p| &p.probe_target);
-    let mut targets: Vec<_> = targets.collect();
-    targets.sort();
-    assert_eq!(targets, ["10.30.0.2", "10.30.0.3"]);
+    assert_eq!(targets(&net, "10.30.0."), ["10.30.0.2", "10.30.0.3"]);
     net.client.mountain_ok("down");
     // Each by its own.
     net.client.ip("route add 192.0.2.8 via 10.30.0.2 dev u0");
@@ -154,10 +158,7 @@ fn two_gateways_on_one_device_are_each_measured() {
         format!("[[path]]\ndev = \"u0\"\ngateway = \"{gateway}\"\nprobe_target = \"{to}\"\n")
     };
     let _log = net.start_configured(&(entry(8) + &entry(9)));
-    let paths = net.client.status().paths;
-    let mut targets: Vec<_> = paths.iter().map(|p| &p.probe_target).collect();
-    targets.retain(|target| target.starts_with("192.0.2."));
-    assert_eq!(targets.len(), 2, "{paths:?}");
+    assert_eq!(targets(&net, "192.0.2.").len(), 2);
 }
 
 #[test]
@@ -173,13 +174,10 @@ fn unreachable_probe_targets_are_said_and_routing_goes_on() {
         wait_said(&log, &format!("to {target} was answered"));
     }
     // These may all be on one path now: the one that was given up last.
-    let all = traffic.finish();
-    assert_eq!(all.arrived(), all.sent, "{all:?}");
+    traffic.finish().assert_whole("running flows");
     let traffic = Traffic::start(&net, SERVER4, 20);
-    let counts = traffic.during(Duration::from_millis(500));
-    assert_eq!(counts.arrived(), counts.sent, "{counts:?}");
-    // New ones by the kernel's own choice.
-    assert!(counts.by_path.iter().all(|n| *n > 0), "{counts:?}");
+    let counts = traffic.during(HALF).assert_whole("new flows");
+    assert!(counts.by_both(), "by the kernel's own choice: {counts:?}");
 }
 
 #[test]
@@ -197,8 +195,7 @@ fn a_dry_run_decides_and_attaches_nothing() {
         net.client.mountain_ok("explain").contains("u1")
     });
     let traffic = Traffic::start(&net, SERVER4, 20);
-    let counts = traffic.during(Duration::from_millis(400));
-    assert!(counts.many_lost(), "but nothing is moved: {counts:?}");
+    traffic.during(HALF).assert_lost("but nothing is moved");
 }
 
 #[test]
@@ -215,7 +212,7 @@ fn a_status_right_after_the_start_says_that_measuring_has_just_begun() {
     net.client.wait_settled();
     let said = || net.client.mountain_ok("status");
     wait_until("it is over", LEAVE, || !said().contains("just begun"));
-    assert!(said().contains("u0 is good: "), "{}", said());
+    assert_has(&said(), &["u0 is good: "]);
 }
 
 #[test]
@@ -239,7 +236,7 @@ fn policies_switch_and_unknown_ones_are_refused() {
         assert_eq!(net.client.status().policy.name(), name);
     }
     let text = net.client.mountain_fails("policy fastest", "fastest");
-    assert!(text.contains("argmax-load"), "{text}");
+    assert_has(&text, &["argmax-load"]);
     assert_eq!(net.client.status().policy.name(), "mountain");
 }
 
@@ -247,13 +244,11 @@ fn policies_switch_and_unknown_ones_are_refused() {
 fn a_namespace_that_loses_its_name_does_not_hold_the_daemon() {
     let net = Net::new();
     net.up();
-    let pid = nix::unistd::Pid::from_raw(net.client.pid());
+    let pid = Pid::from_raw(net.client.pid());
     testkit::ip(&format!("netns del {}", net.client.name));
     std::thread::sleep(Duration::from_millis(300));
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("it still runs");
-    wait_until("it ends", LEAVE, || {
-        nix::sys::signal::kill(pid, None).is_err()
-    });
+    kill(pid, Signal::SIGTERM).expect("it still runs");
+    wait_until("it ends", LEAVE, || kill(pid, None).is_err());
 }
 
 #[test]
@@ -269,16 +264,17 @@ fn reflect_listens_on_loopback_only_unless_asked_and_ends_at_sigterm() {
         assert!(own, "{listening}");
     }
     // Two sockets for each address: one for known clients, one for others.
-    let addresses: std::collections::BTreeSet<&str> = listening.lines().collect();
+    let addresses: BTreeSet<&str> = listening.lines().collect();
     assert_eq!(addresses.len(), 2, "{listening}");
-    child.signal(nix::sys::signal::SIGTERM);
+    child.signal(Signal::SIGTERM);
     assert!(child.finish().status.success());
 }
 
 /// The names of an object's members, in their order in the alphabet.
-fn keys(value: &Value) -> Vec<&str> {
+fn keys(value: &Value) -> String {
     let object = value.as_object().unwrap_or_else(|| panic!("{value}"));
-    object.keys().map(String::as_str).collect()
+    let names: Vec<&str> = object.keys().map(String::as_str).collect();
+    names.join(" ")
 }
 
 /// Scripts rely on them; all other tests use the types.
@@ -289,22 +285,21 @@ fn the_keys_of_status_are_these() {
     net.wait_good();
     let text = net.client.mountain_ok("status --json");
     let status: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(keys(&status).join(" "), STATUS);
-    let group = &status["groups"][0];
-    assert_eq!(keys(group).join(" "), GROUP);
-    assert_eq!(keys(&group["members"][0]).join(" "), "path weight");
-    let verdict = keys(&group["verdict"]).join(" ");
-    assert_eq!(verdict, "alive bulk ejected full latency");
-    let path = &status["paths"][0];
-    let all = keys(path);
-    for key in PATH.split_whitespace() {
-        assert!(all.contains(&key), "no {key} in {all:?}");
+    let (group, path) = (&status["groups"][0], &status["paths"][0]);
+    for (object, expected) in [
+        (&status, STATUS),
+        (group, GROUP),
+        (&group["members"][0], "path weight"),
+        (&group["verdict"], "alive bulk ejected full latency"),
+        (&path["probes"], "answered ignored last_error sent"),
+        (&path["flows"], "bulk latency"),
+        (&path["traffic"], "bytes latency_bytes packets"),
+    ] {
+        assert_eq!(keys(object), expected);
     }
-    let probes = keys(&path["probes"]).join(" ");
-    assert_eq!(probes, "answered ignored last_error sent");
-    assert_eq!(keys(&path["flows"]).join(" "), "bulk latency");
-    let traffic = keys(&path["traffic"]).join(" ");
-    assert_eq!(traffic, "bytes latency_bytes packets");
+    for key in PATH.split_whitespace() {
+        assert!(path.get(key).is_some(), "no {key} in {path}");
+    }
     assert_eq!(status["policy"], "mountain");
     assert_eq!(group["kind"], "move");
     assert_eq!(path["state"], "good");
