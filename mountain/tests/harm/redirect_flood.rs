@@ -181,36 +181,34 @@ fn one_forged_packet_does_not_end_a_direct_connection() {
             }
             let what = |text: &str| format!("{backend}, {to}, {text}");
             let server = net.server.udp(to);
-            // The direct flow is first.
-            let direct = net.client.udp(&client(v6, 5001));
-            ask_udp(&direct, &server, to, &what("before the forged packet"));
-            forge(&net.client, false, &client(v6, 5001), from);
-            for _ in 0..3 {
-                ask_udp(&direct, &server, to, &what("after the forged packet"));
-            }
-            // The forged one is.
-            let direct = net.client.udp(&client(v6, 5002));
-            forge(&net.client, false, &client(v6, 5002), from);
-            for _ in 0..3 {
-                ask_udp(&direct, &server, to, &what("after one that was first"));
+            let forge = |tcp, port| forge(&net.client, tcp, &client(v6, port), from);
+            // The direct flow is first, then the forged packet is.
+            for (port, direct_first) in [(5001, true), (5002, false)] {
+                let direct = net.client.udp(&client(v6, port));
+                if direct_first {
+                    ask_udp(&direct, &server, to, &what("before the forged packet"));
+                }
+                forge(false, port);
+                for _ in 0..3 {
+                    let what = what("after the forged packet");
+                    ask_udp(&direct, &server, to, &format!("{what} at {port}"));
+                }
             }
 
             let listener = net.server.listen(to);
-            let mut direct = connect(&net.client, &client(v6, 5003), to);
-            let mut accepted = accept(&listener);
+            let open = |port| {
+                let direct = connect(&net.client, &client(v6, port), to);
+                (direct, accept(&listener))
+            };
+            let (mut direct, mut accepted) = open(5003);
             ask_tcp(&mut direct, &mut accepted, &what("before the forged SYN"));
-            forge(&net.client, true, &client(v6, 5003), from);
+            forge(true, 5003);
             for _ in 0..3 {
                 ask_tcp(&mut direct, &mut accepted, &what("after the forged SYN"));
             }
-            forge(&net.client, true, &client(v6, 5004), from);
-            let mut direct = connect(&net.client, &client(v6, 5004), to);
-            let mut accepted = accept(&listener);
-            ask_tcp(
-                &mut direct,
-                &mut accepted,
-                &what("after a SYN that was first"),
-            );
+            forge(true, 5004);
+            let (mut direct, mut accepted) = open(5004);
+            ask_tcp(&mut direct, &mut accepted, &what("after a first SYN"));
 
             // And what is redirected is redirected, from the same port as well.
             let redirected = net.client.udp(&client(v6, 5005));
@@ -331,6 +329,7 @@ fn goodput_under_a_flood() {
     }
 }
 
+/// What one connection or flow carries while others say nothing, and who of those still gets an answer.
 fn under_flood(backend: &str, proto: &str, forged_s: f64) -> UnderFlood {
     const FORGED: usize = 262_144;
     let net = Net::new();
@@ -339,43 +338,32 @@ fn under_flood(backend: &str, proto: &str, forged_s: f64) -> UnderFlood {
     if backend == "nft behind XDP" {
         net.router.with(|| attach_passing_xdp("rc", "passes_all"));
     }
+    let tcp = proto == "tcp";
     let dst: SocketAddr = FROM[0].parse().unwrap();
-    let packets = (0..FORGED).map(|_| forged(proto == "tcp")).collect();
-    let flood =
-        |net: &Net| (forged_s > 0.0).then(|| Flood::at_most(&net.client, dst, packets, forged_s));
-    if proto == "tcp" {
-        tcp_under_flood(&net, flood)
-    } else {
-        udp_under_flood(&net, flood)
-    }
-}
-
-/// What one connection carries while others say nothing, and who of those still gets an answer.
-fn tcp_under_flood(net: &Net, flood: impl FnOnce(&Net) -> Option<Flood>) -> UnderFlood {
-    let mut all = connections(net);
-    let (mut bulk, mut sink) = all.pop().unwrap();
-    let flood = flood(net);
+    let packets = (0..FORGED).map(|_| forged(tcp)).collect();
+    let server = net.server.udp(TO[0]);
+    let (mut streams, datagrams) = match tcp {
+        true => (connections(&net), vec![]),
+        false => (vec![], flows(&net, &server)),
+    };
+    let flood = (forged_s > 0.0).then(|| Flood::at_most(&net.client, dst, packets, forged_s));
     let sent = || flood.as_ref().map_or(0, Flood::sent);
     let (before, started) = (sent(), Instant::now());
     let end = started + FLOOD_TIME;
-    let source =
-        std::thread::spawn(
-            move || {
-                while Instant::now() < end && bulk.write_all(&[0; 65_536]).is_ok() {}
-            },
-        );
-    let mut buffer = vec![0; 65_536];
-    let mut bytes = 0;
-    while let Ok(n @ 1..) = sink.read(&mut buffer) {
-        bytes += n;
-    }
-    source.join().unwrap();
+    let bytes = match streams.pop() {
+        Some((near, far)) => stream_bytes(near, far, end),
+        None => datagram_bytes(&datagrams[0], &server, end),
+    };
     let forged_s = (sent() - before) as f64 / started.elapsed().as_secs_f64();
-    let lost = lost(&all, || Duration::from_secs(2));
-    in_flood_time(bytes, lost, forged_s)
-}
-
-fn in_flood_time(bytes: usize, lost: usize, forged_s: f64) -> UnderFlood {
+    let limit = Duration::from_secs(2);
+    // Connections live in the flood, flows have answers of their own after it.
+    let lost = match tcp {
+        true => lost(&streams, || limit),
+        false => {
+            drop(flood);
+            strayed(&datagrams, &server, limit)
+        }
+    };
     UnderFlood {
         mbit_s: bytes as f64 * 8.0 / 1e6 / FLOOD_TIME.as_secs_f64(),
         lost,
@@ -383,15 +371,22 @@ fn in_flood_time(bytes: usize, lost: usize, forged_s: f64) -> UnderFlood {
     }
 }
 
-/// What arrives of one flow while others say nothing, and whose answers come from elsewhere.
-fn udp_under_flood(net: &Net, flood: impl FnOnce(&Net) -> Option<Flood>) -> UnderFlood {
-    let server = net.server.udp(TO[0]);
-    let all = flows(net, &server);
-    let flood = flood(net);
-    let sent = || flood.as_ref().map_or(0, Flood::sent);
-    let (before, started) = (sent(), Instant::now());
-    let end = started + FLOOD_TIME;
-    let bulk = all[0].try_clone().unwrap();
+/// What a connection carries until then.
+fn stream_bytes(mut bulk: TcpStream, mut sink: TcpStream, end: Instant) -> usize {
+    let send = move || while Instant::now() < end && bulk.write_all(&[0; 65_536]).is_ok() {};
+    let source = std::thread::spawn(send);
+    let mut buffer = vec![0; 65_536];
+    let mut bytes = 0;
+    while let Ok(n @ 1..) = sink.read(&mut buffer) {
+        bytes += n;
+    }
+    source.join().unwrap();
+    bytes
+}
+
+/// What arrives of a flow that sends until then.
+fn datagram_bytes(bulk: &UdpSocket, server: &UdpSocket, end: Instant) -> usize {
+    let bulk = bulk.try_clone().unwrap();
     let source = std::thread::spawn(move || {
         // 12,000 packets a second: less than any backend forwards.
         while Instant::now() < end {
@@ -410,8 +405,5 @@ fn udp_under_flood(net: &Net, flood: impl FnOnce(&Net) -> Option<Flood>) -> Unde
         }
     }
     source.join().unwrap();
-    let forged_s = (sent() - before) as f64 / started.elapsed().as_secs_f64();
-    drop(flood);
-    let lost = strayed(&all, &server, Duration::from_secs(2));
-    in_flood_time(bytes, lost, forged_s)
+    bytes
 }
