@@ -7,10 +7,10 @@ use mountain::bpf::foreign::egress_program;
 use mountain::bpf::hooks::{programs, DeviceHook, Order};
 use mountain::redirect::{Installed, ListedRule, Snat};
 
-use super::net::{ask, ask_in_vain, assert_answers, command, Net};
+use super::net::{ask_in_vain, assert_answers, command, Net};
 use crate::firewall::programs::give_up_sys_admin;
 use crate::support::tcx::link_passing;
-use crate::support::{stderr, texts, Ns, MOUNTAIN};
+use crate::support::{assert_has, stderr, texts, Ns, MOUNTAIN};
 
 fn setting(ns: &Ns, path: &'static str) -> String {
     let read = move || fs::read_to_string(format!("/proc/sys/net/ipv4/{path}")).unwrap();
@@ -123,18 +123,14 @@ fn named_rules_of_another_version_go_on_until_all_are_deleted() {
         go_on();
         let told = before("list", "");
         let told = texts(&told);
-        assert_eq!(
-            told.0.matches("tcx").count(),
-            2,
-            "nothing is half done: {told:?}"
-        );
+        let whole = told.0.matches("tcx").count() == 2;
+        assert!(whole, "nothing is half done: {told:?}");
         before(&format!("del {one}"), "del-journal");
         let nft = "add --proto tcp --from 10.0.8.17:1 --to 10.0.1.2:1";
         let added = net.router.mountain(&command(nft));
         assert!(added.status.success(), "{added:?}");
-        let told = stderr(&added);
-        assert!(told.contains("while it deleted rule 0"), "{told}");
-        assert!(told.contains(other_version), "{told}");
+        let told = ["while it deleted rule 0", other_version];
+        assert_has(&stderr(&added), &told);
         go_on();
         let mut deleted = "deleted 3 rules\n";
         if damaged {
@@ -199,8 +195,8 @@ fn a_damaged_journal_locks_nobody_out() {
         assert!(told.contains("made anew"), "{what}: {told}");
         assert_eq!(by_from(&net), before, "{what}");
         let socket = net.client.udp("10.0.8.18:0");
-        assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
-        assert_eq!(ask(&socket, "10.0.8.17:8081", "x").0, "other x");
+        assert_answers(&socket, "10.0.8.17:8080", "server");
+        assert_answers(&socket, "10.0.8.17:8081", "other");
         assert_eq!(net.redirect("del --all"), "deleted 4 rules\n", "{what}");
         ask_in_vain(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080");
         net.assert_clean();
@@ -231,7 +227,7 @@ fn removal_takes_back_redirects_in_every_network_namespace() {
     "#;
     let output = std::process::Command::new("unshare")
         .args(["--net", "--mount", "--pid", "--fork", "--mount-proc"])
-        .args(["sh", "-ec", SCRIPT, crate::support::MOUNTAIN])
+        .args(["sh", "-ec", SCRIPT, MOUNTAIN])
         .output()
         .unwrap();
     let (said, error) = texts(&output);

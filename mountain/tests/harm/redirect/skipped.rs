@@ -3,8 +3,8 @@
 
 use std::net::SocketAddr;
 
-use super::net::{ask, Net};
-use super::watch::{carried, fast, wait_for, RULE};
+use super::net::{ask, ask_in_vain, Net};
+use super::watch::{assert_served, carried, fast, wait_for, FROM, RULE};
 use crate::support::{config, stderr};
 
 /// Rules that see packets before nft would redirect them, with the original port.
@@ -54,7 +54,7 @@ fn source_filters_and_shapers_are_not_bypassed() {
     let reached = |packets: u64| {
         forged.send_to(b"forged", server).unwrap();
         // The order is kept: whatever was to arrive is there by now.
-        assert_eq!(ask(&honest, "10.0.8.17:8080", "x").0, "server x");
+        assert_served(&honest);
         assert_eq!(net.server.counted("chain ip count in"), [packets]);
     };
     let checked = |finding| {
@@ -88,8 +88,8 @@ fn replies_larger_than_the_clients_device_are_left_to_nft() {
     }
     wait_for(&net, "nft");
     let text = "x".repeat(1900);
-    let (answer, from) = ask(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080", &text);
-    assert_eq!((answer.len(), &*from), (1907, "10.0.8.17:8080"));
+    let (answer, from) = ask(&net.client.udp("10.0.8.18:0"), FROM, &text);
+    assert_eq!((answer.len(), &*from), (1907, FROM));
     for (ns, dev) in [(&net.server, "s0"), (&net.router, "rs")] {
         ns.ip(&format!("link set {dev} mtu 1400"));
     }
@@ -216,7 +216,7 @@ fn a_rule_whose_packets_are_dropped_is_reported() {
 fn packets_by_another_way_get_answers_or_list_tells() {
     let (net, watching) = fast();
     let router = net.router.udp("0.0.0.0:0");
-    assert_eq!(ask(&router, "10.0.8.17:8080", "x").0, "server x");
+    assert_served(&router);
     assert_eq!(carried(&net), ["tcx-peer"]);
     drop(watching);
     net.redirect("del --all");
@@ -224,5 +224,5 @@ fn packets_by_another_way_get_answers_or_list_tells() {
     let list = net.redirect("list");
     let row = list.lines().nth(1).unwrap();
     assert!(row.contains(" rc "), "{list}");
-    super::net::ask_in_vain(&router, "10.0.8.17:8080");
+    ask_in_vain(&router, FROM);
 }

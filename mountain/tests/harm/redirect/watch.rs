@@ -10,11 +10,12 @@ use nix::sys::signal::Signal;
 
 use mountain::bpf::hooks::{DeviceHook, Order};
 
-use super::net::{ask, ask_in_vain, echo, Net};
+use super::net::{ask, ask_in_vain, assert_answers, echo, Net};
 use crate::support::tcx::{attach_passing_xdp, link_passing};
 use crate::support::*;
 
 pub const RULE: &str = "--proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083";
+pub const FROM: &str = "10.0.8.17:8080";
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Between two looks at a socket.
 const PAUSE: Option<Duration> = Some(Duration::from_millis(200));
@@ -42,6 +43,11 @@ pub fn wait_for(net: &Net, backend: &str) {
     wait_until(&format!("all by {backend}"), PATIENCE, || {
         carried(net).iter().all(|by| by == backend)
     });
+}
+
+/// The rule takes what the socket sends to the server, and the answer back.
+pub fn assert_served(socket: &UdpSocket) {
+    assert_answers(socket, FROM, "server");
 }
 
 fn forward_drop(net: &Net, rule: &str) {
@@ -78,7 +84,7 @@ fn serve_who(ns: &Ns, at: &str) -> Worker<()> {
 fn a_rule_that_is_deleted_and_added_again_counts_from_zero() {
     let (net, _watching) = fast();
     let socket = net.client.udp("10.0.8.18:0");
-    let send = |count: usize| (0..count).for_each(|_| drop(ask(&socket, "10.0.8.17:8080", "x")));
+    let send = |count: usize| (0..count).for_each(|_| assert_served(&socket));
     send(3);
     let packets = || net.counted(0)[0];
     assert_eq!(packets(), 3);
@@ -103,9 +109,9 @@ fn a_firewall_that_comes_later_is_met_when_nobody_watches() {
     net.redirect(&format!("add {RULE} --backend auto"));
     assert_eq!(carried(&net), ["nft"]);
     let socket = net.client.udp("10.0.8.18:0");
-    assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
+    assert_served(&socket);
     forward_drop(&net, "tcp dport 22 accept");
-    ask_in_vain(&socket, "10.0.8.17:8080");
+    ask_in_vain(&socket, FROM);
 }
 
 /// While `redirect watch` runs the rule is fast, the new firewall takes effect, and flows that it
@@ -121,7 +127,7 @@ fn a_firewall_that_comes_later_is_met_and_permitted_flows_go_on() {
     drop(watching);
     net.router.run("nft delete table inet guard");
     let socket = net.client.udp("10.0.8.18:0");
-    assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
+    assert_served(&socket);
 }
 
 /// The same where the target sees an address of this host.
@@ -163,7 +169,7 @@ fn flows_survive(net: &Net, seen4: &str, seen6: &str) {
     assert_alive(&mut tcp4);
     assert_alive(&mut tcp6);
     let fresh = net.client.udp("10.0.8.18:0");
-    assert_eq!(ask(&fresh, "10.0.8.17:8080", "x").0, "server x");
+    assert_served(&fresh);
 
     forward_drop(net, "ct state established accept");
     wait_for(net, "nft");
@@ -171,7 +177,7 @@ fn flows_survive(net: &Net, seen4: &str, seen6: &str) {
     assert_alive(&mut tcp6);
     assert_eq!(ask_who(&udp4, "10.0.8.17:8081"), who4);
     assert_eq!(ask_who(&udp6, "[fd08::17]:8081"), who6);
-    ask_in_vain(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080");
+    ask_in_vain(&net.client.udp("10.0.8.18:0"), FROM);
 }
 
 /// Whatever ends who watches, the fast backend is gone with it, and packets are redirected by nft.
@@ -180,14 +186,14 @@ fn a_fast_backend_does_not_outlive_who_watches() {
     for signal in [Signal::SIGKILL, Signal::SIGTERM] {
         let (net, watching) = fast();
         let socket = net.client.udp("10.0.8.18:0");
-        assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
+        assert_served(&socket);
         watching.signal(signal);
         let _ = watching.finish();
         // The kernel lets go of what a process held a little later.
         wait_for(&net, "nft");
-        assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
+        assert_served(&socket);
         forward_drop(&net, "tcp dport 22 accept");
-        ask_in_vain(&socket, "10.0.8.17:8080");
+        ask_in_vain(&socket, FROM);
         net.router.run("nft delete table inet guard");
         net.redirect("del --all");
         net.assert_clean();
@@ -200,34 +206,48 @@ fn commands_go_on_while_somebody_watches() {
     let (net, _watching) = fast();
     net.serve(&net.server, "other", "10.0.1.2:8084");
     let socket = net.client.udp("10.0.8.18:0");
-    assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
+    assert_served(&socket);
     net.redirect("del --all");
-    ask_in_vain(&socket, "10.0.8.17:8080");
+    ask_in_vain(&socket, FROM);
     net.assert_clean();
     net.redirect(&format!("add {RULE} --backend auto"));
     wait_for(&net, "tcx-peer");
     net.redirect("add --proto udp --from 10.0.8.17:8081 --to 10.0.1.2:8084 --backend tcx-peer");
     assert_eq!(carried(&net), ["nft", "tcx-peer"]);
-    assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
-    assert_eq!(ask(&socket, "10.0.8.17:8081", "x").0, "other x");
+    assert_served(&socket);
+    assert_answers(&socket, "10.0.8.17:8081", "other");
 }
 
-/// A program that somebody else attaches must see the packets.
+/// What may concern the packets takes the fast backend off while it is there.
 #[test]
-fn other_programs_at_tcx_are_not_gone_around() {
+fn what_may_concern_the_packets_is_not_gone_around() {
     let (net, _watching) = fast();
+    let socket = net.client.udp("10.0.8.18:0");
+    assert_served(&socket);
+    // A program that somebody else attaches.
     let attach = || link_passing(DeviceHook::TcxIngress, "rc", c"guard", Order::Last);
     let guard = net.router.with(attach);
     wait_for(&net, "nft");
     drop(guard);
     let text = net.redirect("check --proto udp --from 10.0.8.17:1 --to 10.0.1.2:1");
     assert!(!text.contains("guard"), "{text}");
-}
-
-/// One in the target's namespace, too: tcx-peer puts packets there behind it.
-#[test]
-fn programs_in_the_targets_namespace_are_not_gone_around() {
-    let (net, _watching) = fast();
+    wait_for(&net, "tcx-peer");
+    // A rule about routes is one about who is served.
+    net.router.ip("rule add from 10.0.8.18 prohibit pref 100");
+    wait_for(&net, "nft");
+    ask_in_vain(&socket, FROM);
+    net.router.ip("rule del pref 100");
+    wait_for(&net, "tcx-peer");
+    assert_served(&socket);
+    // A table is nobody's but the user's, whatever it is called.
+    let hook = "filter hook forward priority 0; policy drop";
+    net.router
+        .chain("inet mountain_guard f", hook, "tcp dport 22 accept");
+    wait_for(&net, "nft");
+    ask_in_vain(&net.client.udp("10.0.8.18:0"), FROM);
+    net.router.nft("delete table inet mountain_guard");
+    wait_for(&net, "tcx-peer");
+    // Behind a program in the target's namespace tcx-peer would put packets.
     net.server.with(|| attach_passing_xdp("s0", "guard"));
     wait_for(&net, "nft");
     net.says(&format!("check {RULE}"), "the XDP program at s0");
@@ -241,17 +261,6 @@ fn a_target_that_loses_its_address_is_noticed() {
     std::thread::sleep(Duration::from_secs(1));
     net.server.ip("addr del 10.0.1.2/24 dev s0");
     wait_for(&net, "nft");
-}
-
-/// Nobody's but the user's, whatever it is called.
-#[test]
-fn a_table_that_is_called_as_ours_are_is_met() {
-    let (net, _watching) = fast();
-    let hook = "filter hook forward priority 0; policy drop";
-    net.router
-        .chain("inet mountain_guard f", hook, "tcp dport 22 accept");
-    wait_for(&net, "nft");
-    ask_in_vain(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080");
 }
 
 /// The client has another address, 10.9.9.9, which it is reached at by a way of its own.
@@ -277,10 +286,10 @@ fn replies_that_may_leave_by_another_device_are_left_to_nft() {
     second_way(&net);
     wait_for(&net, "nft");
     let socket = net.client.udp("10.9.9.9:0");
-    assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
+    assert_served(&socket);
     let hook = "filter hook forward priority 0";
     net.router.chain("inet guard f", hook, "oifname rd drop");
-    ask_in_vain(&socket, "10.0.8.17:8080");
+    ask_in_vain(&socket, FROM);
     // Without the route the filter alone is a reason: any client may have an address of that link.
     net.router.ip("route del 10.9.9.9/32");
     net.says(
@@ -289,20 +298,6 @@ fn replies_that_may_leave_by_another_device_are_left_to_nft() {
     );
     net.router.nft("delete table inet guard");
     wait_for(&net, "tcx-peer");
-}
-
-/// A rule about routes is one about who is served.
-#[test]
-fn rules_about_routes_are_not_gone_around() {
-    let (net, _watching) = fast();
-    let socket = net.client.udp("10.0.8.18:0");
-    assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
-    net.router.ip("rule add from 10.0.8.18 prohibit pref 100");
-    wait_for(&net, "nft");
-    ask_in_vain(&socket, "10.0.8.17:8080");
-    net.router.ip("rule del pref 100");
-    wait_for(&net, "tcx-peer");
-    assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
 }
 
 /// The way back to a client need not be the way that it came in by.
@@ -315,12 +310,7 @@ fn replies_leave_translated_by_the_route_to_the_client() {
         assert_eq!(carried(&net), [backend]);
         let socket = net.client.udp("10.9.9.9:0");
         for _ in 0..100 {
-            let (answer, from) = ask(&socket, "10.0.8.17:8080", "x");
-            assert_eq!(
-                (&*answer, &*from),
-                ("server x", "10.0.8.17:8080"),
-                "{backend}"
-            );
+            assert_served(&socket);
         }
     }
 }
@@ -364,7 +354,7 @@ fn a_reloaded_firewall_does_not_end_redirects() {
     wait_for(&net, "nft");
     // One flow all along: it must not get stuck with where it went in between.
     let socket = net.client.udp("10.0.8.18:0");
-    assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
+    assert_served(&socket);
     net.router.run("nft flush ruleset");
     socket.set_read_timeout(PAUSE).unwrap();
     wait_until("the rule is put back", PATIENCE, || {
