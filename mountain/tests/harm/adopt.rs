@@ -12,7 +12,7 @@ use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 
-use crate::support::{stdout, tun, wait_until, Ns, Worker, LEAVE};
+use crate::support::{assert_has, stdout, tun, wait_until, Ns, Worker, LEAVE};
 
 #[path = "../placement/net.rs"]
 #[allow(dead_code)]
@@ -153,6 +153,13 @@ fn assert_in_tunnel(net: &Home, tunnel: &Tunnel, servers: &[&str], what: &str) {
     assert_eq!(leaks(net), before, "{what}: packets left around the VPN");
 }
 
+/// None of the flows that begin now leaves by an uplink.
+fn assert_no_leak(net: &Home, what: &str) {
+    let before = leaks(net);
+    poke(net, &SERVER);
+    assert_eq!(leaks(net), before, "{what}");
+}
+
 const FAMILIES: [&str; 2] = ["-4", "-6"];
 
 /// A VPN as one of the usual programs sets it up.
@@ -261,7 +268,7 @@ fn a_vpn_that_is_there_first_is_not_left() {
         let left = "new flows are left to it";
         net.home.mountain_fails("up --adopt", left);
         let check = stdout(&net.home.mountain("check --adopt"));
-        assert!(check.contains("nothing to steer"), "{}: {check}", vpn.name);
+        assert_has(&check, &["nothing to steer"]);
         net.start_with("--wait");
         assert_in_tunnel(&net, &tunnel, &SERVER, vpn.name);
         net.home.mountain_ok("down");
@@ -299,8 +306,8 @@ fn a_vpns_own_connection_goes_on_and_other_flows_enter_it() {
         // Not to be the source of answers to the first one.
         let more = ["", "preferred_lft 0"][family];
         let (family, other) = (FAMILIES[family], OTHER[family]);
-        let address = format!("{family} addr add {other} dev w {more}");
-        net.server.ip(&address);
+        net.server
+            .ip(&format!("{family} addr add {other} dev w {more}"));
     }
     net.up();
     let (mut outer, mut others) = (net.flows(), net.flows());
@@ -319,13 +326,13 @@ fn a_vpns_own_connection_goes_on_and_other_flows_enter_it() {
     let tunnel = Tunnel::open(&net.home, "tun0");
     net.home.ip("route add 10.50.0.2 via 10.40.0.1 dev u0");
     net.home.ip("-6 route add fd50::2 via fd40::1 dev u0");
-    let kept = |family: &str| {
+    let kept = |family: &&str| {
         let rules = net.home.ip(&format!("{family} rule"));
         let mut rules = rules.lines();
         rules.any(|rule| rule.contains("fwmark") && rule.contains("suppress_prefixlength 0"))
     };
     wait_until("the uplinks' marks come first", LEAVE, || {
-        kept("-4") && kept("-6")
+        FAMILIES.iter().all(kept)
     });
     // While the default is still the kernel's.
     assert_eq!(outer.ask(), before);
@@ -378,15 +385,13 @@ fn a_kill_switch_holds() {
     for kind in ["unreachable", "blackhole", "prohibit"] {
         let tell = |verb: &str| {
             for family in FAMILIES {
-                let line = format!("{family} route {verb} {kind} default metric 50");
-                net.home.ip(&line);
+                net.home
+                    .ip(&format!("{family} route {verb} {kind} default metric 50"));
             }
         };
         tell("add");
         wait_suspended(&net, [true; 2]);
-        let before = leaks(&net);
-        poke(&net, &SERVER);
-        assert_eq!(leaks(&net), before, "{kind}");
+        assert_no_leak(&net, kind);
         tell("del");
         wait_suspended(&net, [false; 2]);
     }
@@ -399,9 +404,7 @@ fn a_kill_switch_holds() {
     assert_in_tunnel(&net, &tunnel, &SERVER, "with a kill switch");
     drop(tunnel);
     wait_suspended(&net, [false; 2]);
-    let before = leaks(&net);
-    poke(&net, &SERVER);
-    assert_eq!(leaks(&net), before, "the VPN is down");
+    assert_no_leak(&net, "the VPN is down");
 }
 
 /// More rules of IPv6 than there is room for: nothing is steered. Rules and tables must follow all the same.
@@ -416,25 +419,21 @@ fn the_uplinks_routing_is_followed_while_nothing_is_steered() {
             net.home.ip(&format!("-6 rule {verb} {rule}"));
         }
     };
+    let is_suspended = || net.home.status().suspended.is_some();
     rules("add");
-    wait_until("nothing is steered", LEAVE, || {
-        net.home.status().suspended.is_some()
-    });
+    wait_until("nothing is steered", LEAVE, is_suspended);
     let own_tables = || net.home.ip("-4 route show table all proto 77");
     let own_rules = || net.home.ip("-4 rule");
     assert!(own_tables().contains("via 10.40.0.1 dev u0"));
 
-    // Another router.
-    net.home
-        .ip("route change default via 10.40.0.9 dev u0 metric 100");
-    wait_until("the uplink's table has its new gateway", LEAVE, || {
-        own_tables().contains("via 10.40.0.9 dev u0")
-    });
-    net.home
-        .ip("route change default via 10.40.0.1 dev u0 metric 100");
-    wait_until("and the old one", LEAVE, || {
-        own_tables().contains("via 10.40.0.1 dev u0")
-    });
+    // Another router, and the old one.
+    for last in [9, 1] {
+        let hop = format!("via 10.40.0.{last} dev u0");
+        net.home
+            .ip(&format!("route change default {hop} metric 100"));
+        let what = format!("the uplink's table has its gateway {hop}");
+        wait_until(&what, LEAVE, || own_tables().contains(&hop));
+    }
 
     // A VPN: what has an uplink's address or mark enters it as well.
     let tunnel = Tunnel::open(&net.home, "tun0");
@@ -442,18 +441,13 @@ fn the_uplinks_routing_is_followed_while_nothing_is_steered() {
     wait_until("the uplinks' rules are gone", LEAVE, || {
         !own_rules().contains("from 10.40.0.2") && !own_rules().contains("fwmark")
     });
-    assert!(
-        net.home.status().suspended.is_some(),
-        "the test proves nothing"
-    );
+    assert!(is_suspended(), "the test proves nothing");
     drop(tunnel);
     wait_until("and there again", LEAVE, || {
         own_rules().contains("from 10.40.0.2")
     });
     rules("del");
-    wait_until("steering goes on", LEAVE, || {
-        net.home.status().suspended.is_none()
-    });
+    wait_until("steering goes on", LEAVE, || !is_suspended());
     net.wait_good();
     assert_by_both(&net.flows().open("udp", 40, SERVER[0]));
     assert_eq!(net.refused(), 0);

@@ -7,8 +7,6 @@ use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use testkit::ok;
-
 use super::frames::{
     all_come_by, arrived, by_sockets, by_sockets_to, come_by, count_arrivals, only_u1_is_good,
     PACKETS,
@@ -75,9 +73,7 @@ fn more_inner_devices_than_descriptors_leave_forwarded_connections_to_the_kernel
     masquerade(client, "ip", "oifname { u0, u1 }");
     client.ip_batch((0..110).map(|n| format!("link add a{n} type veth peer name b{n}")));
     let start = |limits: &str| {
-        let mut command = client.command("prlimit");
-        command.arg(format!("--nofile={limits}"));
-        ok("up", command.args([MOUNTAIN, "up", "--adopt"]).output());
+        client.run(&format!("prlimit --nofile={limits} {MOUNTAIN} up --adopt"));
         client.wait_settled();
     };
     let placement = || client.status().placement.unwrap();
@@ -95,10 +91,10 @@ fn more_inner_devices_than_descriptors_leave_forwarded_connections_to_the_kernel
 }
 
 /// Routes to so many networks of /24 by u0 only.
-fn many_routes(ns: &Ns, verb: &str, count: u32) {
+fn add_routes(ns: &Ns, count: u32) {
     let line = |n: u32| {
         let net = Ipv4Addr::from((20 << 24) + (n << 8));
-        format!("route {verb} {net}/24 via 10.30.0.2 dev u0")
+        format!("route add {net}/24 via 10.30.0.2 dev u0")
     };
     ns.ip_batch((0..count).map(line));
 }
@@ -138,10 +134,7 @@ fn many_routes_that_are_read_again_are_still_held() {
 
 /// Probes that were sent on all paths within a while.
 fn probes_in(ns: &Ns, time: Duration) -> u64 {
-    let sent = || -> u64 {
-        let paths = ns.status().paths;
-        paths.iter().map(|p| p.probes.sent).sum()
-    };
+    let sent = || ns.status().paths.iter().map(|p| p.probes.sent).sum::<u64>();
     let before = sent();
     thread::sleep(time);
     sent() - before
@@ -179,7 +172,7 @@ fn a_full_routing_table_that_changes_is_followed_and_blinds_nobody() {
     let calm = probes_in(&net.client, WHILE);
 
     // While the table comes in, and after it: the last route of all is heeded.
-    many_routes(&net.client, "add", ROUTES);
+    add_routes(&net.client, ROUTES);
     net.client
         .ip("route add 21.99.99.0/24 via 10.30.0.2 dev u0");
     let (client, server) = (&net.client, &net.server);
@@ -199,10 +192,8 @@ fn a_full_routing_table_that_changes_is_followed_and_blinds_nobody() {
     let probes = probes_in(client, WHILE);
     let changes = churn.finish();
     assert!(changes > 20, "{changes} changes");
-    assert!(
-        probes * 2 > calm,
-        "{probes} probes during {changes} changes, {calm} before"
-    );
+    let goes_on = probes * 2 > calm;
+    assert!(goes_on, "{probes} probes, {calm} before {changes} changes");
 }
 
 /// What a large table that changes 100 times a second does to the daemon.
@@ -220,14 +211,9 @@ struct UnderChurn {
 /// Processor time that a process has taken, s.
 fn processor_time(pid: i32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let fields = stat.rsplit(") ").next().unwrap();
-    let ticks: f64 = fields
-        .split(' ')
-        .skip(11)
-        .take(2)
-        .map(|t| t.parse::<f64>().unwrap())
-        .sum();
-    ticks / 100.0
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+    let ticks = fields[11..13].iter().map(|t| t.parse::<f64>().unwrap());
+    ticks.sum::<f64>() / 100.0
 }
 
 fn under_churn(routes: u32, outages: usize) -> UnderChurn {
@@ -236,7 +222,7 @@ fn under_churn(routes: u32, outages: usize) -> UnderChurn {
     /// Between two packets of a flow of [`Traffic`].
     const SPACING_MS: f64 = 5.0;
     let net = Net::new();
-    many_routes(&net.client, "add", routes);
+    add_routes(&net.client, routes);
     net.client.mountain_ok("up");
     net.wait_good();
     wait_until("the table is in", 6 * LEAVE, || !is_suspended(&net.client));
@@ -265,10 +251,7 @@ fn under_churn(routes: u32, outages: usize) -> UnderChurn {
         let lost = f64::from(counts.sent - counts.arrived());
         outages_ms.push(lost / (FLOWS as f64 * share) * SPACING_MS);
         let after = traffic.during(Duration::from_millis(200));
-        assert!(
-            after.nearly_all_arrived(),
-            "{device} is left by all: {after:?}"
-        );
+        after.assert_arrived(&format!("{device} is left by all"));
         net.server.no_hole();
         net.wait_used(&device);
     }
