@@ -5,6 +5,16 @@ use crate::support::netns::{addr, hops, nets, prefix, Net, TWO_HOPS, TWO_HOPS_V6
 use ipnet::IpNet;
 use mountain::topology::{FibRule, Member, Topology};
 
+/// Each group's prefixes, with device, gateway and weight of its members.
+fn groups(topology: &Topology) -> Vec<String> {
+    let text = |g: usize| {
+        let prefixes = topology.groups[g].prefixes.iter().map(IpNet::to_string);
+        let prefixes: Vec<String> = prefixes.collect();
+        format!("{}: {}", prefixes.join(" "), hops(topology, g))
+    };
+    (0..topology.groups.len()).map(text).collect()
+}
+
 #[track_caller]
 fn assert_skipped(topology: &Topology, route: &str, reason: &str) {
     let skipped = &topology.skipped;
@@ -36,10 +46,9 @@ fn ipv4_multipath_default() {
     net.wait_up();
     let topology = host.topology();
 
-    assert_eq!(topology.groups.len(), 1, "{topology:#?}");
+    let hops = "u0 10.0.0.2 1, u1 10.0.1.2 3";
+    assert_eq!(groups(&topology), [format!("0.0.0.0/0: {hops}")]);
     assert_eq!(topology.groups[0].table, 254);
-    assert_eq!(topology.groups[0].prefixes, nets(&["0.0.0.0/0"]));
-    assert_eq!(hops(&topology, 0), "u0 10.0.0.2 1, u1 10.0.1.2 3");
     let [u0, u1] = &topology.paths[..] else {
         panic!("{:#?}", topology.paths)
     };
@@ -72,20 +81,13 @@ fn ipv6_multipath_default() {
     net.host.ip("-6 route add 2001:db8:5::/48 via fd00:1::2");
     net.wait_up();
     let topology = net.host.topology();
-    assert_eq!(topology.groups.len(), 1, "{topology:#?}");
-    assert_eq!(topology.groups[0].prefixes, nets(&["::/0"]));
-    assert_eq!(hops(&topology, 0), "u0 fd00::2 200, u1 fd00:1::2 1");
+    let all = "::/0: u0 fd00::2 200, u1 fd00:1::2 1";
+    assert_eq!(groups(&topology), [all]);
     assert!(topology.paths.iter().all(|p| p.key.ipv6 && p.up));
     assert_eq!(topology.paths[1].source, Some(addr("fd00:1::1")));
     let not_ours = &topology.not_ours;
-    for other in nets(&[
-        "2001:db8:5::/48",
-        "fd00:0::/64",
-        "fd00:1::/64",
-        "fe80::/64",
-        "ff00::/8",
-    ]) {
-        assert!(not_ours.contains(&other), "{other}: {not_ours:?}");
+    for other in "2001:db8:5::/48 fd00:0::/64 fd00:1::/64 fe80::/64 ff00::/8".split(' ') {
+        assert!(not_ours.contains(&prefix(other)), "{other}: {not_ours:?}");
     }
     assert!(not_ours.iter().all(|n| n.addr().is_ipv6()));
 }
@@ -107,11 +109,9 @@ fn nexthop_objects_of_both_kinds_and_families() {
     for compatible in ["1", "0"] {
         host.sysctl("net/ipv4/nexthop_compat_mode", compatible);
         let topology = host.topology();
-        assert_eq!(topology.groups.len(), 2, "mode {compatible}: {topology:#?}");
-        assert_eq!(topology.groups[0].prefixes, nets(&["10.10.0.0/16"]));
-        assert_eq!(hops(&topology, 0), "u0 10.0.0.2 5, u1 10.0.1.2 7");
-        assert_eq!(topology.groups[1].prefixes, nets(&["2001:db8::/32"]));
-        assert_eq!(hops(&topology, 1), "u0 fd00::2 2, u2 fd00:2::2 4");
+        let v4 = "10.10.0.0/16: u0 10.0.0.2 5, u1 10.0.1.2 7";
+        let v6 = "2001:db8::/32: u0 fd00::2 2, u2 fd00:2::2 4";
+        assert_eq!(groups(&topology), [v4, v6], "mode {compatible}");
         assert_eq!(topology.not_ours, [], "nothing lies inside the prefixes");
         assert_eq!(topology.skipped, Vec::<String>::new());
     }
@@ -214,10 +214,9 @@ fn equal_next_hops_share_a_group_and_others_do_not() {
     host.ip("route add 10.42.0.0/16 nexthop via 10.0.0.2 nexthop via 10.0.1.2");
     let topology = host.topology();
     assert_eq!(topology.paths.len(), 2, "paths are shared: {topology:#?}");
-    assert_eq!(topology.groups.len(), 2);
-    let both = nets(&["10.40.0.0/16", "10.41.0.0/16"]);
-    assert_eq!(topology.groups[0].prefixes, both);
-    assert_eq!(topology.groups[1].prefixes, nets(&["10.42.0.0/16"]));
+    let both = "10.40.0.0/16 10.41.0.0/16: u0 10.0.0.2 1, u1 10.0.1.2 3";
+    let other = "10.42.0.0/16: u0 10.0.0.2 1, u1 10.0.1.2 1";
+    assert_eq!(groups(&topology), [both, other]);
 }
 
 #[test]
@@ -323,8 +322,9 @@ fn goto_rules() {
     host.ip("rule add priority 150 from 10.3.0.0/16 lookup 100"); // jumped over
     host.ip("rule add priority 200 from 10.4.0.0/16 lookup 100");
     let topology = host.topology();
-    let priorities: Vec<u32> = topology.fib_rules.iter().map(|s| s.priority).collect();
-    assert_eq!(priorities, [50, 200], "{:#?}", topology.fib_rules);
+    let rules = topology.fib_rules.iter();
+    let priorities: Vec<u32> = rules.map(|s| s.priority).collect();
+    assert_eq!(priorities, [50, 200]);
 }
 
 #[test]
@@ -342,21 +342,15 @@ fn other_tables() {
     assert_eq!(topology.groups[0].table, 100);
     assert_eq!(topology.skipped, Vec::<String>::new());
     let rules = topology.fib_rules.iter();
-    let rules: Vec<_> = rules
-        .map(|s| (s.table, s.priority, s.invert, s.src))
-        .collect();
+    let rules = rules.map(|s| (s.table, s.priority, s.invert, s.src));
     let inverted = (100, 100, true, Some(prefix("10.60.0.0/16")));
     let sourceless = (100, 100, false, None);
-    assert_eq!(rules, [(100, 90, false, None), inverted, sourceless]);
+    let expected = [(100, 90, false, None), inverted, sourceless];
+    assert_eq!(rules.collect::<Vec<_>>(), expected);
     // The local table is looked up first, the main one only by others.
-    let local = [
-        "10.0.0.1/32",
-        "10.0.0.255/32",
-        "10.0.1.1/32",
-        "10.0.1.255/32",
-    ];
-    let not_ours = [&local[..], &["127.0.0.0/8"]].concat();
-    assert_eq!(topology.not_ours, nets(&not_ours));
+    let local = "10.0.0.1/32 10.0.0.255/32 10.0.1.1/32 10.0.1.255/32 127.0.0.0/8";
+    let local: Vec<&str> = local.split(' ').collect();
+    assert_eq!(topology.not_ours, nets(&local));
 
     host.ip("rule add priority 120 from 10.61.0.0/16 lookup 100");
     let default = "0.0.0.0/0 (table 100)";
