@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 
 use super::dice::Dice;
-use super::host::{mac_text, own_mac, Host, Kind, INNER, MAIN, TUN};
+use super::host::{everywhere, mac_text, own_mac, Host, Kind, INNER, MAIN, TUN};
 use super::rig::feed;
 
 /// What an uplink is made of.
@@ -189,11 +189,7 @@ impl Host {
             return Vec::new();
         }
         let of_family = ESP.iter().flat_map(|[from, to, prefix]| {
-            let anywhere = if from.contains(':') {
-                "::/0"
-            } else {
-                "0.0.0.0/0"
-            };
+            let anywhere = everywhere(from.contains(':'));
             [
                 format!(
                     "xfrm state add src {from} dst {to} proto esp spi 0x100 mode tunnel \

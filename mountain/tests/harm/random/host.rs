@@ -127,6 +127,13 @@ pub fn service(ipv6: bool) -> IpAddr {
     if ipv6 { SERVICE6 } else { SERVICE4 }.parse().unwrap()
 }
 
+pub fn unspecified(ipv6: bool) -> IpAddr {
+    match ipv6 {
+        false => Ipv4Addr::UNSPECIFIED.into(),
+        true => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
 fn prefix(k: usize, ipv6: bool) -> String {
     match ipv6 {
         false => format!("198.18.{k}.0/24"),
@@ -269,12 +276,9 @@ impl Host {
         set("ipv6/auto_flowlabels", "0");
         set("ipv4/ping_group_range", "0 0");
         // No flow is forgotten, however long a busy machine takes.
-        for kind in ["udp", "udp_stream", "icmp", "icmpv6", "generic"] {
-            let name = match kind {
-                "udp_stream" => "udp_timeout_stream".to_owned(),
-                kind => format!("{kind}_timeout"),
-            };
-            set(&format!("netfilter/nf_conntrack_{name}"), "3600");
+        set("netfilter/nf_conntrack_udp_timeout_stream", "3600");
+        for kind in ["udp", "icmp", "icmpv6", "generic"] {
+            set(&format!("netfilter/nf_conntrack_{kind}_timeout"), "3600");
         }
     }
 
@@ -294,10 +298,7 @@ impl Host {
     fn tun_hop(&self, gateway: bool, ipv6: bool) -> Hop {
         Hop {
             device: TUN.into(),
-            gateway: gateway.then(|| match ipv6 {
-                false => "10.50.0.2".parse().unwrap(),
-                true => "fd50::2".parse().unwrap(),
-            }),
+            gateway: gateway.then(|| if ipv6 { "fd50::2" } else { "10.50.0.2" }.parse().unwrap()),
             weight: 1,
         }
     }
@@ -531,8 +532,8 @@ impl Host {
 pub fn neighbour_mac(address: IpAddr) -> [u8; 6] {
     match address {
         IpAddr::V4(a) => {
-            let o = a.octets();
-            [6, 4, o[0], o[1], o[2], o[3]]
+            let [a, b, c, d] = a.octets();
+            [6, 4, a, b, c, d]
         }
         IpAddr::V6(a) => {
             let o = a.octets();

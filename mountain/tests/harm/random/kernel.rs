@@ -8,7 +8,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use nix::net::if_::if_nametoindex;
@@ -17,7 +17,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::support::arrivals;
 
-use super::host::Host;
+use super::host::{unspecified, Host};
 use super::packets::{self, By, Flow, TCP, UDP};
 use super::rig::{feed, flush_conntrack, ip, Pinned, Rig, Seen};
 
@@ -115,11 +115,6 @@ fn connect(flow: &Flow, to: SocketAddr) -> io::Result<Socket> {
 }
 
 fn open(flow: &Flow) -> io::Result<Socket> {
-    let domain = if flow.ipv6() {
-        Domain::IPV6
-    } else {
-        Domain::IPV4
-    };
     let (kind, proto) = match flow.proto {
         UDP => (Type::DGRAM, Protocol::UDP),
         TCP => (Type::STREAM, Protocol::TCP),
@@ -129,6 +124,7 @@ fn open(flow: &Flow) -> io::Result<Socket> {
     let user = flow.socket().map_or(0, |s| s.user);
     // SAFETY: changes this thread's file system user alone, which a socket's owner is.
     unsafe { libc::setfsuid(user) };
+    let domain = Domain::for_address(flow.to);
     let socket = Socket::new(domain, kind.nonblocking(), Some(proto));
     // SAFETY: as above.
     unsafe { libc::setfsuid(0) };
@@ -153,16 +149,13 @@ fn open(flow: &Flow) -> io::Result<Socket> {
             true => setsockopt(&socket, sockopt::Ipv6RecvPacketInfo, &true)?,
         }
     }
-    let any: IpAddr = match flow.ipv6() {
-        true => Ipv6Addr::UNSPECIFIED.into(),
-        false => Ipv4Addr::UNSPECIFIED.into(),
-    };
     let port = match flow.proto {
         UDP | TCP if own.is_some_and(|s| s.port) => flow.sport,
         _ => 0,
     };
     if flow.source().is_some() || port > 0 {
-        socket.bind(&SocketAddr::new(flow.source().unwrap_or(any), port).into())?;
+        let source = flow.source().unwrap_or(unspecified(flow.ipv6()));
+        socket.bind(&SocketAddr::new(source, port).into())?;
     }
     Ok(socket)
 }
@@ -286,9 +279,7 @@ impl Reference {
 
 fn rough(seen: &Seen) -> Seen {
     let mut rough = seen.clone();
-    rough.look.sport = 0;
-    rough.look.part = None;
-    rough.look.mss = None;
+    (rough.look.sport, rough.look.part, rough.look.mss) = (0, None, None);
     rough
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What is sent, and how it is told again where it leaves.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use etherparse::{TcpHeader, TcpOptionElement, TcpSlice, UdpHeader};
 
@@ -141,13 +141,9 @@ fn flow(dice: &mut Dice, host: &Host, id: u16) -> Flow {
     };
     // By a ppp device or ESP nothing comes back, and a TCP socket without an answer sends when it likes.
     let one_way = host.tunnel() == Some(Tunnel::Ppp) || host.has(Kind::Esp);
-    let one_way = match &by {
-        By::Socket(socket) => one_way || is_unanswered(host, socket, ipv6),
-        _ => false,
-    };
-    let proto = match proto {
-        TCP if one_way => UDP,
-        proto => proto,
+    let proto = match (&by, proto) {
+        (By::Socket(socket), TCP) if one_way || is_unanswered(host, socket, ipv6) => UDP,
+        _ => proto,
     };
     let large = dice.one_in(6);
     Flow {
@@ -287,11 +283,7 @@ fn transport(flow: &Flow, source: IpAddr, first: bool, sequence: u32) -> (u8, Ve
             (TCP, [&header.to_bytes()[..], payload].concat())
         }
         _ => {
-            let (proto, kind) = if flow.ipv6() {
-                (ICMPV6, 128)
-            } else {
-                (ICMP, 8)
-            };
+            let (proto, kind) = [(ICMP, 8), (ICMPV6, 128)][usize::from(flow.ipv6())];
             let id = (ECHO_ID + flow.id).to_be_bytes();
             let header = [kind, 0, 0, 0, id[0], id[1], 0, 1];
             (proto, [&header, &payload[..]].concat())
@@ -308,11 +300,7 @@ pub fn payload(id: u16, length: usize) -> Vec<u8> {
 
 /// An echo request as a socket of type RAW wants it; the kernel fills in ICMPv6's checksum.
 pub fn echo(flow: &Flow) -> Vec<u8> {
-    let any = match flow.ipv6() {
-        false => Ipv4Addr::UNSPECIFIED.into(),
-        true => IpAddr::from(Ipv6Addr::UNSPECIFIED),
-    };
-    transport(flow, any, true, 0).1
+    transport(flow, host::unspecified(flow.ipv6()), true, 0).1
 }
 
 /// A flow's packet as IP packets of at most `mtu` bytes.
@@ -324,14 +312,12 @@ pub fn packets(flow: &Flow, mtu: usize, first: bool, sequence: u32) -> Vec<Vec<u
         return vec![ip(flow, source, proto, &bytes, None)];
     }
     let part = (mtu - header - 8) / 8 * 8;
-    let count = bytes.len().div_ceil(part);
-    let parts = bytes.chunks(part).enumerate();
-    parts
-        .map(|(i, chunk)| {
-            let offset = (i * part) as u16;
-            ip(flow, source, proto, chunk, Some((offset, i + 1 < count)))
-        })
-        .collect()
+    let parts = bytes.chunks(part).zip((0..).step_by(part));
+    let packet = |(chunk, at): (&[u8], usize)| {
+        let more = at + part < bytes.len();
+        ip(flow, source, proto, chunk, Some((at as u16, more)))
+    };
+    parts.map(packet).collect()
 }
 
 fn ip(flow: &Flow, source: IpAddr, proto: u8, l4: &[u8], part: Option<(u16, bool)>) -> Vec<u8> {

@@ -387,16 +387,12 @@ impl Rig {
             }
             return;
         };
-        self.seen.push((
-            flow,
-            Seen {
-                exit: Exit {
-                    device: device.to_owned(),
-                    neighbour: macs.map(|(to, _)| to),
-                },
-                look: parsed.look.clone(),
-            },
-        ));
+        let exit = Exit {
+            device: device.to_owned(),
+            neighbour: macs.map(|(to, _)| to),
+        };
+        let look = parsed.look.clone();
+        self.seen.push((flow, Seen { exit, look }));
         if parsed.look.proto == TCP && device != INNER {
             self.accept(device, macs, &parsed);
         }

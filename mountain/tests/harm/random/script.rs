@@ -135,18 +135,14 @@ impl Host {
         };
         batch("host", "", self.device_lines("far"));
         let names = self.uplinks.iter().map(|u| u.name.as_str()).chain([INNER]);
+        let up = names.map(|n| format!("link set s-{n} up"));
         batch("far", "", self.far_lines());
-        batch(
-            "far",
-            "",
-            names.map(|n| format!("link set s-{n} up")).collect(),
-        );
+        batch("far", "", up.collect());
         batch("host", "", self.route_lines());
         batch("host", "", self.esp_lines());
         batch("host", "-4 ", self.rule_lines(false));
         batch("host", "-6 ", self.rule_lines(true));
         for n in 0..self.guests.len() {
-            batch("far", "", Vec::new());
             let [host, inside] = self.guest_lines(n, "guest");
             batch("host", "", host);
             batch("guest", "", inside);
@@ -155,11 +151,7 @@ impl Host {
             let rules = self.nft.join("\n");
             writeln!(text, "ip netns exec host nft -f - <<EOF\n{rules}\nEOF").unwrap();
         }
-        let adopt = if self.has(Kind::Adopt) {
-            " --adopt"
-        } else {
-            ""
-        };
+        let adopt = ["", " --adopt"][usize::from(self.has(Kind::Adopt))];
         writeln!(text, "# ip netns exec host mountain up --wait{adopt}").unwrap();
         text
     }
