@@ -108,13 +108,12 @@ fn packets_moved_to_an_uplink_do_not_get_past_its_firewall() {
 #[test]
 fn check_and_status_name_the_rule() {
     let net = Net::new();
-    let rule = "oifname u1 tcp dport 25 drop";
+    let hook = "filter hook forward priority 0";
     net.client
-        .chain("inet t c", "filter hook forward priority 0", rule);
+        .chain("inet t c", hook, "oifname u1 tcp dport 25 drop");
     let rule = "inet t c handle";
     let text = "oifname \"u1\" meta l4proto tcp dport 25 drop";
-    let check = stdout(&net.client.mountain("check"));
-    assert_has(&check, &[rule, text]);
+    assert_has(&stdout(&net.client.mountain("check")), &[rule, text]);
     net.up();
     wait_held(&net, rule);
     assert_has(&net.client.mountain_ok("status"), &[rule, text]);
@@ -129,17 +128,13 @@ fn a_legacy_rule_for_one_uplink_is_noticed() {
     assert_eq!(held(&net, false), None);
     net.client
         .run("iptables-legacy -t mangle -A POSTROUTING -o u1 -j DROP");
-    wait_held(
-        &net,
-        "iptables-legacy -t mangle POSTROUTING, rule 1: oifname \"u1\" drop",
-    );
+    let rule = "iptables-legacy -t mangle POSTROUTING, rule 1: oifname \"u1\" drop";
+    wait_held(&net, rule);
     net.client.run("iptables-legacy -t mangle -F");
     wait_free(&net);
     // Nothing is asked of the kernel that would make a table.
-    let names = net
-        .client
-        .run("cat /proc/net/ip_tables_names /proc/net/ip6_tables_names");
-    assert_eq!(names, "mangle\n");
+    let names = "cat /proc/net/ip_tables_names /proc/net/ip6_tables_names";
+    assert_eq!(net.client.run(names), "mangle\n");
 }
 
 /// What cannot be read may be anything.
@@ -149,6 +144,6 @@ fn a_firewall_that_cannot_be_read_holds_flows() {
     let without = ["--bounding-set=-net_admin", "--inh-caps=-net_admin"];
     let args = [&without[..], &[MOUNTAIN, "check"]].concat();
     let text = stdout(&net.client.output("setpriv", &args));
-    let told = text.contains("cannot be read, so no running flow is moved");
-    assert!(told, "{text}");
+    let told = "cannot be read, so no running flow is moved";
+    assert_has(&text, &[told]);
 }

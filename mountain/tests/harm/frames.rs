@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Other people's frames on our devices, and packets about which something is doubtful.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::thread;
@@ -11,7 +11,7 @@ use etherparse::PacketBuilder;
 use nix::sys::stat::{makedev, mknod, Mode, SFlag};
 
 use super::support::frames::PacketSocket;
-use super::support::{stdout, wait_until, Net, Ns, LEAVE, SERVER4};
+use super::support::{assert_has, stdout, wait_until, Net, Ns, LEAVE, SERVER4};
 
 /// Packets of each kind that are sent, and with which source port.
 pub(super) const PACKETS: u64 = 40;
@@ -108,21 +108,23 @@ fn raw_sender(dev: &str) -> impl Fn(&[u8]) {
     move |frame| assert_eq!(raw.send(index, frame), frame.len() as isize)
 }
 
+/// Has frames sent to the server, from ports 1000 and up of the guest's address and a device of the client.
+fn send_frames(net: &Net, dev: &str, port: u16, mut send: impl FnMut(&[u8])) {
+    let (to, from) = (mac(&net.server, "s0"), mac(&net.client, dev));
+    for n in 0..PACKETS as u16 {
+        send(&frame(to, from, GUEST, (1000 + n, port)));
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
 /// Sends frames with the device's own source address from a packet socket on u0.
 fn by_packet_socket(net: &Net, port: u16) {
-    let (to, from) = (mac(&net.server, "s0"), mac(&net.client, "u0"));
-    net.client.with(move || {
-        let send = raw_sender("u0");
-        for n in 0..PACKETS {
-            send(&frame(to, from, GUEST, (1000 + n as u16, port)));
-            thread::sleep(Duration::from_millis(2));
-        }
-    });
+    let send = net.client.with(|| raw_sender("u0"));
+    send_frames(net, "u0", port, send);
 }
 
 /// Sends frames as a virtual machine behind the macvtap device `tap0` of the client does.
 fn by_macvtap(net: &Net, port: u16) {
-    let (to, from) = (mac(&net.server, "s0"), mac(&net.client, "tap0"));
     let read = "mount -t sysfs none /sys && cat /sys/class/net/tap0/macvtap/*/dev";
     let number = stdout(&net.client.output("unshare", &["-m", "sh", "-c", read]));
     let (major, minor) = number.trim().split_once(':').expect("a character device");
@@ -130,15 +132,11 @@ fn by_macvtap(net: &Net, port: u16) {
     let node = folder.path().join("tap");
     let device = makedev(major.parse().unwrap(), minor.parse().unwrap());
     mknod(&node, SFlag::S_IFCHR, Mode::S_IRUSR | Mode::S_IWUSR, device).unwrap();
-    let both = OpenOptions::new().read(true).write(true).clone();
-    let mut tap = both.open(&node).unwrap();
-    for n in 0..PACKETS {
-        // struct virtio_net_hdr comes first: nothing is offloaded.
-        let mut packet = vec![0; 10];
-        packet.extend(frame(to, from, GUEST, (2000 + n as u16, port)));
-        tap.write_all(&packet).unwrap();
-        thread::sleep(Duration::from_millis(2));
-    }
+    let mut tap = File::options().read(true).write(true).open(&node).unwrap();
+    // struct virtio_net_hdr comes first: nothing is offloaded.
+    send_frames(net, "tap0", port, |frame| {
+        tap.write_all(&[&[0; 10][..], frame].concat()).unwrap();
+    });
 }
 
 #[test]
@@ -253,8 +251,8 @@ fn packets_that_an_ip_rule_selects_keep_its_uplink() {
     client.wait_settled();
     let own = Ipv4Addr::new(10, 98, 0, 1);
     let with_tos = |tos| by_sockets_to(client, own, SERVER4, tos);
-    let kernel = |tos: &str| client.ip(&format!("route get 10.98.1.1 from 10.98.0.1 tos {tos}"));
-    assert!(kernel("0x10").contains("dev u0"), "{}", kernel("0x10"));
+    let kernel = client.ip("route get 10.98.1.1 from 10.98.0.1 tos 0x10");
+    assert_has(&kernel, &["dev u0"]);
     all_come_by(server, "s0", 9202, "TOS 0x10", with_tos(0x10));
     all_come_by(server, "s0", 9203, "TOS 0xb0", with_tos(0xb0));
     all_come_by(server, "s1", 9204, "TOS 0x08", with_tos(0x08));

@@ -4,7 +4,7 @@
 //! Into a staging folder here; into minimal Debian roots by scripts/bare-test.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use testkit::{assert_has, files_below, ok};
@@ -71,15 +71,11 @@ fn what_is_installed_is_complete_works_and_can_be_removed() {
     }
 
     // Every link of the installed docs leads somewhere.
-    for file in all
-        .iter()
-        .filter(|f| f.extension().is_some_and(|e| e == "md"))
-    {
-        let path = staging.join(file);
-        let text = fs::read_to_string(&path).unwrap();
-        for link in links(&text) {
-            let target = path.parent().unwrap().join(link);
-            assert!(target.exists(), "{}: dead link {link}", file.display());
+    let pages = all.iter().map(|file| staging.join(file));
+    for page in pages.filter(|page| page.extension().is_some_and(|e| e == "md")) {
+        for link in links(&fs::read_to_string(&page).unwrap()) {
+            let target = page.parent().unwrap().join(link);
+            assert!(target.exists(), "{}: dead link {link}", page.display());
         }
     }
 
@@ -90,11 +86,9 @@ fn what_is_installed_is_complete_works_and_can_be_removed() {
     assert_has(&notices, &linked);
 
     // From its own place the lab finds its scenarios, and not those of the source tree.
-    fs::rename(
-        staging.join("usr/share/mountain/scenarios/spiky.toml"),
-        staging.join("usr/share/mountain/scenarios/installed.toml"),
-    )
-    .unwrap();
+    let scenarios = staging.join("usr/share/mountain/scenarios");
+    let [spiky, other] = ["spiky.toml", "installed.toml"].map(|file| scenarios.join(file));
+    fs::rename(spiky, other).unwrap();
     let mut lab = Command::new(staging.join("usr/bin/mountain-lab"));
     let list = ok("list", lab.arg("list").current_dir("/").output());
     assert!(list.lines().count() > 10, "{list}");
@@ -102,11 +96,10 @@ fn what_is_installed_is_complete_works_and_can_be_removed() {
     // The owner's configuration survives both.
     let config = staging.join("etc/mountain/mountain.toml");
     fs::write(&config, "# mine\n").unwrap();
-    let said = install(&[], staging);
-    assert!(said.contains("Kept your"), "{said}");
+    assert_has(&install(&[], staging), &["Kept your"]);
     install(&["--remove"], staging);
     assert_eq!(fs::read_to_string(&config).unwrap(), "# mine\n");
-    let left: Vec<PathBuf> = files_below(staging).into_iter().collect();
+    let left = Vec::from_iter(files_below(staging));
     assert_eq!(left, [Path::new("etc/mountain/mountain.toml")]);
 }
 
@@ -121,22 +114,13 @@ fn a_program_with_the_hooks_of_tests_is_not_installed() {
 
     // What `make build` and the Debian package build is without them: only tests turn the feature on.
     let tree = Command::new(format!("{ROOT}/scripts/cargo"))
-        .args([
-            "tree",
-            "--offline",
-            "--locked",
-            "--workspace",
-            "--edges",
-            "no-dev",
-        ])
-        .args(["--prefix", "none", "--format", "{lib} {f}"])
+        .args(["tree", "--offline", "--locked", "--workspace"])
+        .args(["--edges", "no-dev", "--prefix", "none"])
+        .args(["--format", "{lib} {f}"])
         .output();
     let tree = ok("cargo tree", tree);
-    assert!(
-        tree.lines().any(|line| line.starts_with("mountain ")),
-        "{tree}"
-    );
-    assert!(!tree.contains("test-hooks"), "{tree}");
+    let is_listed = tree.lines().any(|line| line.starts_with("mountain "));
+    assert!(is_listed && !tree.contains("test-hooks"), "{tree}");
 }
 
 /// scripts/unit-test tries the services themselves.

@@ -222,10 +222,8 @@ fn a_neighbour_flush_under_traffic_does_not_stop_it() {
     let all = traffic.finish();
     // What was redirected between the flush and our hearing of it is lost: a packet or two a flush.
     assert!(all.arrived() + 5 * 4 >= all.sent, "{all:?}");
-    assert_eq!(
-        ["u0", "u1"].map(|dev| net.path(dev).judged.state),
-        ["good"; 2]
-    );
+    let states = ["u0", "u1"].map(|dev| net.path(dev).judged.state);
+    assert_eq!(states, ["good"; 2]);
 }
 
 #[test]

@@ -53,13 +53,9 @@ impl Host {
         host.ip("addr add 10.0.8.17/24 dev eth0");
         host.ip("route add 10.0.1.0/24 via 203.0.113.1");
         host.sysctl("net.ipv4.ip_forward", "1");
-        let folder = tempfile::tempdir().unwrap();
+        let (folder, _far) = (tempfile::tempdir().unwrap(), far);
         symlink(MOUNTAIN, folder.path().join("mountain")).unwrap();
-        Self {
-            host,
-            _far: far,
-            folder,
-        }
+        Self { host, _far, folder }
     }
 
     /// Runs a command line; one that would stay in the foreground is interrupted.
@@ -91,14 +87,11 @@ impl Drop for Host {
 /// The command lines of the block that begins a text.
 fn commands(text: &str) -> Vec<String> {
     let joined = text.trim_start_matches('\n').replace("\\\n", " ");
-    let mut lines = joined.lines();
+    let lines = joined.lines();
     let first = joined.lines().next().unwrap_or_default();
     let block: Vec<&str> = if first.starts_with("```") {
-        lines
-            .by_ref()
-            .skip(1)
-            .take_while(|line| !line.starts_with("```"))
-            .collect()
+        let behind = lines.skip(1);
+        behind.take_while(|line| !line.starts_with("```")).collect()
     } else if first.starts_with("    ") {
         lines.take_while(|line| line.starts_with("    ")).collect()
     } else {
@@ -159,12 +152,8 @@ fn blocks_are_taken_apart() {
     let fence =
         "```console\n$ sudo mountain up\nsays so\n\n$ mountain down\n```\nmore `mountain x`\n";
     assert_eq!(commands(fence), ["sudo mountain up", "mountain down"]);
-    assert_eq!(
-        commands("\n    a \\\n      b # c\n    # d\n\n    e\n"),
-        ["a        b # c"]
-    );
-    assert_eq!(
-        commands("Say `mountain down` or\n`--json`.\n\n`mountain up`\n"),
-        ["mountain down"]
-    );
+    let indented = "\n    a \\\n      b # c\n    # d\n\n    e\n";
+    assert_eq!(commands(indented), ["a        b # c"]);
+    let spans = "Say `mountain down` or\n`--json`.\n\n`mountain up`\n";
+    assert_eq!(commands(spans), ["mountain down"]);
 }

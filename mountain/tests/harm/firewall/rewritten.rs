@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::{bar_ipv6, flush, held, wait_free, wait_held};
-use crate::support::{wait_until, Net, Traffic, LEAVE, SERVER4};
+use crate::support::{wait_until, Net, Traffic, HALF, LEAVE, SERVER4};
 
 /// Has the client's own packets of the traffic routed by mark, out by u0 alone.
 const BY_MARK: &str = "table inet marks { chain c { type route hook output priority mangle;\n\
@@ -27,7 +27,7 @@ fn packets_routed_by_a_mark_that_is_taken_off_stay() {
     let by_u0 = || traffic.during(Duration::from_millis(200)).by_path[1] == 0;
     wait_until("all is routed by the mark", LEAVE, by_u0);
     net.lose(0);
-    let counts = traffic.during(Duration::from_millis(500));
+    let counts = traffic.during(HALF);
     assert_eq!(counts.by_path[1], 0, "{counts:?}");
     assert!(counts.sent > 0);
 }
@@ -73,9 +73,9 @@ fn only_where_a_rule_of_the_fib_leads_out_by_the_group_does_it_matter() {
     net.client
         .ip("route add default via 10.30.0.2 dev u0 table 100");
     for (fib, rules, holds) in CASES {
-        fib.iter().for_each(|line| {
+        for line in *fib {
             net.client.ip(line);
-        });
+        }
         net.client.nft(rules);
         bar_ipv6(&net);
         net.client.wait_settled();
@@ -84,9 +84,9 @@ fn only_where_a_rule_of_the_fib_leads_out_by_the_group_does_it_matter() {
             false => assert_eq!(held(&net, false), None, "{fib:?}, {rules}"),
         }
         flush(&net);
-        fib.iter().for_each(|line| {
+        for line in *fib {
             net.client.ip(&line.replacen(" add ", " del ", 1));
-        });
+        }
         wait_free(&net);
     }
 }
