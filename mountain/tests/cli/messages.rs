@@ -61,7 +61,7 @@ fn with_wait_it_adopts_the_route_that_comes_later() {
 }
 
 #[test]
-fn a_second_instance_is_refused_and_the_first_goes_on() {
+fn a_second_instance_and_unknown_policies_are_refused_and_the_first_goes_on() {
     let net = Net::new();
     net.up();
     let pid = net.client.pid();
@@ -69,6 +69,13 @@ fn a_second_instance_is_refused_and_the_first_goes_on() {
         net.client.mountain_fails(args, "already runs");
         assert_ends_service(net.client.mountain(args));
     }
+    for name in ["ecmp", "min-rtt", "argmax-load", "mountain"] {
+        net.client.mountain_ok(&format!("policy {name}"));
+        assert_eq!(net.client.status().policy.name(), name);
+    }
+    let text = net.client.mountain_fails("policy fastest", "fastest");
+    assert_has(&text, &["argmax-load"]);
+    assert_eq!(net.client.status().policy.name(), "mountain");
     assert_eq!(net.client.pid(), pid);
 }
 
@@ -225,19 +232,6 @@ fn route_narrows_what_is_adopted() {
     net.client.mountain_ok("down");
     net.client
         .mountain_fails("up --route 10.77.0.0/16", "no multipath route");
-}
-
-#[test]
-fn policies_switch_and_unknown_ones_are_refused() {
-    let net = Net::new();
-    net.up();
-    for name in ["ecmp", "min-rtt", "argmax-load", "mountain"] {
-        net.client.mountain_ok(&format!("policy {name}"));
-        assert_eq!(net.client.status().policy.name(), name);
-    }
-    let text = net.client.mountain_fails("policy fastest", "fastest");
-    assert_has(&text, &["argmax-load"]);
-    assert_eq!(net.client.status().policy.name(), "mountain");
 }
 
 #[test]

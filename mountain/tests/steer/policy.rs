@@ -52,7 +52,7 @@ fn a_switch_to_argmax_load_keeps_flows_where_they_are() {
 }
 
 #[test]
-fn a_switch_that_fails_leaves_the_policy_in_force_and_says_why() {
+fn a_switch_that_fails_leaves_the_policy_in_force_and_a_kill_leaves_nothing() {
     let net = Net::steered();
     let before = programs(&net);
     let pid = net.client.pid();
@@ -71,14 +71,9 @@ fn a_switch_that_fails_leaves_the_policy_in_force_and_says_why() {
     net.client.mountain_ok("policy argmax-load");
     assert_ne!(programs(&net), before);
     assert_eq!(net.client.status().policy, PolicyKind::ArgmaxLoad);
-}
 
-#[test]
-fn killed_under_argmax_load_it_leaves_nothing() {
-    let net = Net::steered();
-    net.client.mountain_ok("policy argmax-load");
+    // Killed under it, the daemon leaves nothing; the kernel releases links of a dead process in its own time.
     net.kill_daemon();
-    // The kernel releases links of a dead process in its own time.
     wait_until("nothing is attached", LEAVE, || {
         programs(&net).iter().all(Vec::is_empty)
     });

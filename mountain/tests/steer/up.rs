@@ -209,7 +209,7 @@ fn large_packets_keep_working_when_the_other_path_is_smaller() {
 }
 
 #[test]
-fn a_neighbour_flush_under_traffic_does_not_stop_it() {
+fn neither_a_neighbour_flush_nor_a_gateway_without_arp_stops_traffic() {
     let net = Net::steered();
     let traffic = Traffic::start(&net, SERVER4, FLOWS);
     for _ in 0..5 {
@@ -224,11 +224,7 @@ fn a_neighbour_flush_under_traffic_does_not_stop_it() {
     assert!(all.arrived() + 5 * 4 >= all.sent, "{all:?}");
     let states = ["u0", "u1"].map(|dev| net.path(dev).judged.state);
     assert_eq!(states, ["good"; 2]);
-}
 
-#[test]
-fn a_gateway_that_stops_answering_arp_loses_no_flow() {
-    let net = Net::steered();
     let traffic = Traffic::start(&net, SERVER4, FLOWS);
     std::thread::sleep(Duration::from_millis(300));
     // Dead for good: neither packets nor ARP, and the entry is flushed as if it had timed out.
