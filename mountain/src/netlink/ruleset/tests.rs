@@ -20,62 +20,62 @@ fn parsed(name: &str, list: &[(u16, &[u8])]) -> Expr {
     expr::parse(name, &Attributes::after(&attributes(list), 0))
 }
 
-/// Loads into a register.
-fn load(dreg: usize, source: Source, len: usize) -> Expr {
-    Expr::Load { source, dreg, len }
-}
-
-/// Compares what is in register 0.
-fn cmp(op: Op, data: &[u8]) -> Expr {
-    let data = data.to_vec();
-    Expr::Cmp { op, sreg: 0, data }
-}
-
-/// Masks what is in a register.
-fn masked(reg: usize, mask: &[u8]) -> Expr {
-    Expr::Bitwise {
-        sreg: reg,
-        dreg: reg,
-        len: 4,
-        how: Bitwise::MaskXor(mask.to_vec(), vec![0; 4]),
-    }
-}
-
-/// Looks register 0 up in a set, or in a map of verdicts.
-fn lookup(set: &str, verdict: bool) -> Expr {
-    Expr::Lookup(Lookup {
-        set: set.into(),
-        sreg: 0,
-        dreg: None,
-        verdict,
-        invert: false,
-    })
-}
-
 /// What `nft --debug=netlink add rule inet f c oifname "u1" ip daddr 192.0.2.0/24 drop` sends.
 #[test]
 fn expressions_of_nftables_are_decoded() {
     let be = |n: u32| n.to_be_bytes();
-    let is = |name: &str, list: &[(u16, &[u8])], expected: Expr| {
-        assert_eq!(parsed(name, list), expected);
-    };
-    let oifname = load(0, Source::Meta(expr::META_OIFNAME), 16);
-    is("meta", &[(2, &be(7)), (1, &be(1))], oifname);
-    let device = b"u1\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
-    let name = attributes(&[(1, device)]);
-    let list: [(u16, &[u8]); 3] = [(1, &be(1)), (2, &be(0)), (3, &name)];
-    is("cmp", &list, cmp(Op::Eq, device));
-    let list: [(u16, &[u8]); 4] = [(1, &be(9)), (2, &be(1)), (3, &be(16)), (4, &be(4))];
-    is("payload", &list, load(4, Source::Payload(1, 16, 4), 4));
-    let [mask, xor] = [[255_u8, 255, 255, 0], [0; 4]].map(|bytes| attributes(&[(1, &bytes)]));
+    assert_eq!(
+        parsed("meta", &[(2, &be(7)), (1, &be(1))]),
+        Expr::Load {
+            source: Source::Meta(expr::META_OIFNAME),
+            dreg: 0,
+            len: 16
+        }
+    );
+    let name = attributes(&[(1, b"u1\0\0\0\0\0\0\0\0\0\0\0\0\0\0")]);
+    assert_eq!(
+        parsed("cmp", &[(1, &be(1)), (2, &be(0)), (3, &name)]),
+        Expr::Cmp {
+            op: Op::Eq,
+            sreg: 0,
+            data: b"u1\0\0\0\0\0\0\0\0\0\0\0\0\0\0".to_vec()
+        }
+    );
+    assert_eq!(
+        parsed(
+            "payload",
+            &[(1, &be(9)), (2, &be(1)), (3, &be(16)), (4, &be(4))]
+        ),
+        Expr::Load {
+            source: Source::Payload(1, 16, 4),
+            dreg: 4,
+            len: 4
+        }
+    );
+    let (mask, xor) = (
+        attributes(&[(1, &[255, 255, 255, 0])]),
+        attributes(&[(1, &[0; 4])]),
+    );
     let bitwise: &[(u16, &[u8])] = &[(1, &be(9)), (2, &be(9)), (3, &be(4)), (4, &mask), (5, &xor)];
-    is("bitwise", bitwise, masked(4, &[255, 255, 255, 0]));
+    assert_eq!(
+        parsed("bitwise", bitwise),
+        Expr::Bitwise {
+            sreg: 4,
+            dreg: 4,
+            len: 4,
+            how: Bitwise::MaskXor(vec![255, 255, 255, 0], vec![0; 4]),
+        }
+    );
     let verdict = |code: i32| attributes(&[(2, &attributes(&[(1, &code.to_be_bytes())]))]);
-    // The second has an errno of its own, as `drop` of newer kernels may have.
-    for code in [0, 0x6e_0000] {
-        let list: [(u16, &[u8]); 2] = [(1, &be(0)), (2, &verdict(code))];
-        is("immediate", &list, Expr::Verdict(Verdict::Drop));
-    }
+    assert_eq!(
+        parsed("immediate", &[(1, &be(0)), (2, &verdict(0))]),
+        Expr::Verdict(Verdict::Drop)
+    );
+    // An errno of its own, as `drop` of newer kernels may have.
+    assert_eq!(
+        parsed("immediate", &[(1, &be(0)), (2, &verdict(0x6e_0000))]),
+        Expr::Verdict(Verdict::Drop)
+    );
     // A register of the kernel's that is none, a second source register, and what nobody knows yet.
     for (name, list) in [
         ("meta", &[(2, &be(7)[..]), (1, &be(99))][..]),
@@ -208,8 +208,23 @@ fn differs(ruleset: &Ruleset) -> bool {
 #[test]
 fn what_is_not_understood_is_a_difference_where_a_packet_may_reach_it() {
     let unknown = Expr::Unknown("telepathy".into());
-    let nfproto = load(0, Source::Meta(expr::META_NFPROTO), 1);
-    let ipv6 = cmp(Op::Eq, &[10]);
+    let load = Expr::Load {
+        source: Source::Meta(expr::META_NFPROTO),
+        dreg: 0,
+        len: 1,
+    };
+    let ipv6 = Expr::Cmp {
+        op: Op::Eq,
+        sreg: 0,
+        data: vec![10],
+    };
+    let lookup = Expr::Lookup(Lookup {
+        set: "gone".into(),
+        sreg: 0,
+        dreg: None,
+        verdict: false,
+        invert: false,
+    });
     let [accept, gone, itself] = [
         Verdict::Accept,
         Verdict::Jump("gone".into()),
@@ -218,19 +233,11 @@ fn what_is_not_understood_is_a_difference_where_a_packet_may_reach_it() {
     .map(Expr::Verdict);
     for (rules, differ, why) in [
         (vec![vec![unknown.clone()]], true, "it is reached"),
-        (
-            vec![vec![nfproto, ipv6, unknown.clone()]],
-            false,
-            "IPv6 alone",
-        ),
+        (vec![vec![load, ipv6, unknown.clone()]], false, "IPv6 alone"),
         (vec![vec![accept], vec![unknown]], false, "behind the end"),
         (vec![vec![gone]], true, "a chain that was not read"),
         (vec![vec![itself]], true, "a loop"),
-        (
-            vec![vec![lookup("gone", false)]],
-            true,
-            "a set that was not read",
-        ),
+        (vec![vec![lookup]], true, "a set that was not read"),
     ] {
         assert_eq!(differs(&ruleset(rules)), differ, "{why}");
     }
@@ -265,13 +272,36 @@ fn xt_state(name: &str, states: u16, alias: u16) -> Expr {
 fn that_all_packets_are_dropped_is_said_where_it_is_certain() {
     // `ct state` or `ct status`, as nft writes it.
     let ct = |name: &str, mask: u32| {
-        let source = Source::Other(format!("ct {name}"));
-        let is_set = cmp(Op::Ne, &[0; 4]);
-        vec![load(0, source, 4), masked(0, &mask.to_ne_bytes()), is_set]
+        let load = Expr::Load {
+            source: Source::Other(format!("ct {name}")),
+            dreg: 0,
+            len: 4,
+        };
+        let masked = Expr::Bitwise {
+            sreg: 0,
+            dreg: 0,
+            len: 4,
+            how: Bitwise::MaskXor(mask.to_ne_bytes().to_vec(), vec![0; 4]),
+        };
+        let is_set = Expr::Cmp {
+            op: Op::Ne,
+            sreg: 0,
+            data: vec![0; 4],
+        };
+        vec![load, masked, is_set]
     };
     let from = |network: [u8; 2]| {
-        let source = load(0, Source::Payload(1, 12, 2), 2);
-        vec![source, cmp(Op::Eq, &network)]
+        let load = Expr::Load {
+            source: Source::Payload(1, 12, 2),
+            dreg: 0,
+            len: 2,
+        };
+        let is_same = Expr::Cmp {
+            op: Op::Eq,
+            sreg: 0,
+            data: network.to_vec(),
+        };
+        vec![load, is_same]
     };
     let rule = |mut exprs: Vec<Expr>, verdict| {
         exprs.push(Expr::Verdict(verdict));
@@ -280,16 +310,93 @@ fn that_all_packets_are_dropped_is_said_where_it_is_certain() {
     let accept = |exprs| rule(exprs, Verdict::Accept);
     let drop = || rule(Vec::new(), Verdict::Drop);
     let (new, established, dnat) = (1 << 3, 1 << 1, 1 << 5);
-    let state = |states| accept(ct("state", states));
-    let xt = |states, alias| accept(vec![xt_state("conntrack", states, alias)]);
-    let local = || from([192, 168]);
+    let xt = |states, alias| vec![xt_state("conntrack", states, alias)];
     // By the first packet, by that of a translated connection, and by a reply.
-    let dropped = |rules: Vec<Vec<Expr>>| {
+    for (what, rules, expected) in [
+        ("drop", vec![drop()], [true; 3]),
+        ("accept", vec![accept(Vec::new()), drop()], [false; 3]),
+        ("no rule", vec![], [false; 3]),
+        (
+            "established",
+            vec![accept(ct("state", established)), drop()],
+            [true, true, false],
+        ),
+        (
+            "new, established",
+            vec![accept(ct("state", new | established)), drop()],
+            [false; 3],
+        ),
+        (
+            "dnat",
+            vec![accept(ct("status", dnat)), drop()],
+            [true, false, false],
+        ),
+        (
+            "iptables: NEW",
+            vec![accept(xt(1 << 3, 0)), drop()],
+            [false, false, true],
+        ),
+        (
+            "iptables: state NEW, by another name",
+            vec![accept(xt(1 << 3, 1 << 13)), drop()],
+            [false, false, true],
+        ),
+        (
+            "iptables: DNAT",
+            vec![accept(xt(1 << 7, 0)), drop()],
+            [true, false, false],
+        ),
+        (
+            "iptables: SNAT",
+            vec![accept(xt(1 << 6, 0)), drop()],
+            [true, true, false],
+        ),
+        (
+            "iptables: state ESTABLISHED",
+            vec![accept(vec![xt_state("state", 1 << 1, 0)]), drop()],
+            [true, true, false],
+        ),
+        (
+            "a source",
+            vec![accept(from([192, 168])), drop()],
+            [false; 3],
+        ),
+        (
+            "a source that returns to the policy",
+            vec![rule(from([192, 168]), Verdict::Return), drop()],
+            [false; 3],
+        ),
+        (
+            "a source that is dropped before all others",
+            vec![rule(from([192, 168]), Verdict::Drop), drop()],
+            [true; 3],
+        ),
+        (
+            "an unknown statement",
+            vec![vec![Expr::Unknown("telepathy".into())], drop()],
+            [false; 3],
+        ),
+        (
+            "a map that was not read",
+            vec![
+                vec![Expr::Lookup(Lookup {
+                    set: "map".into(),
+                    sreg: 0,
+                    dreg: None,
+                    verdict: true,
+                    invert: false,
+                })],
+                drop(),
+            ],
+            [false; 3],
+        ),
+    ] {
         let mut rules = ruleset(rules);
         let table = rules.tables.values_mut().next().unwrap();
         table.sets.insert("map".to_owned(), Set::default());
         let place = Place::new(Packets::Ipv4, Hook::Output);
-        [(true, false), (true, true), (false, true)].map(|(begins, translated)| {
+        let known = [(true, false), (true, true), (false, true)];
+        let dropped = known.map(|(begins, translated)| {
             let facts = Facts {
                 begins,
                 answers: !begins,
@@ -297,46 +404,8 @@ fn that_all_packets_are_dropped_is_said_where_it_is_certain() {
                 ..Facts::default()
             };
             rules.residue(&place, &facts).drops_all().is_some()
-        })
-    };
-    let (all, none) = ([true; 3], [false; 3]);
-    let [first, begun, reply] = [
-        [true, false, false],
-        [true, true, false],
-        [false, false, true],
-    ];
-    assert_eq!(dropped(vec![]), none, "no rule");
-    assert_eq!(dropped(vec![drop()]), all, "drop");
-    // Before all are dropped.
-    for (what, rule, expected) in [
-        ("accept", accept(Vec::new()), none),
-        ("established", state(established), begun),
-        ("new, established", state(new | established), none),
-        ("dnat", accept(ct("status", dnat)), first),
-        ("iptables: NEW", xt(1 << 3, 0), reply),
-        ("iptables: NEW, by another name", xt(1 << 3, 1 << 13), reply),
-        ("iptables: DNAT", xt(1 << 7, 0), first),
-        ("iptables: SNAT", xt(1 << 6, 0), begun),
-        (
-            "iptables: state ESTABLISHED",
-            accept(vec![xt_state("state", 1 << 1, 0)]),
-            begun,
-        ),
-        ("a source", accept(local()), none),
-        (
-            "it returns to the policy",
-            rule(local(), Verdict::Return),
-            none,
-        ),
-        ("it is dropped", rule(local(), Verdict::Drop), all),
-        (
-            "an unknown statement",
-            vec![Expr::Unknown("telepathy".into())],
-            none,
-        ),
-        ("a map that was not read", vec![lookup("map", true)], none),
-    ] {
-        assert_eq!(dropped(vec![rule, drop()]), expected, "{what}");
+        });
+        assert_eq!(dropped, expected, "{what}");
     }
 }
 
