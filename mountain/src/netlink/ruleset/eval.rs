@@ -8,9 +8,7 @@ use std::rc::Rc;
 use super::expr::{self, Expr, Extension, Lookup, Source, Statement, Verdict};
 use super::facts::Facts;
 use super::read::{SET_EVAL, SET_INTERVAL, SET_TIMEOUT};
-use super::registers::{
-    bitwise, compare, in_range, known, named, render, Byte, Comparison, Registers,
-};
+use super::registers::{bitwise, in_range, known, named, render, Byte, Registers};
 use super::residue::{ends, is_nothing, joins, leaves, settle, INLINE_MAX, UNREAD};
 use super::residue::{Body, EffectKind, End, Hooked, Origin, Residue, ResidueLine, Step};
 use super::sets::{label, may_match, question};
@@ -311,10 +309,6 @@ impl<'a> Run<'a, '_> {
                 let bytes = bitwise(&registers.read(*sreg, *len), how);
                 registers.write(*dreg, bytes);
             }
-            Expr::Cmp { op, sreg, data } => {
-                let answer = compare(*op, &registers.read(*sreg, data.len()), data);
-                return next(answer, &mut run.steps);
-            }
             Expr::Range {
                 invert,
                 sreg,
@@ -322,7 +316,11 @@ impl<'a> Run<'a, '_> {
                 to,
             } => {
                 let bytes = registers.read(*sreg, from.len());
-                return next(in_range(*invert, &bytes, from, to), &mut run.steps);
+                match in_range(&bytes, from, to) {
+                    Ok(holds) if holds == *invert => return Next::Not,
+                    Ok(_) => {}
+                    Err(what) => run.steps.push(asked(*invert, &what)),
+                }
             }
             Expr::Lookup(lookup) => return self.look_up(run, lookup),
             Expr::Condition(what) => run.steps.push(Step::If(what.clone())),
@@ -498,8 +496,7 @@ impl<'a> Run<'a, '_> {
                     let value = named(&format!("value of {what}"), 16);
                     run.registers.write(dreg, value);
                 }
-                let not = if lookup.invert { "not " } else { "" };
-                run.steps.push(Step::If(format!("{not}{what}")));
+                run.steps.push(asked(lookup.invert, &what));
             }
         }
         Next::On
@@ -536,15 +533,10 @@ impl<'a> Run<'a, '_> {
     }
 }
 
-fn next(answer: Comparison, steps: &mut Vec<Step>) -> Next {
-    match answer {
-        Comparison::Yes => Next::On,
-        Comparison::No => Next::Not,
-        Comparison::If(what) => {
-            steps.push(Step::If(what));
-            Next::On
-        }
-    }
+/// What cannot be decided.
+fn asked(invert: bool, what: &str) -> Step {
+    let not = if invert { "not " } else { "" };
+    Step::If(format!("{not}{what}"))
 }
 
 fn kind_of(statement: &Statement) -> EffectKind {

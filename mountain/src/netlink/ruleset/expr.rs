@@ -37,16 +37,6 @@ pub enum Source {
     Mss,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Op {
-    Eq,
-    Ne,
-    Lt,
-    Le,
-    Gt,
-    Ge,
-}
-
 /// How bytes are changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Bitwise {
@@ -70,11 +60,7 @@ pub(crate) enum Expr {
         data: Vec<u8>,
     },
     Verdict(Verdict),
-    Cmp {
-        op: Op,
-        sreg: Reg,
-        data: Vec<u8>,
-    },
+    /// Every comparison is one with a range: most hold a single value, or have one end.
     Range {
         invert: bool,
         sreg: Reg,
@@ -96,6 +82,18 @@ pub(crate) enum Expr {
     Quiet(&'static str),
     Effect(Statement),
     Unknown(String),
+}
+
+impl Expr {
+    /// Whether a register holds this value, or another one.
+    pub(super) fn equals(sreg: Reg, value: &[u8], invert: bool) -> Self {
+        Self::Range {
+            invert,
+            sreg,
+            from: value.to_vec(),
+            to: value.to_vec(),
+        }
+    }
 }
 
 /// A look-up in a set; with `dreg` for the value that a map has for it, with `verdict` for the verdict.
@@ -428,12 +426,23 @@ fn immediate(a: &Attributes<'_>) -> Option<Expr> {
 }
 
 fn cmp(a: &Attributes<'_>) -> Option<Expr> {
-    let op = [Op::Eq, Op::Ne, Op::Lt, Op::Le, Op::Gt, Op::Ge];
-    let op = *op.get(a.be32(2)? as usize)?;
-    Some(Expr::Cmp {
-        op,
-        sreg: reg(a, 1)?,
-        data: data(a, 3)?,
+    let (sreg, data) = (reg(a, 1)?, data(a, 3)?);
+    let (least, most) = (vec![0; data.len()], vec![0xff; data.len()]);
+    // NFT_CMP_EQ, NEQ, LT, LTE, GT, GTE.
+    let (invert, from, to) = match a.be32(2)? {
+        0 => return Some(Expr::equals(sreg, &data, false)),
+        1 => return Some(Expr::equals(sreg, &data, true)),
+        2 => (true, data, most),
+        3 => (false, least, data),
+        4 => (true, least, data),
+        5 => (false, data, most),
+        _ => return None,
+    };
+    Some(Expr::Range {
+        invert,
+        sreg,
+        from,
+        to,
     })
 }
 

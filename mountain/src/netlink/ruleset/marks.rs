@@ -143,7 +143,6 @@ impl Marks<'_> {
                 self.put(*dreg, *len, bits, is_changed);
                 false
             }
-            Expr::Cmp { sreg, data, .. } => self.is_strange(*sreg, data.len()),
             Expr::Range { sreg, from, .. } => self.is_strange(*sreg, from.len()),
             Expr::Lookup(lookup) => self.is_looked_up(lookup),
             Expr::Match(found) => asked(found) & self.strange.bits != 0,

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::rc::Rc;
 
-use super::expr::{hex, Bitwise, Op, Reg, REGISTERS};
+use super::expr::{hex, Bitwise, Reg, REGISTERS};
 
 /// One byte of a register.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,22 +19,6 @@ pub(super) struct Registers {
     bytes: Vec<Byte>,
     /// How many bytes were written last from here on.
     written: [usize; REGISTERS / 4],
-}
-
-/// What is known of a comparison.
-pub(super) enum Comparison {
-    Yes,
-    No,
-    If(String),
-}
-
-impl From<bool> for Comparison {
-    fn from(holds: bool) -> Self {
-        match holds {
-            true => Self::Yes,
-            false => Self::No,
-        }
-    }
 }
 
 impl Registers {
@@ -115,44 +99,22 @@ pub(super) fn render(bytes: &[Byte]) -> String {
     text
 }
 
-pub(super) fn compare(op: Op, bytes: &[Byte], data: &[u8]) -> Comparison {
+/// Whether bytes are within a range, both ends included. `Err`: what that asks of those that are not known.
+pub(super) fn in_range(bytes: &[Byte], from: &[u8], to: &[u8]) -> Result<bool, String> {
     if let Some(known) = known(bytes) {
-        let holds = match op {
-            Op::Eq => known == data,
-            Op::Ne => known != data,
-            Op::Lt => &known[..] < data,
-            Op::Le => &known[..] <= data,
-            Op::Gt => &known[..] > data,
-            Op::Ge => &known[..] >= data,
-        };
-        return holds.into();
+        return Ok(from <= &known[..] && &known[..] <= to);
     }
-    if !matches!(op, Op::Eq | Op::Ne) {
-        return Comparison::If(format!("{} {op:?} {}", render(bytes), hex(data)));
+    if from != to {
+        return Err(format!("{} in {}-{}", render(bytes), hex(from), hex(to)));
     }
-    let pairs = bytes.iter().zip(data);
-    let differ = |(byte, data): (&Byte, &u8)| matches!(byte, Byte::Known(byte) if byte != data);
+    let pairs = bytes.iter().zip(from);
+    let differ = |(byte, wanted): (&Byte, &u8)| matches!(byte, Byte::Known(b) if b != wanted);
     if pairs.clone().any(differ) {
-        return (op == Op::Ne).into();
+        return Ok(false);
     }
     let open = pairs.filter(|(byte, _)| !matches!(byte, Byte::Known(_)));
-    let (open, data): (Vec<Byte>, Vec<u8>) = open.map(|(b, d)| (b.clone(), *d)).unzip();
-    Comparison::If(format!("{} {op:?} {}", render(&open), hex(&data)))
-}
-
-pub(super) fn in_range(invert: bool, bytes: &[Byte], from: &[u8], to: &[u8]) -> Comparison {
-    match known(bytes) {
-        Some(known) => ((from <= &known[..] && &known[..] <= to) != invert).into(),
-        None => {
-            let not = if invert { "not " } else { "" };
-            Comparison::If(format!(
-                "{} {not}in {}-{}",
-                render(bytes),
-                hex(from),
-                hex(to)
-            ))
-        }
-    }
+    let (open, wanted): (Vec<Byte>, Vec<u8>) = open.map(|(b, w)| (b.clone(), *w)).unzip();
+    Err(format!("{} is {}", render(&open), hex(&wanted)))
 }
 
 pub(super) fn bitwise(bytes: &[Byte], how: &Bitwise) -> Vec<Byte> {

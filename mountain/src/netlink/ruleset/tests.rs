@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::expr::{self, Bitwise, Expr, Lookup, Op, Source, Verdict};
+use super::expr::{self, Bitwise, Expr, Lookup, Source, Verdict};
 use super::xtables::{parse, Head};
 use super::*;
 use crate::netlink::wire::{push_attribute, Attributes};
@@ -35,11 +35,7 @@ fn expressions_of_nftables_are_decoded() {
     let name = attributes(&[(1, b"u1\0\0\0\0\0\0\0\0\0\0\0\0\0\0")]);
     assert_eq!(
         parsed("cmp", &[(1, &be(1)), (2, &be(0)), (3, &name)]),
-        Expr::Cmp {
-            op: Op::Eq,
-            sreg: 0,
-            data: b"u1\0\0\0\0\0\0\0\0\0\0\0\0\0\0".to_vec()
-        }
+        Expr::equals(0, b"u1\0\0\0\0\0\0\0\0\0\0\0\0\0\0", false)
     );
     assert_eq!(
         parsed(
@@ -88,6 +84,26 @@ fn expressions_of_nftables_are_decoded() {
     ] {
         assert_eq!(parsed(name, list), Expr::Unknown(name.to_owned()));
     }
+}
+
+#[test]
+fn comparisons_are_with_ranges() {
+    let port = attributes(&[(1, &[0, 22])]);
+    let compared = |op: u32| match parsed(
+        "cmp",
+        &[(1, &1u32.to_be_bytes()), (2, &op.to_be_bytes()), (3, &port)],
+    ) {
+        Expr::Range {
+            invert, from, to, ..
+        } => (invert, from, to),
+        other => panic!("{other:?}"),
+    };
+    let [none, ssh, all] = [[0, 0], [0, 22], [255, 255]].map(|value: [u8; 2]| value.to_vec());
+    assert_eq!(compared(1), (true, ssh.clone(), ssh.clone()));
+    assert_eq!(compared(2), (true, ssh.clone(), all.clone()), "<");
+    assert_eq!(compared(3), (false, none.clone(), ssh.clone()), "<=");
+    assert_eq!(compared(4), (true, none, ssh.clone()), ">");
+    assert_eq!(compared(5), (false, ssh, all), ">=");
 }
 
 /// A table of legacy iptables with `-A OUTPUT -o u1 -p udp -j DROP`, policy accept.
@@ -213,11 +229,7 @@ fn what_is_not_understood_is_a_difference_where_a_packet_may_reach_it() {
         dreg: 0,
         len: 1,
     };
-    let ipv6 = Expr::Cmp {
-        op: Op::Eq,
-        sreg: 0,
-        data: vec![10],
-    };
+    let ipv6 = Expr::equals(0, &[10], false);
     let lookup = Expr::Lookup(Lookup {
         set: "gone".into(),
         sreg: 0,
@@ -283,12 +295,7 @@ fn that_all_packets_are_dropped_is_said_where_it_is_certain() {
             len: 4,
             how: Bitwise::MaskXor(mask.to_ne_bytes().to_vec(), vec![0; 4]),
         };
-        let is_set = Expr::Cmp {
-            op: Op::Ne,
-            sreg: 0,
-            data: vec![0; 4],
-        };
-        vec![load, masked, is_set]
+        vec![load, masked, Expr::equals(0, &[0; 4], true)]
     };
     let from = |network: [u8; 2]| {
         let load = Expr::Load {
@@ -296,12 +303,7 @@ fn that_all_packets_are_dropped_is_said_where_it_is_certain() {
             dreg: 0,
             len: 2,
         };
-        let is_same = Expr::Cmp {
-            op: Op::Eq,
-            sreg: 0,
-            data: network.to_vec(),
-        };
-        vec![load, is_same]
+        vec![load, Expr::equals(0, &network, false)]
     };
     let rule = |mut exprs: Vec<Expr>, verdict| {
         exprs.push(Expr::Verdict(verdict));

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use super::expr::{self, hex, Bitwise, Expr, Op, Reg, Source, Statement, Verdict};
+use super::expr::{self, hex, Bitwise, Expr, Reg, Source, Statement, Verdict};
 use super::read::SET_ANONYMOUS;
 use super::{xt, FirewallTable};
 use crate::netlink::wire;
@@ -37,17 +37,6 @@ pub(super) fn rule(rule: &super::FirewallRule, table: &FirewallTable) -> String 
     };
     rule.exprs.iter().for_each(|expr| writer.write(expr));
     writer.words.join(" ")
-}
-
-fn op_text(op: &Op) -> &'static str {
-    match op {
-        Op::Eq => "",
-        Op::Ne => "!= ",
-        Op::Lt => "< ",
-        Op::Le => "<= ",
-        Op::Gt => "> ",
-        Op::Ge => ">= ",
-    }
 }
 
 /// As nft(8) calls it.
@@ -94,13 +83,6 @@ impl Writer<'_> {
                 let masked = self.masked(*sreg, *dreg, how);
                 self.registers.insert(*dreg, masked);
             }
-            Expr::Cmp { op, sreg, data } => {
-                let (name, form) = self.register(*sreg);
-                let length = self.prefixes.get(sreg);
-                let length = length.map_or(String::new(), |length| format!("/{length}"));
-                let (op, value) = (op_text(op), value(data, form));
-                self.words.push(format!("{name} {op}{value}{length}"));
-            }
             Expr::Range {
                 invert,
                 sreg,
@@ -108,9 +90,10 @@ impl Writer<'_> {
                 to,
             } => {
                 let (name, form) = self.register(*sreg);
-                let not = if *invert { "!= " } else { "" };
-                let range = format!("{}-{}", value(from, form), value(to, form));
-                self.words.push(format!("{name} {not}{range}"));
+                let length = self.prefixes.get(sreg);
+                let length = length.map_or(String::new(), |length| format!("/{length}"));
+                let range = range(*invert, from, to, form);
+                self.words.push(format!("{name} {range}{length}"));
             }
             Expr::Lookup(lookup) => {
                 let (name, form) = self.register(lookup.sreg);
@@ -244,6 +227,20 @@ fn source_text(source: &Source) -> (String, Form) {
         Source::Mss => ("rt mtu", Form::Host),
     };
     (name.to_owned(), form)
+}
+
+/// A range as nft(8) compares with it.
+fn range(invert: bool, from: &[u8], to: &[u8], form: Form) -> String {
+    let is_all = |bytes: &[u8], one: u8| bytes.iter().all(|byte| *byte == one);
+    let not = if invert { "!= " } else { "" };
+    match invert {
+        _ if from == to => format!("{not}{}", value(from, form)),
+        false if is_all(to, 0xff) => format!(">= {}", value(from, form)),
+        true if is_all(to, 0xff) => format!("< {}", value(from, form)),
+        false if is_all(from, 0) => format!("<= {}", value(to, form)),
+        true if is_all(from, 0) => format!("> {}", value(to, form)),
+        _ => format!("{not}{}-{}", value(from, form), value(to, form)),
+    }
 }
 
 fn form_of(data: &[u8]) -> Form {

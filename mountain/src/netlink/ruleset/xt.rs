@@ -169,19 +169,19 @@ fn ports(info: &[u8], inverted: u8) -> Option<Vec<Expr>> {
         if (from, to) == (0, u16::MAX) && !invert {
             continue;
         }
-        let source = Source::Payload(2, offset, 2);
-        let first = from.to_be_bytes();
-        let mut asked = compare(SCRATCH, source, None, &first, invert);
-        if from != to {
-            asked.pop();
-            asked.push(Expr::Range {
+        exprs.extend([
+            Expr::Load {
+                source: Source::Payload(2, offset, 2),
+                dreg: SCRATCH,
+                len: 2,
+            },
+            Expr::Range {
                 invert,
                 sreg: SCRATCH,
-                from: first.to_vec(),
+                from: from.to_be_bytes().to_vec(),
                 to: to.to_be_bytes().to_vec(),
-            });
-        }
-        exprs.extend(asked);
+            },
+        ]);
     }
     Some(exprs)
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use nix::sys::socket::{socket, AddressFamily, SockFlag, SockProtocol, SockType};
 
-use super::expr::{self, Bitwise, Expr, Extension, Op, Reg, Source, Verdict};
+use super::expr::{self, Bitwise, Expr, Extension, Reg, Source, Verdict};
 use super::{Base, Family, FirewallRule, FirewallTable, Hook, Ruleset};
 use crate::host::socket_option;
 use crate::netlink::wire::{text, u16_at, u32_at};
@@ -281,11 +281,7 @@ pub(super) fn compare(
         len,
         how: Bitwise::MaskXor(mask.to_vec(), vec![0; len]),
     }));
-    exprs.push(Expr::Cmp {
-        op: if invert { Op::Ne } else { Op::Eq },
-        sreg: scratch,
-        data: data.to_vec(),
-    });
+    exprs.push(Expr::equals(scratch, data, invert));
     exprs
 }
 
