@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::rc::Rc;
 
-use super::expr::{self, Expr, Extension, Lookup, Source, Statement, Verdict};
+use super::expr::{Expr, Extension, Lookup, Source, Statement, Verdict};
 use super::facts::Facts;
 use super::read::{SET_EVAL, SET_INTERVAL, SET_TIMEOUT};
 use super::registers::{bitwise, in_range, known, named, render, Byte, Registers};
@@ -422,13 +422,11 @@ impl<'a> Run<'a, '_> {
             let _ = write!(what, " {meaning}:{}", render(&registers.read_written(*reg)));
         }
         // Sets and objects are those of the table.
-        if matches!(
-            statement.name.as_str(),
-            "dynset" | "objref" | "flow_offload" | "synproxy"
-        ) {
+        let of_table = ["set update", "object", "flow add", "synproxy"];
+        if of_table.contains(&statement.name) {
             let _ = write!(what, " in {} {}", here.family.name(), here.table_name);
         }
-        Step::Do(kind_of(statement), what)
+        Step::Do(statement.kind, what)
     }
 
     fn run_match(&mut self, run: &mut RuleRun<'a>, found: &Extension) -> Next {
@@ -537,22 +535,4 @@ impl<'a> Run<'a, '_> {
 fn asked(invert: bool, what: &str) -> Step {
     let not = if invert { "not " } else { "" };
     Step::If(format!("{not}{what}"))
-}
-
-fn kind_of(statement: &Statement) -> EffectKind {
-    match statement.name.as_str() {
-        "nat" | "masq" | "redir" => EffectKind::Nat,
-        "meta" if statement.fixed == expr::META_MARK.to_string() => EffectKind::Mark,
-        "meta" => EffectKind::Label,
-        "ct" if statement.fixed.starts_with("3 ") => EffectKind::Label,
-        "ct" | "notrack" => EffectKind::Track,
-        "payload" | "exthdr" => EffectKind::Modify,
-        "queue" => EffectKind::Queue,
-        "reject" | "synproxy" => EffectKind::Drop,
-        "dup" => EffectKind::Copy,
-        "fwd" | "tproxy" | "flow_offload" => EffectKind::Forward,
-        "dynset" => EffectKind::Remember,
-        "objref" => EffectKind::Object,
-        _ => EffectKind::Unknown,
-    }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The parts that rules are made of, as the kernel executes them.
 
-use super::super::wire::Attributes;
+use super::residue::EffectKind;
+use crate::netlink::wire::Attributes;
 
 /// Where a register begins, in bytes: 16 of 4 bytes follow each other.
 pub(crate) type Reg = usize;
@@ -124,8 +125,9 @@ impl Extension {
 /// Something done to a packet or because of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Statement {
-    /// As the kernel names it: `masq`, `notrack`...
-    pub name: String,
+    pub kind: EffectKind,
+    /// Much as nft(8) calls it.
+    pub name: &'static str,
     /// What it is done with, apart from registers: its identity.
     pub fixed: String,
     /// Registers that it reads, by what they mean to it.
@@ -193,6 +195,7 @@ pub(super) fn parse(name: &str, a: &Attributes<'_>) -> Expr {
 }
 
 fn known(name: &str, a: &Attributes<'_>) -> Option<Expr> {
+    use EffectKind as E;
     Some(match name {
         "meta" => meta(a)?,
         "payload" => payload(a)?,
@@ -219,43 +222,33 @@ fn known(name: &str, a: &Attributes<'_>) -> Option<Expr> {
         "last" => Expr::Quiet("last"),
         "objref" => objref(a)?,
         "match" | "target" => compat(name, a)?,
-        "nat" => statement(name, a, &[3, 4, 5, 6], true),
-        "masq" => statement(name, a, &[2, 3], true),
-        "redir" => statement(name, a, &[1, 2], true),
-        "tproxy" => statement(name, a, &[2, 3], false),
-        "dup" => statement(name, a, &[1, 2], false),
-        "fwd" => statement(name, a, &[1, 2], true),
-        "queue" => statement(name, a, &[4], true),
-        "dynset" => statement(name, a, &[4, 5], false),
-        "reject" | "synproxy" => statement(name, a, &[], true),
-        "notrack" | "flow_offload" => statement(name, a, &[], false),
+        "nat" => statement(E::Nat, "nat", a, &[3, 4, 5, 6]),
+        "masq" => statement(E::Nat, "masquerade", a, &[2, 3]),
+        "redir" => statement(E::Nat, "redirect", a, &[1, 2]),
+        "tproxy" => statement(E::Forward, "tproxy", a, &[2, 3]),
+        "dup" => statement(E::Copy, "dup", a, &[1, 2]),
+        "fwd" => statement(E::Forward, "fwd", a, &[1, 2]),
+        "queue" => statement(E::Queue, "queue", a, &[4]),
+        "dynset" => statement(E::Remember, "set update", a, &[4, 5]),
+        "reject" => statement(E::Drop, "reject", a, &[]),
+        "synproxy" => statement(E::Drop, "synproxy", a, &[]),
+        "notrack" => statement(E::Track, "notrack", a, &[]),
+        "flow_offload" => statement(E::Forward, "flow add", a, &[]),
         _ => return None,
     })
 }
 
-fn statement(name: &str, a: &Attributes<'_>, registers: &[u16], ends: bool) -> Expr {
-    Expr::Effect(Statement {
-        name: name.to_owned(),
-        fixed: identity(a, registers),
-        registers: registers_of(a, registers),
-        ends,
-    })
-}
-
-/// What a register is written to.
-fn written(name: &str, a: &Attributes<'_>, register: u16, fixed: String) -> Expr {
-    Expr::Effect(Statement {
-        name: name.to_owned(),
-        fixed,
-        registers: registers_of(a, &[register]),
-        ends: false,
-    })
-}
-
-/// The registers that attributes of these kinds name.
-fn registers_of(a: &Attributes<'_>, kinds: &[u16]) -> Vec<(u16, Reg)> {
+/// A statement that reads the registers which attributes of these kinds name.
+fn statement(kind: EffectKind, name: &'static str, a: &Attributes<'_>, registers: &[u16]) -> Expr {
+    use EffectKind as E;
     let of = |kind: &u16| Some((*kind, reg(a, *kind)?));
-    kinds.iter().filter_map(of).collect()
+    Expr::Effect(Statement {
+        kind,
+        name,
+        fixed: identity(a, registers),
+        registers: registers.iter().filter_map(of).collect(),
+        ends: matches!(kind, E::Nat | E::Queue | E::Drop) || name == "fwd",
+    })
 }
 
 pub(crate) const META_PROTOCOL: u32 = 1;
@@ -279,7 +272,8 @@ fn meta(a: &Attributes<'_>) -> Option<Expr> {
     if reg(a, 3).is_some() {
         return Some(match key {
             META_NFTRACE => Expr::Quiet("trace"),
-            _ => written("meta", a, 3, key.to_string()),
+            META_MARK => statement(EffectKind::Mark, "meta mark set", a, &[3]),
+            _ => statement(EffectKind::Label, "meta set", a, &[3]),
         });
     }
     // Lengths as the kernel fills them (nft_meta_get_init). 33 and 34: VRF and other masters of the device that
@@ -307,7 +301,7 @@ fn meta(a: &Attributes<'_>) -> Option<Expr> {
 fn payload(a: &Attributes<'_>) -> Option<Expr> {
     let (base, offset, len) = (a.be32(2)?, a.be32(3)?, a.be32(4)?);
     if reg(a, 5).is_some() {
-        return Some(written("payload", a, 5, format!("{base} {offset} {len}")));
+        return Some(statement(EffectKind::Modify, "payload set", a, &[5]));
     }
     Some(Expr::Load {
         source: Source::Payload(base, offset, len),
@@ -316,10 +310,15 @@ fn payload(a: &Attributes<'_>) -> Option<Expr> {
     })
 }
 
+const CT_MARK: u32 = 3;
+
 fn ct(a: &Attributes<'_>) -> Option<Expr> {
     let (key, direction) = (a.be32(2)?, a.u8(3));
     if reg(a, 4).is_some() {
-        return Some(written("ct", a, 4, format!("{key} {direction:?}")));
+        return Some(match key {
+            CT_MARK => statement(EffectKind::Label, "ct mark set", a, &[4]),
+            _ => statement(EffectKind::Track, "ct set", a, &[4]),
+        });
     }
     let direction = match direction {
         Some(0) => " original",
@@ -331,7 +330,7 @@ fn ct(a: &Attributes<'_>) -> Option<Expr> {
         0 => ("state", 4),
         1 => ("direction", 1),
         2 => ("status", 4),
-        3 => ("mark", 4),
+        CT_MARK => ("mark", 4),
         4 => ("secmark", 4),
         5 => ("expiration", 4),
         6 => ("helper", 16),
@@ -388,7 +387,7 @@ fn rt(a: &Attributes<'_>) -> Option<Expr> {
 fn exthdr(a: &Attributes<'_>) -> Option<Expr> {
     if reg(a, 7).is_some() || reg(a, 1).is_none() {
         // An option is set (7), or taken off.
-        return Some(statement("exthdr", a, &[7], false));
+        return Some(statement(EffectKind::Modify, "option set", a, &[7]));
     }
     let present = a.be32(5).unwrap_or(0) & 1 != 0;
     let len = if present { 1 } else { a.be32(4)? as usize };
@@ -510,8 +509,7 @@ fn objref(a: &Attributes<'_>) -> Option<Expr> {
     if a.be32(1) == Some(COUNTER) {
         return Some(Expr::Quiet("counter"));
     }
-    // 5: the set's number within the transaction that made it.
-    Some(written("objref", a, 3, identity(a, &[3, 5])))
+    Some(statement(EffectKind::Object, "object", a, &[3]))
 }
 
 fn compat(name: &str, a: &Attributes<'_>) -> Option<Expr> {

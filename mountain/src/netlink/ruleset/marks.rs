@@ -206,11 +206,7 @@ impl Marks<'_> {
 
     /// A mark that is only copied, from the packet to its connection and back, stays what it is.
     fn is_used(&self, statement: &Statement) -> bool {
-        let sets_mark = match statement.name.as_str() {
-            "meta" => statement.fixed == expr::META_MARK.to_string(),
-            "ct" => statement.fixed.starts_with("3 "),
-            _ => false,
-        };
+        let sets_mark = matches!(statement.name, "meta mark set" | "ct mark set");
         let registers = statement.registers.iter();
         let mut used = registers.flat_map(|(_, reg)| self.found(*reg, 4));
         used.any(|mark| {

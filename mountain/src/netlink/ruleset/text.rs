@@ -39,24 +39,6 @@ pub(super) fn rule(rule: &super::FirewallRule, table: &FirewallTable) -> String 
     writer.words.join(" ")
 }
 
-/// As nft(8) calls it.
-fn statement_name(statement: &Statement) -> &str {
-    match statement.name.as_str() {
-        "masq" => "masquerade",
-        "redir" => "redirect",
-        "meta" if statement.fixed == expr::META_MARK.to_string() => "meta mark set",
-        "meta" => "meta set",
-        "ct" if statement.fixed.starts_with("3 ") => "ct mark set",
-        "ct" => "ct set",
-        "payload" => "payload set",
-        "exthdr" => "option set",
-        "dynset" => "set update",
-        "objref" => "object",
-        "flow_offload" => "flow add",
-        name => name,
-    }
-}
-
 struct Writer<'a> {
     table: &'a FirewallTable,
     registers: BTreeMap<Reg, (String, Form)>,
@@ -143,7 +125,7 @@ impl Writer<'_> {
     fn effect(&self, statement: &Statement) -> String {
         let registers = statement.registers.iter();
         let values: Vec<String> = registers.map(|(_, reg)| self.register(*reg).0).collect();
-        let text = format!("{} {}", statement_name(statement), values.join(", "));
+        let text = format!("{} {}", statement.name, values.join(", "));
         text.trim().to_owned()
     }
 
