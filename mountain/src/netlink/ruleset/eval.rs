@@ -7,11 +7,11 @@ use std::rc::Rc;
 
 use super::expr::{Expr, Extension, Lookup, Source, Statement, Verdict};
 use super::facts::Facts;
-use super::read::{SET_EVAL, SET_INTERVAL, SET_TIMEOUT};
+use super::read::{SET_EVAL, SET_TIMEOUT};
 use super::registers::{bitwise, in_range, known, named, render, Byte, Registers};
 use super::residue::{ends, is_nothing, joins, leaves, settle, INLINE_MAX, UNREAD};
 use super::residue::{Body, EffectKind, End, Hooked, Origin, Residue, ResidueLine, Step};
-use super::sets::{label, may_match, question};
+use super::sets::{condition, may_match, question};
 use super::{xt, Base, Chain, Element, Family, Hook, Packets, Place, Ruleset, Set, Value};
 
 /// Deeper jumps than the kernel allows in nftables (NFT_JUMP_STACK_SIZE), or a loop: not evaluated.
@@ -505,11 +505,12 @@ impl<'a> Run<'a, '_> {
         here: Origin<'a>,
         set: &Set,
         key: &[Byte],
-        elements: &[Element],
+        elements: &[&Element],
         depth: usize,
     ) -> Next {
         let mut branches = Vec::new();
         let is_known = known(key).is_some();
+        let has_catch_all = elements.last().is_some_and(|last| last.is_catch_all());
         for element in elements {
             let end = match &element.value {
                 Value::Verdict(verdict) => self.end(here, verdict, depth),
@@ -518,10 +519,9 @@ impl<'a> Run<'a, '_> {
             if is_known {
                 return Next::End(end);
             }
-            let is_interval = set.flags & SET_INTERVAL != 0;
-            // Nothing is what is done to those that are not in the map, too; ends of intervals count.
-            if !is_nothing(&end) || is_interval {
-                branches.push((label(key, element), end));
+            // Nothing is what is done to those that are not in the map, too.
+            if !is_nothing(&end) || has_catch_all {
+                branches.push((condition(set, key, element), end));
             }
         }
         if branches.iter().all(|(_, end)| is_nothing(end)) {

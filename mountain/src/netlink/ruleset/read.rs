@@ -7,6 +7,7 @@ use std::io;
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use super::expr::{self, Expr, Source};
+use super::sets::in_order;
 use super::{xt, xtables, Base, Chain, Element, Family, FirewallRule, Hook, Ruleset, Set};
 use super::{TableId, Value};
 use crate::netlink::uapi::NFNL_SUBSYS_NFTABLES;
@@ -200,8 +201,7 @@ fn read_elements(socket: &mut Socket, ruleset: &mut Ruleset, elements: Elements)
             if !consistent {
                 return Err(io::Error::from_raw_os_error(libc::ENOENT));
             }
-            found.sort();
-            set.elements = Some(found);
+            set.elements = Some(in_order(set, found));
         }
     }
     Ok(())

@@ -1,98 +1,101 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What sets and maps say about keys that are not known altogether.
 
-use super::expr::hex;
+use std::cmp::Reverse;
+
 use super::read::{SET_ANONYMOUS, SET_CONCAT, SET_INTERVAL};
-use super::registers::{known, render, Byte};
+use super::registers::{in_range, known, render, Byte};
 use super::{Element, Set};
 
 /// NFT_SET_ELEM_*.
 const INTERVAL_END: u32 = 1;
 const CATCH_ALL: u32 = 2;
 
-/// The elements that a key may be in; of a known key only the one that it is in. `None`: not known.
-pub(super) fn may_match(set: &Set, key: &[Byte]) -> Option<Vec<Element>> {
-    let elements = set.elements.as_ref()?;
-    let default = || {
-        elements
-            .iter()
-            .find(|element| element.flags & CATCH_ALL != 0)
-            .cloned()
-    };
-    let is_interval = set.flags & SET_INTERVAL != 0 && set.flags & SET_CONCAT == 0;
-    if let Some(whole) = known(key) {
-        let is_at = |element: &&Element| {
-            element.flags & CATCH_ALL == 0
-                && match element.key_end {
-                    Some(_) => fits(set, element, key),
-                    None => element.key == whole,
-                }
-        };
-        let found = match is_interval {
-            false => elements.iter().find(is_at),
-            // The last that begins at or before it.
-            true => elements
-                .iter()
-                .filter(|element| element.flags & CATCH_ALL == 0 && element.key <= whole)
-                .max_by_key(|element| (element.key.clone(), element.flags & INTERVAL_END == 0))
-                .filter(|element| element.flags & INTERVAL_END == 0),
-        };
-        return Some(found.cloned().or_else(default).into_iter().collect());
+impl Element {
+    /// It holds every key that no other one holds.
+    pub(super) fn is_catch_all(&self) -> bool {
+        self.flags & CATCH_ALL != 0
     }
-    let possible = |element: &&Element| {
-        let is_range = is_interval || element.key_end.is_some() || element.flags & CATCH_ALL != 0;
-        let contradicts =
-            |(byte, wanted): (&Byte, &u8)| matches!(byte, Byte::Known(byte) if byte != wanted);
-        is_range && fits(set, element, key)
-            || !is_range && !key.iter().zip(&element.key).any(contradicts)
-    };
-    Some(elements.iter().filter(possible).cloned().collect())
 }
 
-/// Parts of a concatenated key: where each begins in the key, and its length. Each is padded to four
-/// bytes.
-fn fields(set: &Set) -> Vec<(usize, usize)> {
-    let mut at = 0;
-    let mut fields = Vec::new();
-    for len in &set.fields {
-        fields.push((at, *len));
-        at += len.next_multiple_of(4);
+/// Elements by their keys, a catch-all at last. Of intervals the kernel tells where each begins, and what comes right
+/// behind it if that is no interval: here each is one element.
+pub(super) fn in_order(set: &Set, mut elements: Vec<Element>) -> Vec<Element> {
+    if set.flags & SET_INTERVAL != 0 && set.flags & SET_CONCAT == 0 {
+        let is_end = |element: &Element| element.flags & INTERVAL_END != 0;
+        elements.sort_by_key(|element| (Reverse(element.key.clone()), is_end(element)));
+        let mut above: Option<Vec<u8>> = None;
+        elements.retain_mut(|element| {
+            let next = above.replace(element.key.clone());
+            if !is_end(element) && element.key_end.is_none() && !element.is_catch_all() {
+                let last = next.map_or_else(|| vec![0xff; element.key.len()], before);
+                element.key_end = Some(last).filter(|last| *last != element.key);
+            }
+            !is_end(element)
+        });
     }
-    if fields.is_empty() {
-        fields.push((0, set.key_len));
-    }
-    fields
+    elements.sort();
+    elements.sort_by_key(Element::is_catch_all);
+    elements
 }
 
-/// Whether the known fields of a key are within those of a range.
-fn fits(set: &Set, element: &Element, key: &[Byte]) -> bool {
-    let Some(end) = &element.key_end else {
-        return true;
-    };
-    fields(set).iter().all(|(at, len)| {
-        let range = *at..at + len;
-        let field = key.get(range.clone()).and_then(known);
-        match (element.key.get(range.clone()), end.get(range), field) {
-            (Some(from), Some(to), Some(key)) => from <= &key[..] && &key[..] <= to,
-            _ => true,
+/// The number before this one, in network byte order.
+fn before(mut number: Vec<u8>) -> Vec<u8> {
+    for byte in number.iter_mut().rev() {
+        *byte = byte.wrapping_sub(1);
+        if *byte != 0xff {
+            break;
         }
+    }
+    number
+}
+
+fn is_open(byte: &Byte) -> bool {
+    !matches!(byte, Byte::Known(_))
+}
+
+/// The elements that a key may be in; of a known key only the one that it is in. `None`: not known.
+pub(super) fn may_match<'a>(set: &'a Set, key: &[Byte]) -> Option<Vec<&'a Element>> {
+    let elements = set.elements.as_ref()?;
+    let all_open = key.iter().all(is_open);
+    let fits =
+        |element: &&Element| all_open || !parts(set, key, element).any(|part| part == Ok(false));
+    let mut found: Vec<&Element> = elements.iter().filter(fits).collect();
+    if known(key).is_some() {
+        found.truncate(1);
+    }
+    Some(found)
+}
+
+/// By part of a concatenated key, whether an element holds it, or what that depends on. Each part is padded to four
+/// bytes.
+fn parts<'a>(
+    set: &'a Set,
+    key: &'a [Byte],
+    element: &'a Element,
+) -> impl Iterator<Item = Result<bool, String>> + 'a {
+    let whole = std::slice::from_ref(&set.key_len);
+    let lens = if set.fields.is_empty() {
+        whole
+    } else {
+        &set.fields[..]
+    };
+    let (from, mut at) = (&element.key, 0);
+    let to = element.key_end.as_ref().unwrap_or(from);
+    lens.iter().filter_map(move |len| {
+        let part = at..at + len;
+        at += len.next_multiple_of(4);
+        let (from, to) = (from.get(part.clone())?, to.get(part.clone())?);
+        Some(in_range(key.get(part)?, from, to))
     })
 }
 
-/// What an element asks of the bytes that are not known.
-pub(super) fn label(key: &[Byte], element: &Element) -> String {
-    let open = |bytes: &[u8]| -> String {
-        let pairs = key.iter().zip(bytes);
-        let open = pairs.filter(|(byte, _)| !matches!(byte, Byte::Known(_)));
-        hex(&open.map(|(_, byte)| *byte).collect::<Vec<u8>>())
-    };
-    let mut text = open(&element.key);
-    if let Some(end) = &element.key_end {
-        text += &format!("-{}", open(end));
-    }
-    match element.flags {
-        0 => text,
-        flags => format!("{text} flags {flags}"),
+/// What an element asks of the parts of a key that are not known.
+pub(super) fn condition(set: &Set, key: &[Byte], element: &Element) -> String {
+    let asked: Vec<String> = parts(set, key, element).filter_map(Result::err).collect();
+    match element.is_catch_all() {
+        true => "else".to_owned(),
+        false => asked.join(", "),
     }
 }
 
@@ -102,21 +105,15 @@ pub(super) fn question(
     name: &str,
     set: &Set,
     key: &[Byte],
-    elements: Option<&[Element]>,
+    elements: Option<&[&Element]>,
 ) -> String {
-    let named = || format!("{} in {name}", render(key));
-    let is_open = |byte: &&Byte| !matches!(byte, Byte::Known(_));
-    let all_open = key.iter().all(|byte| is_open(&byte));
-    let splits = all_open || set.flags & SET_INTERVAL == 0 || set.flags & SET_CONCAT != 0;
+    let is_split = set.flags & SET_ANONYMOUS != 0 || !key.iter().all(is_open);
     match elements {
-        Some(elements) if splits && (!all_open || set.flags & SET_ANONYMOUS != 0) => {
-            let labels = elements
-                .iter()
-                .map(|e| format!("{} {:?}", label(key, e), e.value));
-            let labels: Vec<String> = labels.collect();
-            let open: Vec<Byte> = key.iter().filter(is_open).cloned().collect();
-            format!("{} in {{{}}}", render(&open), labels.join(", "))
+        Some(elements) if is_split => {
+            let each = |e: &&Element| format!("{} {:?}", condition(set, key, e), e.value);
+            let all: Vec<String> = elements.iter().map(each).collect();
+            all.join(" or ")
         }
-        _ => named(),
+        _ => format!("{} in {name}", render(key)),
     }
 }

@@ -171,6 +171,42 @@ fn a_legacy_table_is_decoded() {
     }
 }
 
+/// As the kernel tells it of `{ 5 : .., 22-79 : .., 80-442 : .., 1024-65535 : .. }`.
+#[test]
+fn intervals_are_elements_with_both_ends() {
+    let element = |key: u16, flags| Element {
+        key: key.to_be_bytes().to_vec(),
+        flags,
+        ..Element::default()
+    };
+    let set = Set {
+        flags: read::SET_INTERVAL,
+        key_len: 2,
+        ..Set::default()
+    };
+    // Where one begins right behind another there may be an end besides, or not. The first end is behind nothing.
+    let ends = [
+        (0, 1),
+        (5, 0),
+        (6, 1),
+        (22, 0),
+        (80, 0),
+        (443, 1),
+        (1024, 0),
+    ];
+    for ends in [&ends[..], &[&ends[..], &[(80, 1)]].concat()] {
+        let told = ends.iter().rev().map(|(key, flags)| element(*key, *flags));
+        let elements = sets::in_order(&set, told.collect());
+        let ranges = elements.iter().map(|e| {
+            let number = |bytes: &[u8]| u16::from_be_bytes([bytes[0], bytes[1]]);
+            let from = number(&e.key);
+            (from, e.key_end.as_ref().map_or(from, |to| number(to)))
+        });
+        let ranges: Vec<(u16, u16)> = ranges.collect();
+        assert_eq!(ranges, [(5, 5), (22, 79), (80, 442), (1024, 65_535)]);
+    }
+}
+
 fn ruleset(rules: Vec<Vec<Expr>>) -> Ruleset {
     let base = Base {
         hook: Hook::Output,

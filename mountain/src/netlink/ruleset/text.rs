@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::expr::{self, hex, Bitwise, Expr, Reg, Source, Statement, Verdict};
 use super::read::SET_ANONYMOUS;
-use super::{xt, FirewallTable};
+use super::{xt, Element, FirewallTable};
 use crate::netlink::wire;
 
 /// Longest text of a set's elements.
@@ -142,10 +142,13 @@ impl Writer<'_> {
         let Some(elements) = anonymous.and_then(|set| set.elements.as_ref()) else {
             return format!("@{name}");
         };
-        let all: Vec<String> = elements
-            .iter()
-            .map(|element| value(&element.key, form))
-            .collect();
+        let text = |element: &Element| match &element.key_end {
+            // Of names: all that begin like this.
+            Some(_) if form == Form::Name => value(wire::text(&element.key).as_bytes(), form),
+            Some(to) => format!("{}-{}", value(&element.key, form), value(to, form)),
+            None => value(&element.key, form),
+        };
+        let all: Vec<String> = elements.iter().map(text).collect();
         let mut text = all.join(", ");
         if text.chars().count() > ELEMENTS_MAX {
             text = text.chars().take(ELEMENTS_MAX).collect::<String>() + "...";
