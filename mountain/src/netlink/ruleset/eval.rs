@@ -3,19 +3,23 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::rc::Rc;
 
 use super::expr::{Expr, Extension, Lookup, Source, Statement, Verdict};
 use super::facts::Facts;
 use super::read::{SET_EVAL, SET_TIMEOUT};
 use super::registers::{bitwise, in_range, known, named, render, Byte, Registers};
-use super::residue::{ends, is_nothing, joins, leaves, settle, INLINE_MAX, UNREAD};
-use super::residue::{Body, EffectKind, End, Hooked, Origin, Residue, ResidueLine, Step};
+use super::residue::{settle, Body, EffectKind, End, Hooked, Origin, Residue, ResidueLine, Step};
 use super::sets::{condition, may_match, question};
-use super::{xt, Base, Chain, Element, Family, Hook, Packets, Place, Ruleset, Set, Value};
+use super::{xt, Base, Chain, Element, Family, FirewallRule, Hook, Packets, Place, Ruleset};
+use super::{Set, Value};
 
 /// Deeper jumps than the kernel allows in nftables (NFT_JUMP_STACK_SIZE), or a loop: not evaluated.
 const DEPTH_MAX: usize = 64;
+
+/// A chain that is jumped to by every packet becomes part of its caller up to this length, rules.
+const INLINE_MAX: usize = 4096;
 
 impl Ruleset {
     /// What the base chains at a place may still do to a packet of which these facts are known.
@@ -43,7 +47,7 @@ impl Ruleset {
             ruleset: self,
             place,
             facts,
-            residue: Residue::default(),
+            chains: Vec::new(),
             bodies: HashMap::new(),
             running: HashSet::new(),
         };
@@ -65,11 +69,10 @@ impl Ruleset {
                 }
             }
         }
+        let mut chains = run.chains;
         // The order of those of one priority is not to be seen.
-        run.residue
-            .chains
-            .sort_by_key(|chain| (chain.priority, chain.body.digest));
-        run.residue
+        chains.sort_by_key(|chain| (chain.priority, chain.body.digest));
+        Residue { chains }
     }
 }
 
@@ -112,73 +115,50 @@ struct Run<'a, 'b> {
     ruleset: &'a Ruleset,
     place: &'b Place,
     facts: &'b Facts,
-    residue: Residue<'a>,
-    bodies: HashMap<(Family, &'a str, &'a str), Rc<Body>>,
+    chains: Vec<Hooked<'a>>,
+    bodies: HashMap<(Family, &'a str, &'a str), Rc<Body<'a>>>,
+    /// Those that jumps led through.
     running: HashSet<(Family, &'a str, &'a str)>,
 }
 
 /// A rule that is being run.
 struct RuleRun<'a> {
     here: Origin<'a>,
-    /// So many jumps led here.
-    depth: usize,
     registers: Registers,
     steps: Vec<Step>,
+    /// By a verdict map whose key is not known: how the rule ends for which keys.
+    branches: Vec<(String, End<'a>)>,
 }
 
-/// What running an expression leads to.
-enum Next {
-    On,
-    /// The rule does not apply.
-    Not,
-    End(End),
-}
+/// Whether the rule goes on behind an expression, or how it ends. One that does not apply ends as one that does nothing.
+type Next<'a> = ControlFlow<End<'a>>;
 
 impl<'a> Run<'a, '_> {
     fn base_chain(&mut self, here: Origin<'a>, base: &Base) {
-        let body = self.body(here, here.chain, 0);
-        let mut lines = body.lines.clone();
+        let mut lines = self.body(here, here.chain).lines.clone();
         // A last rule for all that are left is a policy, unless some of them return past it to another one.
-        let past = lines.iter().any(|line| leaves(&line.end));
-        let is_last = |drops: bool| base.drops == drops || !past;
-        let mut policy = None;
-        let mut drops = base.drops;
-        match lines.last() {
-            Some(last) if last.is_certain() && matches!(last.end, End::Drop) && is_last(true) => {
-                drops = true;
-                policy = lines.pop();
-            }
-            Some(last)
-                if last.is_certain() && matches!(last.end, End::Accept) && is_last(false) =>
-            {
-                drops = false;
-                lines.pop();
-            }
-            _ => {}
-        }
+        let returns = lines.iter().any(|line| line.fate.back);
+        let policy = lines.pop_if(|last| match (&last.end, last.steps.is_empty()) {
+            (End::Drop, true) => base.drops || !returns,
+            (End::Accept, true) => !base.drops || !returns,
+            _ => false,
+        });
+        let drops = (policy.as_ref()).map_or(base.drops, |line| matches!(line.end, End::Drop));
         let mut lines = settle(lines, drops);
         if drops {
-            lines.push(policy.unwrap_or_else(|| {
-                let origin = self.origin(here, None);
-                Rc::new(ResidueLine::new(Vec::new(), End::Drop, origin))
-            }));
+            let by_chain = || Rc::new(ResidueLine::new(Vec::new(), End::Drop, here));
+            lines.push(policy.unwrap_or_else(by_chain));
         }
         if !lines.is_empty() {
-            let body = Rc::new(Body::new(lines));
-            self.residue.chains.push(Hooked {
+            self.chains.push(Hooked {
                 priority: base.priority,
-                drops: base.drops,
-                body,
+                drops,
+                body: Rc::new(Body::new(lines)),
             });
         }
     }
 
-    fn origin(&mut self, here: Origin<'a>, rule: Option<&'a super::FirewallRule>) -> usize {
-        self.residue.origins.push(Origin { rule, ..here });
-        self.residue.origins.len() - 1
-    }
-
-    fn body(&mut self, here: Origin<'a>, name: &str, depth: usize) -> Rc<Body> {
+    fn body(&mut self, here: Origin<'a>, name: &str) -> Rc<Body<'a>> {
         let Some((name, chain)) = here.table.chains.get_key_value(name) else {
             return self.not_evaluated(here, "a chain that is not there");
         };
@@ -186,116 +166,90 @@ impl<'a> Run<'a, '_> {
         if let Some(body) = self.bodies.get(&key) {
             return body.clone();
         }
-        if depth > DEPTH_MAX || !self.running.insert(key) {
+        if self.running.len() > DEPTH_MAX || !self.running.insert(key) {
             return self.not_evaluated(here, "jumps too deep");
         }
-        let body = self.run_chain(
-            Origin {
-                chain: name,
-                ..here
-            },
-            chain,
-            depth,
-        );
+        let here = Origin {
+            chain: name,
+            ..here
+        };
+        let body = Rc::new(self.run_chain(here, chain));
         self.running.remove(&key);
         self.bodies.insert(key, body.clone());
         body
     }
 
-    fn not_evaluated(&mut self, here: Origin<'a>, why: &str) -> Rc<Body> {
-        let origin = self.origin(here, None);
+    fn not_evaluated(&self, here: Origin<'a>, why: &str) -> Rc<Body<'a>> {
         let step = Step::Do(EffectKind::Unknown, self.by_device(why));
-        Rc::new(Body::new(vec![Rc::new(ResidueLine::new(
-            vec![step],
-            End::Continue,
-            origin,
-        ))]))
+        let here = Origin { rule: None, ..here };
+        let line = ResidueLine::new(vec![step], End::Continue, here);
+        Rc::new(Body::new(vec![Rc::new(line)]))
     }
 
-    fn run_chain(&mut self, here: Origin<'a>, chain: &'a Chain, depth: usize) -> Rc<Body> {
-        let mut lines: Vec<Rc<ResidueLine>> = Vec::new();
-        for rule in &chain.rules {
-            let Some((steps, end)) = self.run_rule(here, &rule.exprs, depth) else {
-                continue;
-            };
-            let mut end = end;
-            if steps.is_empty() {
-                end = match end {
-                    // Every packet that gets here goes there: as if it stood here.
-                    End::Jump(body) if joins(&lines, &body) => {
-                        lines.extend(body.lines.iter().cloned());
-                        match lines.last().is_some_and(|last| ends(last)) {
-                            true => break,
-                            false => continue,
-                        }
-                    }
-                    End::Goto(body) if lines.len() + body.lines.len() <= INLINE_MAX => {
-                        lines.extend(body.lines.iter().cloned());
-                        break;
-                    }
-                    End::Return => break,
-                    end => end,
-                };
-            }
-            let origin = self.origin(here, Some(rule));
-            lines.push(Rc::new(ResidueLine::new(steps, end, origin)));
-            if lines.last().is_some_and(|last| ends(last)) {
-                break;
-            }
-        }
-        // To return at the end is no decision.
-        while lines
-            .last()
-            .is_some_and(|l| l.only_decides() && matches!(l.end, End::Return))
-        {
-            lines.pop();
-        }
-        Rc::new(Body::new(lines))
-    }
-
-    /// What remains of a rule; `None` when it does nothing to such a packet.
-    fn run_rule(
-        &mut self,
-        here: Origin<'a>,
-        exprs: &[Expr],
-        depth: usize,
-    ) -> Option<(Vec<Step>, End)> {
-        let mut run = RuleRun {
-            here,
-            depth,
-            registers: Registers::new(),
-            steps: Vec::new(),
-        };
-        let mut end = End::Continue;
-        for expr in exprs {
-            match self.run(&mut run, expr) {
-                Next::On => {}
-                Next::Not => break,
-                Next::End(at) => {
-                    end = at;
-                    break;
+    fn run_chain(&mut self, here: Origin<'a>, chain: &'a Chain) -> Body<'a> {
+        let mut lines: Vec<Rc<ResidueLine<'a>>> = Vec::new();
+        'rules: for rule in &chain.rules {
+            for line in self.run_rule(here, rule) {
+                let goes_on = line.fate.past;
+                let body = line.stands_for();
+                match body.filter(|body| lines.len() + body.lines.len() <= INLINE_MAX) {
+                    Some(body) => lines.extend(body.lines.iter().cloned()),
+                    None => lines.push(Rc::new(line)),
+                }
+                if !goes_on {
+                    break 'rules;
                 }
             }
         }
+        // To return at the end is no decision.
+        let is_return =
+            |last: &mut Rc<ResidueLine>| last.only_decides() && matches!(last.end, End::Return);
+        while lines.pop_if(is_return).is_some() {}
+        Body::new(lines)
+    }
+
+    /// What remains of a rule: nothing when it does nothing to such a packet, several lines of one with a verdict map.
+    fn run_rule(&mut self, here: Origin<'a>, rule: &'a FirewallRule) -> Vec<ResidueLine<'a>> {
+        let here = Origin {
+            rule: Some(rule),
+            ..here
+        };
+        let mut run = RuleRun {
+            here,
+            registers: Registers::new(),
+            steps: Vec::new(),
+            branches: Vec::new(),
+        };
+        let mut exprs = rule.exprs.iter();
+        let ran = exprs.try_for_each(|expr| self.run(&mut run, expr));
+        let end = ran.break_value().unwrap_or(End::Continue);
+        let asked = run.steps.iter().filter(|step| matches!(step, Step::If(_)));
+        let branch = |(key, end): (String, End<'a>)| {
+            let steps = asked.clone().cloned().chain([Step::If(key)]);
+            ResidueLine::new(steps.collect(), end, here)
+        };
+        let branches: Vec<ResidueLine<'a>> = run.branches.into_iter().map(branch).collect();
         let mut steps = run.steps;
-        if is_nothing(&end) {
-            end = End::Continue;
-            let last = steps
-                .iter()
-                .rposition(|step| matches!(step, Step::Do(..)))?;
-            steps.truncate(last + 1);
+        let mut lines = Vec::new();
+        if matches!(end, End::Continue) {
+            let last = steps.iter().rposition(|s| matches!(s, Step::Do(..)));
+            steps.truncate(last.map_or(0, |last| last + 1));
         }
-        Some((steps, end))
+        if !matches!(end, End::Continue) || !steps.is_empty() {
+            lines.push(ResidueLine::new(steps, end, here));
+        }
+        lines.extend(branches);
+        lines
     }
 
     /// One arm for each kind of expression; that makes it long.
-    fn run(&mut self, run: &mut RuleRun<'a>, expr: &Expr) -> Next {
+    fn run(&mut self, run: &mut RuleRun<'a>, expr: &Expr) -> Next<'a> {
         let registers = &mut run.registers;
         match expr {
             Expr::Quiet(_) => {}
             Expr::Load { source, dreg, len } => match self.load(source, *len) {
                 Some(bytes) => registers.write(*dreg, bytes),
-                None => return Next::Not,
+                None => return Break(End::Continue),
             },
             Expr::Immediate { dreg, data } => {
                 registers.write(*dreg, data.iter().copied().map(Byte::Known).collect());
@@ -317,7 +271,7 @@ impl<'a> Run<'a, '_> {
             } => {
                 let bytes = registers.read(*sreg, from.len());
                 match in_range(&bytes, from, to) {
-                    Ok(holds) if holds == *invert => return Next::Not,
+                    Ok(holds) if holds == *invert => return Break(End::Continue),
                     Ok(_) => {}
                     Err(what) => run.steps.push(asked(*invert, &what)),
                 }
@@ -336,9 +290,9 @@ impl<'a> Run<'a, '_> {
                 }
                 run.steps.extend(kind.map(|kind| Step::Do(kind, what)));
                 match (found.name.as_str(), ends) {
-                    ("ACCEPT", _) => return Next::End(End::Accept),
-                    ("RETURN", _) => return Next::End(End::Return),
-                    (_, true) => return Next::End(End::Stop),
+                    ("ACCEPT", _) => return Break(End::Accept),
+                    ("RETURN", _) => return Break(End::Return),
+                    (_, true) => return Break(End::Stop),
                     _ => {}
                 }
             }
@@ -346,28 +300,29 @@ impl<'a> Run<'a, '_> {
                 let step = self.statement(run.here, statement, &run.registers);
                 run.steps.push(step);
                 if statement.ends {
-                    return Next::End(End::Stop);
+                    return Break(End::Stop);
                 }
             }
             Expr::Unknown(name) => {
                 let what = self.by_device(name);
                 run.steps.push(Step::Do(EffectKind::Unknown, what));
             }
-            Expr::Verdict(verdict) => {
-                return Next::End(self.end(run.here, verdict, run.depth));
-            }
+            Expr::Verdict(verdict) => return Break(self.end(run.here, verdict)),
         }
-        Next::On
+        Continue(())
     }
 
-    fn end(&mut self, here: Origin<'a>, verdict: &Verdict, depth: usize) -> End {
+    fn end(&mut self, here: Origin<'a>, verdict: &Verdict) -> End<'a> {
         match verdict {
             Verdict::Accept => End::Accept,
             Verdict::Drop | Verdict::Other(_) => End::Drop,
             Verdict::Return => End::Return,
             Verdict::Continue => End::Continue,
-            Verdict::Jump(chain) => End::Jump(self.body(here, chain, depth + 1)),
-            Verdict::Goto(chain) => match self.body(here, chain, depth + 1) {
+            Verdict::Jump(chain) => match self.body(here, chain) {
+                body if body.lines.is_empty() => End::Continue,
+                body => End::Jump(body),
+            },
+            Verdict::Goto(chain) => match self.body(here, chain) {
                 body if body.lines.is_empty() => End::Return,
                 body => End::Goto(body),
             },
@@ -429,19 +384,13 @@ impl<'a> Run<'a, '_> {
         Step::Do(statement.kind, what)
     }
 
-    fn run_match(&mut self, run: &mut RuleRun<'a>, found: &Extension) -> Next {
+    fn run_match(&mut self, run: &mut RuleRun<'a>, found: &Extension) -> Next<'a> {
         if let Some(exprs) = xt::as_exprs(found) {
-            for expr in &exprs {
-                match self.run(run, expr) {
-                    Next::On => {}
-                    other => return other,
-                }
-            }
-            return Next::On;
+            return exprs.iter().try_for_each(|expr| self.run(run, expr));
         }
         match xt::by_state(found, self.facts) {
-            Some(true) => return Next::On,
-            Some(false) => return Next::Not,
+            Some(true) => return Continue(()),
+            Some(false) => return Break(End::Continue),
             None => {}
         }
         let what = format!("match {}", found.identity());
@@ -451,15 +400,15 @@ impl<'a> Run<'a, '_> {
             xt::MatchKind::Remembers => run.steps.push(Step::Do(EffectKind::Remember, what)),
             xt::MatchKind::Device => run.steps.push(Step::If(self.by_device(&what))),
         }
-        Next::On
+        Continue(())
     }
 
-    fn look_up(&mut self, run: &mut RuleRun<'a>, lookup: &Lookup) -> Next {
+    fn look_up(&mut self, run: &mut RuleRun<'a>, lookup: &Lookup) -> Next<'a> {
         let here = run.here;
         let Some(set) = here.table.sets.get(&lookup.set) else {
             let what = self.by_device("a set that is not there");
             run.steps.push(Step::Do(EffectKind::Unknown, what));
-            return Next::On;
+            return Continue(());
         };
         let key = run.registers.read(lookup.sreg, set.key_len);
         // Where elements come and go with packets or time, what is in there is not known.
@@ -470,9 +419,10 @@ impl<'a> Run<'a, '_> {
         if lookup.verdict {
             let Some(elements) = elements else {
                 let what = self.by_device(&format!("verdict map {}", lookup.set));
-                return Next::End(End::Branch(what, vec![(UNREAD.to_owned(), End::Drop)]));
+                run.steps.push(Step::Do(EffectKind::Unknown, what));
+                return Continue(());
             };
-            return self.branch(here, set, &key, &elements, run.depth);
+            return self.branch(run, set, &key, &elements, &what);
         }
         let found = match (&elements, known(&key)) {
             (Some(elements), Some(_)) => Some(elements.first()),
@@ -480,7 +430,7 @@ impl<'a> Run<'a, '_> {
             _ => None,
         };
         match found {
-            Some(found) if found.is_some() == lookup.invert => return Next::Not,
+            Some(found) if found.is_some() == lookup.invert => return Break(End::Continue),
             Some(Some(element)) => {
                 if let (Some(dreg), Value::Data(data)) = (lookup.dreg, &element.value) {
                     run.registers
@@ -497,37 +447,36 @@ impl<'a> Run<'a, '_> {
                 run.steps.push(asked(lookup.invert, &what));
             }
         }
-        Next::On
+        Continue(())
     }
 
+    /// By a verdict map: as one rule for each of its elements that a key may be in.
     fn branch(
         &mut self,
-        here: Origin<'a>,
+        run: &mut RuleRun<'a>,
         set: &Set,
         key: &[Byte],
         elements: &[&Element],
-        depth: usize,
-    ) -> Next {
-        let mut branches = Vec::new();
+        question: &str,
+    ) -> Next<'a> {
         let is_known = known(key).is_some();
-        let has_catch_all = elements.last().is_some_and(|last| last.is_catch_all());
         for element in elements {
             let end = match &element.value {
-                Value::Verdict(verdict) => self.end(here, verdict, depth),
+                Value::Verdict(verdict) => self.end(run.here, verdict),
                 _ => End::Continue,
             };
             if is_known {
-                return Next::End(end);
+                return Break(end);
             }
-            // Nothing is what is done to those that are not in the map, too.
-            if !is_nothing(&end) || has_catch_all {
-                branches.push((condition(set, key, element), end));
+            let asked = match element.is_catch_all() {
+                true => format!("else of {question}"),
+                false => condition(set, key, element),
+            };
+            if !matches!(end, End::Continue) {
+                run.branches.push((asked, end));
             }
         }
-        if branches.iter().all(|(_, end)| is_nothing(end)) {
-            return Next::Not;
-        }
-        Next::End(End::Branch(render(key), branches))
+        Break(End::Continue)
     }
 }
 

@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 
 use super::expr::{self, Bitwise, Expr, Extension, Lookup, Reg, Source, Statement, Verdict};
+use super::residue::Origin;
 use super::{
-    text, xt, Chain, Family, FirewallRule, FirewallTable, Hook, Packets, RuleRef, Ruleset, Value,
+    xt, Chain, Family, FirewallRule, FirewallTable, Hook, Packets, RuleRef, Ruleset, Value,
 };
 use crate::netlink::wire::u32_at;
 
@@ -28,13 +29,14 @@ impl Ruleset {
             for (chain_name, chain) in reached(table, hooks) {
                 let mut rules = chain.rules.iter();
                 if let Some(rule) = rules.find(|rule| goes_by_mark(rule, table, strange)) {
-                    return Some(RuleRef {
+                    let at = Origin {
                         family: *family,
-                        table: name.clone(),
-                        chain: chain_name.to_owned(),
-                        handle: Some(rule.handle),
-                        text: text::rule(rule, table),
-                    });
+                        table_name: name,
+                        table,
+                        chain: chain_name,
+                        rule: Some(rule),
+                    };
+                    return Some(at.rule_ref());
                 }
             }
         }

@@ -292,6 +292,76 @@ fn what_is_not_understood_is_a_difference_where_a_packet_may_reach_it() {
 }
 
 #[test]
+fn verdict_maps_are_compared_by_what_they_do() {
+    use Verdict as V;
+    let load = |source, len| Expr::Load {
+        source,
+        dreg: 0,
+        len,
+    };
+    // Of packets that leave by a device, the destination port.
+    let port = |device: u32| {
+        let by_device = Expr::equals(0, &device.to_ne_bytes(), false);
+        let oif = load(Source::Meta(expr::META_OIF), 4);
+        vec![oif, by_device, load(Source::Payload(2, 2, 2), 2)]
+    };
+    let looked_up = |device, set: &str| {
+        let lookup = Lookup {
+            set: set.to_owned(),
+            sreg: 0,
+            dreg: None,
+            verdict: true,
+            invert: false,
+        };
+        [port(device), vec![Expr::Lookup(lookup)]].concat()
+    };
+    let ssh = |verdict| Element {
+        key: vec![0, 22],
+        value: Value::Verdict(verdict),
+        ..Element::default()
+    };
+    let others = || Element {
+        flags: 2,
+        value: Value::Verdict(V::Drop),
+        ..Element::default()
+    };
+    let dropped = vec![Expr::equals(0, &[0, 22], false), Expr::Verdict(V::Drop)];
+    let by_rule = [port(2), dropped].concat();
+    let by_map = || looked_up(2, "b");
+    for (a, b, rule, expected) in [
+        (vec![ssh(V::Drop)], vec![ssh(V::Drop)], by_map(), false),
+        (vec![ssh(V::Drop)], vec![], by_rule, false),
+        (vec![ssh(V::Drop)], vec![ssh(V::Return)], by_map(), true),
+        (
+            vec![ssh(V::Accept), others()],
+            vec![ssh(V::Accept), others()],
+            by_map(),
+            false,
+        ),
+        (
+            vec![ssh(V::Continue), others()],
+            vec![others()],
+            by_map(),
+            true,
+        ),
+    ] {
+        let what = format!("{a:?} {b:?} {rule:?}");
+        let mut rules = ruleset(vec![looked_up(1, "a"), rule]);
+        let table = rules.tables.values_mut().next().unwrap();
+        for (name, elements) in [("a", a), ("b", b)] {
+            let set = Set {
+                flags: read::SET_ANONYMOUS,
+                key_len: 2,
+                elements: Some(elements),
+                ..Set::default()
+            };
+            table.sets.insert(name.to_owned(), set);
+        }
+        assert_eq!(differs(&rules), expected, "{what}");
+    }
+}
+
+#[test]
 fn own_tables_can_be_left_out() {
     let drop = vec![Expr::Verdict(Verdict::Drop)];
     let rules = ruleset(vec![drop]);
