@@ -4,9 +4,9 @@
 //! `wire` speaks the netlink framing. `snapshot` decodes the few attributes of routing that are needed
 //! into plain data, `nexthop` those of next hops. [`Monitor`] reports changes: make it first and read
 //! second, so that no change falls between. `route` looks one route up, `link` reads devices and
-//! addresses, `neighbour` neighbours, `netfilter` lists tables, `ruleset` reads nftables rules,
-//! `conntrack` lists connections, `sock_diag` sockets, and `generic` finds families of generic netlink,
-//! of which `path_metrics` is one. `own` tells the routes and rules that Mountain itself has made.
+//! addresses, `neighbour` neighbours, `ruleset` reads nftables rules, `conntrack` lists connections,
+//! `sock_diag` sockets, and `generic` finds families of generic netlink, of which `path_metrics` is
+//! one. `own` tells the routes and rules that Mountain itself has made.
 //!
 //! Attributes are picked one by one instead of decoding whole messages with `netlink-packet-route`.
 //! There one attribute of a newer kernel, or an encapsulation inside a multipath next hop, makes the
@@ -19,7 +19,6 @@ pub(crate) mod kinds;
 pub(crate) mod link;
 mod monitor;
 mod neighbour;
-mod netfilter;
 pub(crate) mod nexthop;
 pub(crate) mod nft;
 pub(crate) mod own;
@@ -38,12 +37,11 @@ pub use link::{link, Link};
 pub use monitor::{Change, Monitor};
 pub use neighbour::resolve_neighbour;
 pub(crate) use neighbour::{keep_neighbour, neighbour_usable};
-pub(crate) use netfilter::tables_with_base_chains;
-pub use netfilter::translates_sources;
 pub(crate) use path_metrics::PathMetrics;
 pub(crate) use qdisc::{filtered_at_egress, qdiscs, Qdiscs};
 pub(crate) use route::{egress_route, policy_rules, route_to, ways_on};
 pub(crate) use route::{EgressRoute, RouteTo, WayOn, MANY_WAYS};
+pub use ruleset::translates_sources;
 pub use snapshot::ds_field;
 pub(crate) use sock_diag::{reset_unanswered, unconnected};
 pub(crate) use xfrm::{has_ipsec_policies, offloading_devices};

@@ -77,7 +77,7 @@ use expr::{Expr, Verdict};
 
 pub use facts::{DeviceFact, Facts};
 pub use marks::Strange;
-pub use read::{changed, notifications, Elements};
+pub use read::{changed, notifications, translates_sources, Elements};
 pub use residue::{Effect, EffectKind, Residue};
 pub(crate) use xtables::legacy_tables;
 

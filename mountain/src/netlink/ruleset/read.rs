@@ -89,6 +89,30 @@ impl Ruleset {
 /// Errors by which a kernel says that it has no nftables.
 const NO_NFTABLES: [i32; 3] = [libc::EINVAL, libc::EOPNOTSUPP, libc::EPROTONOSUPPORT];
 
+/// Whether something may translate the sources of forwarded packets in the calling thread's network
+/// namespace: a chain of type `nat` after routing (iptables of today makes such too), or the older
+/// iptables' table.
+///
+/// # Errors
+/// Without CAP_NET_ADMIN, or when the older iptables' tables cannot be listed. A kernel without nftables
+/// translates nothing by them.
+pub fn translates_sources() -> io::Result<bool> {
+    let mut legacy = xtables::legacy_tables()?.into_iter();
+    if legacy.any(|names| names.lines().any(|name| name == "nat")) {
+        return Ok(true);
+    }
+    let mut found = false;
+    let all = [0; NFNL_HEADER_LEN];
+    let dumped = wire::dump(NETLINK_NETFILTER, GET_CHAIN, &all, |payload| {
+        let chain = Attributes::after(payload, NFNL_HEADER_LEN);
+        let family = payload.first().copied().and_then(family);
+        let base = family.and_then(|family| base(family, &chain));
+        found |= base.is_some_and(|base| base.hook == Hook::Postrouting && base.kind == "nat");
+    });
+    unless(dumped, &NO_NFTABLES)?;
+    Ok(found)
+}
+
 fn read_nftables(elements: Elements) -> io::Result<Ruleset> {
     let mut socket = Socket::open_for(NETLINK_NETFILTER)?;
     for _ in 0..TRIES {

@@ -11,7 +11,6 @@ use std::io;
 use std::net::SocketAddr;
 
 use crate::host::program;
-use crate::netlink;
 use crate::netlink::ruleset::{
     self, DeviceFact, Effect, EffectKind, Elements, Facts, Hook, Packets, Place, Residue, Ruleset,
 };
@@ -52,12 +51,6 @@ pub(crate) fn has_nft() -> bool {
 /// # Errors
 /// When they cannot be read.
 pub fn ruleset() -> io::Result<Ruleset> {
-    // Most hosts have none, and need not wait. A kernel that refuses to say is read all the same.
-    let is_foreign = |table: &String| !OWN_TABLES.contains(&table.as_str());
-    let foreign = |tables: Vec<String>| tables.iter().any(is_foreign);
-    if !has_legacy()? && !netlink::tables_with_base_chains().map_or(true, foreign) {
-        return Ok(Ruleset::default());
-    }
     let rules = Ruleset::read(Elements::AllBut(nft::TABLE))?;
     Ok(rules.without_tables(&OWN_TABLES))
 }
