@@ -346,7 +346,7 @@ fn with_rules(ruleset: Ruleset, at_egress: &BTreeSet<u32>) -> io::Result<Firewal
     Ok(Firewall {
         ruleset,
         devices: links()?,
-        bpf: [bpf_hooks(false)?, bpf_hooks(true)?],
+        bpf: [bpf_hook(false)?, bpf_hook(true)?],
         egress: others_at_egress(at_egress)?,
     })
 }
@@ -380,10 +380,10 @@ fn read_announced(socket: &netlink_sys::Socket) -> Option<Whose> {
     }
 }
 
-/// Hooks after routing at which BPF programs see packets. A kernel without a list of what is hooked in
-/// shows only the links of all network namespaces together.
-fn bpf_hooks(ipv6: bool) -> io::Result<Vec<Hook>> {
-    match hooks::bpf_programs(ipv6) {
+/// The first hook after routing at which a BPF program sees packets. A kernel without a list of what is hooked
+/// in shows only the links of all network namespaces together.
+fn bpf_hook(ipv6: bool) -> io::Result<Option<Hook>> {
+    match hooks::bpf_program(ipv6) {
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
         listed => return listed,
     }
@@ -402,7 +402,7 @@ fn bpf_hooks(ipv6: bool) -> io::Result<Vec<Hook>> {
         )
     })?;
     let at = |(hook, number): (Hook, u32)| links.contains(&(family, number)).then_some(hook);
-    Ok(hooks::AFTER_ROUTING.into_iter().filter_map(at).collect())
+    Ok(hooks::AFTER_ROUTING.into_iter().find_map(at))
 }
 
 /// What is at the cgroups, in words.

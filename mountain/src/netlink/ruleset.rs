@@ -79,7 +79,7 @@ pub use facts::{DeviceFact, Facts};
 pub use marks::Strange;
 pub use read::{changed, notifications, translates_sources, Elements};
 pub use residue::{Effect, EffectKind, Residue};
-pub(crate) use xtables::legacy_tables;
+pub(crate) use xtables::{has_legacy, legacy_tables};
 
 /// Where a table comes from, and which packets it sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -108,6 +108,14 @@ impl Family {
             Self::Netdev => "netdev",
             Self::LegacyIp => "iptables-legacy",
             Self::LegacyIp6 => "ip6tables-legacy",
+        }
+    }
+
+    fn sees(self, packets: Packets) -> bool {
+        match self {
+            Self::Inet | Self::Netdev => true,
+            Self::Ip | Self::LegacyIp => packets == Packets::Ipv4,
+            Self::Ip6 | Self::LegacyIp6 => packets == Packets::Ipv6,
         }
     }
 }
@@ -165,6 +173,18 @@ impl Packets {
     }
 }
 
+/// Kinds of base chains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chains {
+    /// All.
+    All,
+    /// Those that translate addresses.
+    Nat,
+    /// All but those after which the kernel routes a packet of this host again, where they have changed it
+    /// (nft_chain_route.c, iptable_mangle.c).
+    ButRerouting,
+}
+
 /// Which base chains are evaluated.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
@@ -174,8 +194,8 @@ pub struct Place {
     pub hook: Hook,
     /// First and last priority.
     pub priorities: (i32, i32),
-    /// Only those that translate addresses.
-    pub nat: bool,
+    /// Of which kind they are.
+    pub chains: Chains,
 }
 
 impl Place {
@@ -185,14 +205,14 @@ impl Place {
             packets,
             hook,
             priorities: (i32::MIN, i32::MAX),
-            nat: false,
+            chains: Chains::All,
         }
     }
 
-    /// Only those that translate addresses.
+    /// Only those of this kind.
     #[must_use]
-    pub fn only_nat(mut self) -> Self {
-        self.nat = true;
+    pub fn chains(mut self, chains: Chains) -> Self {
+        self.chains = chains;
         self
     }
 
@@ -324,21 +344,6 @@ impl Ruleset {
     pub(crate) fn without_tables(mut self, names: &[&str]) -> Self {
         self.tables
             .retain(|(_, name), _| !names.contains(&name.as_str()));
-        self
-    }
-
-    /// Leaves out the base chains after which the kernel routes a packet of this host again, where they
-    /// have changed it (nft_chain_route.c, iptable_mangle.c).
-    #[must_use]
-    pub(crate) fn without_rerouting(mut self) -> Self {
-        let routes_again = |base: &Base| {
-            base.hook == Hook::Output && (base.kind == "route" || base.kind == "mangle")
-        };
-        for table in self.tables.values_mut() {
-            table
-                .chains
-                .retain(|_, chain| !chain.base.as_ref().is_some_and(routes_again));
-        }
         self
     }
 

@@ -23,7 +23,7 @@ use libc::{IPPROTO_TCP, IPPROTO_UDP};
 use serde::{Deserialize, Serialize};
 
 use crate::netlink::ruleset::{
-    DeviceFact, Effect, EffectKind, Facts, Hook, Packets, Place, RuleRef, Ruleset, Strange,
+    Chains, DeviceFact, Effect, EffectKind, Facts, Hook, Packets, Place, RuleRef, Ruleset, Strange,
 };
 use crate::netlink::Link;
 use crate::topology::{ByMark, Group, InnerNet, Rewritable, Topology};
@@ -119,8 +119,8 @@ pub(crate) struct Firewall {
     pub ruleset: Ruleset,
     /// Every device that rules can ask about.
     pub devices: Vec<Link>,
-    /// Hooks at which BPF programs see packets, of IPv4 and of IPv6.
-    pub bpf: [Vec<Hook>; 2],
+    /// Where a BPF program sees packets, of IPv4 and of IPv6.
+    pub bpf: [Option<Hook>; 2],
     /// By device, of those that were asked about: what others have at its egress. The steering program sends a packet on
     /// before it meets that of the kernel's device, and into that of the device which it chooses.
     pub egress: BTreeMap<u32, AtEgress>,
@@ -173,10 +173,9 @@ impl Firewall {
         if question.devices.len() < 2 {
             return None;
         }
-        let programs = &self.bpf[usize::from(question.ipv6)];
         // A program at these hooks cannot translate.
         let by_nat = question.about != About::Running;
-        if let Some(hook) = programs.first().filter(|_| !by_nat) {
+        if let Some(hook) = self.bpf[usize::from(question.ipv6)].filter(|_| !by_nat) {
             return Some(Difference::new(format!(
                 "a BPF program at Netfilter's {} hook may judge packets by their device",
                 hook.name()
@@ -200,7 +199,7 @@ impl Firewall {
         };
         let place = |hook: Hook| Place::new(Packets::of(question.ipv6), hook);
         if by_nat {
-            let nat = place(Hook::Postrouting).only_nat();
+            let nat = place(Hook::Postrouting).chains(Chains::Nat);
             let Some(inner) = source else {
                 return at_place(&self.ruleset, nat, &devices);
             };
@@ -307,7 +306,6 @@ impl Firewall {
     /// The first rule that changes, after routing, what FIB rules ask for. Devices are treated alike by now, so
     /// one of them tells.
     fn rewriting(&self, question: &Question, device: &Link) -> Option<Difference> {
-        let ruleset = self.ruleset.clone().without_rerouting();
         question.unchanged.iter().find_map(|field| {
             let (kind, what) = match field {
                 Rewritable::Mark => (EffectKind::Mark, "mark"),
@@ -315,7 +313,8 @@ impl Firewall {
             };
             let effects = AFTER_ROUTING.into_iter().flat_map(|hook| {
                 let place = Place::new(Packets::of(question.ipv6), hook);
-                let residue = ruleset.residue(&place, &facts(hook, device));
+                let place = place.chains(Chains::ButRerouting);
+                let residue = self.ruleset.residue(&place, &facts(hook, device));
                 residue.effects()
             });
             let changes = |e: &Effect| e.kind == kind || e.kind == EffectKind::Unknown;
@@ -397,7 +396,7 @@ mod tests {
     #[test]
     fn programs_at_netfilter_are_a_difference_for_their_family() {
         let firewall = Firewall {
-            bpf: [vec![Hook::Postrouting], Vec::new()],
+            bpf: [Some(Hook::Postrouting), None],
             ..Firewall::default()
         };
         let difference = firewall.difference(&question(false, &[1, 2])).unwrap();

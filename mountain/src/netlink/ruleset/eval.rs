@@ -12,7 +12,7 @@ use super::read::{SET_EVAL, SET_TIMEOUT};
 use super::registers::{bitwise, in_range, known, named, render, Byte, Registers};
 use super::residue::{settle, Body, EffectKind, End, Hooked, Origin, Residue, ResidueLine, Step};
 use super::sets::{condition, may_match, question};
-use super::{xt, Base, Chain, Element, Family, FirewallRule, Hook, Packets, Place, Ruleset};
+use super::{xt, Base, Chain, Chains, Element, Family, FirewallRule, Hook, Place, Ruleset};
 use super::{Set, Value};
 
 /// Deeper jumps than the kernel allows in nftables (NFT_JUMP_STACK_SIZE), or a loop: not evaluated.
@@ -78,10 +78,12 @@ impl Ruleset {
 
 /// Whether packets at a place meet a base chain.
 fn concerns(family: Family, base: &Base, place: &Place, facts: &Facts) -> bool {
-    let of_family = match (place.packets, place.hook) {
-        (_, Hook::Ingress | Hook::Egress) => matches!(family, Family::Netdev | Family::Inet),
-        (Packets::Ipv4, _) => matches!(family, Family::Ip | Family::Inet | Family::LegacyIp),
-        (Packets::Ipv6, _) => matches!(family, Family::Ip6 | Family::Inet | Family::LegacyIp6),
+    let of_kind = match place.chains {
+        Chains::All => true,
+        Chains::Nat => base.kind == "nat",
+        Chains::ButRerouting => {
+            base.hook != Hook::Output || !matches!(&*base.kind, "route" | "mangle")
+        }
     };
     let (first, last) = place.priorities;
     let at_device = match place.hook {
@@ -97,9 +99,9 @@ fn concerns(family: Family, base: &Base, place: &Place, facts: &Facts) -> bool {
                 None => device == name,
             })
     };
-    of_family
+    family.sees(place.packets)
         && base.hook == place.hook
-        && (!place.nat || base.kind == "nat")
+        && of_kind
         && (first..=last).contains(&base.priority)
         && at_device.is_none_or(|device| bound(&device.name))
 }

@@ -23,24 +23,24 @@ pub(crate) const AFTER_ROUTING: [(Hook, u32); 3] = [
     (Hook::Postrouting, 4),
 ];
 
-/// Those of [`AFTER_ROUTING`] at which BPF programs see packets of a family, in the calling thread's
+/// The first of [`AFTER_ROUTING`] at which a BPF program sees packets of a family, in the calling thread's
 /// network namespace.
 ///
 /// # Errors
 /// EINVAL where the kernel keeps no list (CONFIG_NETFILTER_NETLINK_HOOK), and without CAP_NET_ADMIN.
-pub(crate) fn bpf_programs(ipv6: bool) -> io::Result<Vec<Hook>> {
+pub(crate) fn bpf_program(ipv6: bool) -> io::Result<Option<Hook>> {
     let mut socket = Socket::open_for(NETLINK_NETFILTER)?;
-    let mut found = Vec::new();
     for (hook, number) in AFTER_ROUTING {
         let mut request = vec![family(ipv6), 0, 0, 0];
         request.extend(attribute(ATTR_HOOK, &number.to_be_bytes()));
+        let mut found = false;
         socket.dump(GET, &request, |payload| {
             let info = Attributes::after(payload, NFNL_HEADER_LEN).inside(ATTR_CHAIN_INFO);
-            if info.be32(INFO_TYPE) == Some(TYPE_BPF) {
-                found.push(hook);
-            }
+            found |= info.be32(INFO_TYPE) == Some(TYPE_BPF);
         })?;
+        if found {
+            return Ok(Some(hook));
+        }
     }
-    found.dedup();
-    Ok(found)
+    Ok(None)
 }

@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 
 use super::expr::{self, Bitwise, Expr, Extension, Lookup, Reg, Source, Statement, Verdict};
 use super::residue::Origin;
-use super::{
-    xt, Chain, Family, FirewallRule, FirewallTable, Hook, Packets, RuleRef, Ruleset, Value,
-};
+use super::{xt, Chain, FirewallRule, FirewallTable, Hook, Packets, RuleRef, Ruleset, Value};
 use crate::netlink::wire::u32_at;
 
 /// Marks with other bits than a rule expects in them.
@@ -24,7 +22,7 @@ impl Ruleset {
     /// or its connection, bears a strange mark.
     pub fn by_mark(&self, packets: Packets, hooks: &[Hook], strange: Strange) -> Option<RuleRef> {
         let tables = self.tables.iter();
-        let met = tables.filter(|((family, _), table)| !table.dormant && sees(*family, packets));
+        let met = tables.filter(|((family, _), table)| !table.dormant && family.sees(packets));
         for ((family, name), table) in met {
             for (chain_name, chain) in reached(table, hooks) {
                 let mut rules = chain.rules.iter();
@@ -41,14 +39,6 @@ impl Ruleset {
             }
         }
         None
-    }
-}
-
-fn sees(family: Family, packets: Packets) -> bool {
-    match family {
-        Family::Inet | Family::Netdev => true,
-        Family::Ip | Family::LegacyIp => packets == Packets::Ipv4,
-        Family::Ip6 | Family::LegacyIp6 => packets == Packets::Ipv6,
     }
 }
 

@@ -67,10 +67,7 @@ impl Ruleset {
     /// # Errors
     /// As [`Ruleset::read`].
     pub fn stamp() -> io::Result<Option<u32>> {
-        if xtables::legacy_tables()?
-            .iter()
-            .any(|names| !names.is_empty())
-        {
+        if xtables::has_legacy()? {
             return Ok(None);
         }
         let numbered = Socket::open_for(NETLINK_NETFILTER).and_then(|mut s| generation(&mut s));

@@ -46,6 +46,14 @@ pub(crate) fn legacy_tables() -> io::Result<[String; 2]> {
     listed_in(Path::new("/proc/thread-self/net"))
 }
 
+/// Whether there are any, whose changes nothing announces.
+///
+/// # Errors
+/// As [`legacy_tables`].
+pub(crate) fn has_legacy() -> io::Result<bool> {
+    Ok(legacy_tables()?.iter().any(|names| !names.is_empty()))
+}
+
 fn listed_in(folder: &Path) -> io::Result<[String; 2]> {
     let [ipv4, ipv6] = LISTS.map(|(_, file)| match fs::read_to_string(folder.join(file)) {
         // The kernel has none of these.

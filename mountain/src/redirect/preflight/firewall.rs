@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 
 use crate::host::program;
 use crate::netlink::ruleset::{
-    self, DeviceFact, Effect, EffectKind, Elements, Facts, Hook, Packets, Place, Residue, Ruleset,
+    DeviceFact, Effect, EffectKind, Elements, Facts, Hook, Packets, Place, Residue, Ruleset,
 };
 use crate::redirect::{nft, Rule};
 
@@ -53,15 +53,6 @@ pub(crate) fn has_nft() -> bool {
 pub fn ruleset() -> io::Result<Ruleset> {
     let rules = Ruleset::read(Elements::AllBut(nft::TABLE))?;
     Ok(rules.without_tables(&OWN_TABLES))
-}
-
-/// Whether there are tables of iptables-legacy, whose changes nothing announces.
-///
-/// # Errors
-/// When they cannot be listed.
-pub(super) fn has_legacy() -> io::Result<bool> {
-    let tables = ruleset::legacy_tables()?;
-    Ok(tables.iter().any(|names| !names.trim().is_empty()))
 }
 
 /// The devices that a redirect's packets pass.

@@ -13,6 +13,7 @@ use crate::bpf::foreign::{netfilter_links, programs_at};
 use crate::bpf::hooks::{self, DeviceHook, LoadedProgram};
 use crate::host::namespaces::{named, this_namespace, within, Namespace};
 use crate::host::{kernel, sysctl};
+use crate::netlink::ruleset::has_legacy;
 use crate::netlink::{self, Link, RouteTo, WayOn};
 use crate::redirect::{module, Rule};
 
@@ -279,7 +280,7 @@ fn host(ipv6: bool) -> Host {
         // What cannot be asked may be there.
         ipsec: netlink::has_ipsec_policies().unwrap_or(true),
         netfilter_programs: netfilter_links().map_or(true, |links| !links.is_empty()),
-        legacy_firewall: firewall::has_legacy().unwrap_or(true),
+        legacy_firewall: has_legacy().unwrap_or(true),
     }
 }
 
