@@ -282,7 +282,7 @@ impl<'a> Run<'a, '_> {
             Expr::Condition(what) => run.steps.push(Step::If(what.clone())),
             Expr::Match(found) => return self.run_match(run, found),
             Expr::Target(found) => {
-                let (kind, ends) = xt::target(found);
+                let kind = xt::target(found);
                 let mut what = format!("target {}", found.identity());
                 if xt::asks_mtu(found) {
                     what += &self.mtu();
@@ -291,10 +291,11 @@ impl<'a> Run<'a, '_> {
                     what = self.by_device(&what);
                 }
                 run.steps.extend(kind.map(|kind| Step::Do(kind, what)));
-                match (found.name.as_str(), ends) {
+                match (found.name.as_str(), kind) {
                     ("ACCEPT", _) => return Break(End::Accept),
                     ("RETURN", _) => return Break(End::Return),
-                    (_, true) => return Break(End::Stop),
+                    ("TPROXY", _) => return Break(End::Stop),
+                    (_, Some(kind)) if kind.ends() => return Break(End::Stop),
                     _ => {}
                 }
             }

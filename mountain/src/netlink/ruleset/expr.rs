@@ -240,14 +240,13 @@ fn known(name: &str, a: &Attributes<'_>) -> Option<Expr> {
 
 /// A statement that reads the registers which attributes of these kinds name.
 fn statement(kind: EffectKind, name: &'static str, a: &Attributes<'_>, registers: &[u16]) -> Expr {
-    use EffectKind as E;
     let of = |kind: &u16| Some((*kind, reg(a, *kind)?));
     Expr::Effect(Statement {
         kind,
         name,
         fixed: identity(a, registers),
         registers: registers.iter().filter_map(of).collect(),
-        ends: matches!(kind, E::Nat | E::Queue | E::Drop) || name == "fwd",
+        ends: kind.ends() || name == "fwd",
     })
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Registers in which each byte is known or has a name, and what can be said of them.
 
-use std::fmt::Write as _;
 use std::rc::Rc;
 
 use super::expr::{hex, Bitwise, Reg, REGISTERS};
@@ -9,7 +8,6 @@ use super::expr::{hex, Bitwise, Reg, REGISTERS};
 /// One byte of a register.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Byte {
-    Unset,
     Known(u8),
     /// Byte of a named value.
     Open(Rc<str>, usize),
@@ -24,16 +22,14 @@ pub(super) struct Registers {
 impl Registers {
     pub fn new() -> Self {
         Self {
-            bytes: vec![Byte::Unset; REGISTERS],
+            bytes: named("unset", REGISTERS),
             written: [0; REGISTERS / 4],
         }
     }
 
     pub fn read(&self, reg: Reg, len: usize) -> Vec<Byte> {
-        let slice = self.bytes.iter().skip(reg).take(len);
-        let mut bytes: Vec<Byte> = slice.cloned().collect();
-        bytes.resize(len, Byte::Unset);
-        bytes
+        let bytes = self.bytes.iter().skip(reg).take(len);
+        bytes.cloned().collect()
     }
 
     /// As much as was written there last.
@@ -66,37 +62,17 @@ pub(super) fn named(name: &str, len: usize) -> Vec<Byte> {
 
 /// Bytes as text: their identity.
 pub(super) fn render(bytes: &[Byte]) -> String {
-    let mut text = String::new();
-    let mut i = 0;
-    while i < bytes.len() {
-        let separator = if i == 0 { "" } else { " . " };
-        match &bytes[i] {
-            Byte::Unset => {
-                let _ = write!(text, "{separator}-");
-                i += 1;
-            }
-            Byte::Known(_) => {
-                let known = bytes[i..].iter().map_while(|byte| match byte {
-                    Byte::Known(byte) => Some(*byte),
-                    _ => None,
-                });
-                let known: Vec<u8> = known.collect();
-                let _ = write!(text, "{separator}{}", hex(&known));
-                i += known.len();
-            }
-            Byte::Open(name, at) => {
-                let follows = |(n, byte): (usize, &Byte)| matches!(byte, Byte::Open(other, place) if other == name && *place == at + n);
-                let len = bytes[i..]
-                    .iter()
-                    .enumerate()
-                    .take_while(|p| follows(*p))
-                    .count();
-                let _ = write!(text, "{separator}{name}[{at}..{}]", at + len);
-                i += len;
-            }
-        }
-    }
-    text
+    let follows = |a: &Byte, b: &Byte| match (a, b) {
+        (Byte::Known(_), Byte::Known(_)) => true,
+        (Byte::Open(one, at), Byte::Open(other, next)) => one == other && *next == at + 1,
+        _ => false,
+    };
+    let part = |part: &[Byte]| match &part[0] {
+        Byte::Known(_) => hex(&known(part).unwrap_or_default()),
+        Byte::Open(name, at) => format!("{name}[{at}..{}]", at + part.len()),
+    };
+    let parts: Vec<String> = bytes.chunk_by(follows).map(part).collect();
+    parts.join(" . ")
 }
 
 /// Whether bytes are within a range, both ends included. `Err`: what that asks of those that are not known.

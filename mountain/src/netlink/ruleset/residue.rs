@@ -39,6 +39,13 @@ pub enum EffectKind {
     Unknown,
 }
 
+impl EffectKind {
+    /// Whether all that do this end the packet's way through the chain.
+    pub(super) fn ends(self) -> bool {
+        matches!(self, Self::Nat | Self::Queue | Self::Drop)
+    }
+}
+
 /// A statement that a packet may meet.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Effect {

@@ -2,7 +2,6 @@
 //! Rules as text for messages, much as nft(8) prints them. Not complete, and not an identity.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::expr::{self, hex, Bitwise, Expr, Reg, Source, Statement, Verdict};
 use super::read::SET_ANONYMOUS;
@@ -19,8 +18,7 @@ enum Form {
     /// Integer of host byte order.
     Host,
     Port,
-    Ipv4,
-    Ipv6,
+    Address,
     Protocol,
     Nfproto,
     State,
@@ -191,12 +189,12 @@ fn source_text(source: &Source) -> (String, Form) {
             23 => ("meta cgroup", Form::Host),
             other => return (format!("meta {other}"), Form::Hex),
         },
-        Source::Payload(1, 12, 4) => ("ip saddr", Form::Ipv4),
-        Source::Payload(1, 16, 4) => ("ip daddr", Form::Ipv4),
+        Source::Payload(1, 12, 4) => ("ip saddr", Form::Address),
+        Source::Payload(1, 16, 4) => ("ip daddr", Form::Address),
         Source::Payload(1, 9, 1) => ("ip protocol", Form::Protocol),
         Source::Payload(1, 6, 1) => ("ip6 nexthdr", Form::Protocol),
-        Source::Payload(1, 8, 16) => ("ip6 saddr", Form::Ipv6),
-        Source::Payload(1, 24, 16) => ("ip6 daddr", Form::Ipv6),
+        Source::Payload(1, 8, 16) => ("ip6 saddr", Form::Address),
+        Source::Payload(1, 24, 16) => ("ip6 daddr", Form::Address),
         Source::Payload(2, 0, 2) => ("sport", Form::Port),
         Source::Payload(2, 2, 2) => ("dport", Form::Port),
         Source::Payload(base, offset, len) => {
@@ -230,8 +228,7 @@ fn range(invert: bool, from: &[u8], to: &[u8], form: Form) -> String {
 
 fn form_of(data: &[u8]) -> Form {
     match data.len() {
-        4 => Form::Ipv4,
-        16 => Form::Ipv6,
+        4 | 16 => Form::Address,
         2 => Form::Port,
         _ => Form::Hex,
     }
@@ -239,12 +236,9 @@ fn form_of(data: &[u8]) -> Form {
 
 /// The length of a prefix that a mask is.
 fn prefix(mask: &[u8], form: Form) -> Option<u32> {
-    if !matches!(form, Form::Ipv4 | Form::Ipv6) {
-        return None;
-    }
     let ones: u32 = mask.iter().map(|byte| byte.leading_ones()).sum();
     let all: u32 = mask.iter().map(|byte| byte.count_ones()).sum();
-    (ones == all).then_some(ones)
+    (form == Form::Address && ones == all).then_some(ones)
 }
 
 fn value(bytes: &[u8], form: Form) -> String {
@@ -267,14 +261,7 @@ fn value(bytes: &[u8], form: Form) -> String {
             n => n.to_string(),
         },
         Form::Port if bytes.len() == 2 => number(bytes).to_string(),
-        Form::Ipv4 => match bytes.first_chunk::<4>() {
-            Some(address) => Ipv4Addr::from(*address).to_string(),
-            None => hex(bytes),
-        },
-        Form::Ipv6 => match bytes.first_chunk::<16>() {
-            Some(address) => Ipv6Addr::from(*address).to_string(),
-            None => hex(bytes),
-        },
+        Form::Address => wire::ip(bytes).map_or_else(|| hex(bytes), |ip| ip.to_string()),
         Form::Protocol => match bytes {
             [1] => "icmp".into(),
             [6] => "tcp".into(),
@@ -291,15 +278,10 @@ fn value(bytes: &[u8], form: Form) -> String {
         Form::State if bytes.len() == 4 => {
             let names = ["invalid", "established", "related", "new"];
             let bits = host(bytes);
-            let set = names
-                .iter()
-                .enumerate()
-                .filter(|(i, _)| bits & (1 << i) != 0);
-            let set: Vec<&str> = set.map(|(_, name)| *name).collect();
-            if set.is_empty() {
-                bits.to_string()
-            } else {
-                set.join(",")
+            let set = (0..names.len()).filter(|i| bits & (1 << i) != 0);
+            match set.map(|i| names[i]).collect::<Vec<_>>() {
+                none if none.is_empty() => bits.to_string(),
+                set => set.join(","),
             }
         }
         _ => format!("0x{}", hex(bytes)),

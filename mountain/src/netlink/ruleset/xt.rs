@@ -12,69 +12,6 @@ use crate::netlink::wire::{
     self, attribute, netfilter, u16_at, u32_at, Attributes, NFNL_HEADER_LEN,
 };
 
-/// Matches that look at nothing that the device or the route decides (net/netfilter/xt_*.c,
-/// ipt_*.c, ip6t_*.c). `tcp`, `udp`, `mark` and `devgroup` are evaluated, see [`as_exprs`].
-const BY_PACKET: &[&str] = &[
-    "ah",
-    "cgroup",
-    "cluster",
-    "comment",
-    "connbytes",
-    "connlabel",
-    "connlimit",
-    "connmark",
-    "conntrack",
-    "cpu",
-    "dccp",
-    "dscp",
-    "dst",
-    "ecn",
-    "esp",
-    "eui64",
-    "frag",
-    "hashlimit",
-    "hbh",
-    "helper",
-    "hl",
-    "icmp",
-    "icmp6",
-    "ipcomp",
-    "iprange",
-    "ipv6header",
-    "l2tp",
-    "length",
-    "limit",
-    "mac",
-    "mark",
-    "mh",
-    "multiport",
-    "nfacct",
-    "osf",
-    "owner",
-    "physdev",
-    "pkttype",
-    "policy",
-    "quota",
-    "rateest",
-    "recent",
-    "rpfilter",
-    "rt",
-    "sctp",
-    "socket",
-    "srh",
-    "state",
-    "statistic",
-    "string",
-    "tcp",
-    "tcpmss",
-    "time",
-    "tos",
-    "ttl",
-    "u32",
-    "udp",
-    "udplite",
-];
-
 /// How a match is dealt with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MatchKind {
@@ -101,7 +38,16 @@ pub(super) fn classify(found: &Extension, ipsets_by_device: bool) -> MatchKind {
             false => MatchKind::Device,
         },
         "set" if !ipsets_by_device => MatchKind::Packet,
-        name if BY_PACKET.contains(&name) => MatchKind::Packet,
+        // They look at nothing that the device or the route decides (net/netfilter/xt_*.c, ipt_*.c, ip6t_*.c).
+        "ah" | "cgroup" | "cluster" | "connbytes" | "connlabel" | "connlimit" | "connmark"
+        | "conntrack" | "cpu" | "dccp" | "dscp" | "dst" | "ecn" | "esp" | "eui64" | "frag"
+        | "hashlimit" | "hbh" | "helper" | "hl" | "icmp" | "icmp6" | "ipcomp" | "iprange"
+        | "ipv6header" | "l2tp" | "length" | "limit" | "mac" | "mark" | "mh" | "multiport"
+        | "nfacct" | "osf" | "owner" | "physdev" | "pkttype" | "policy" | "quota" | "rateest"
+        | "rpfilter" | "rt" | "sctp" | "socket" | "srh" | "state" | "statistic" | "string"
+        | "tcp" | "tcpmss" | "time" | "tos" | "ttl" | "u32" | "udp" | "udplite" => {
+            MatchKind::Packet
+        }
         _ => MatchKind::Device,
     }
 }
@@ -224,29 +170,29 @@ pub(super) fn connmark_mode(found: &Extension) -> Option<u8> {
     found.info.get(at).copied()
 }
 
-/// What a target does to a packet, and whether it ends the packet's way through the chain.
-pub(super) fn target(found: &Extension) -> (Option<EffectKind>, bool) {
+/// What a target does to a packet, if anything.
+pub(super) fn target(found: &Extension) -> Option<EffectKind> {
     use EffectKind as E;
-    match found.name.as_str() {
-        "LOG" | "NFLOG" | "ULOG" | "TRACE" | "AUDIT" | "RATEEST" | "LED" => (None, false),
-        "ACCEPT" | "RETURN" => (None, true),
-        "DROP" | "REJECT" | "SYNPROXY" => (Some(E::Drop), true),
-        "MASQUERADE" | "SNAT" | "DNAT" | "REDIRECT" | "NETMAP" => (Some(E::Nat), true),
-        "NFQUEUE" | "QUEUE" => (Some(E::Queue), true),
-        "MARK" | "HMARK" => (Some(E::Mark), false),
+    Some(match found.name.as_str() {
+        "LOG" | "NFLOG" | "ULOG" | "TRACE" | "AUDIT" | "RATEEST" | "LED" => return None,
+        "ACCEPT" | "RETURN" => return None,
+        "DROP" | "REJECT" | "SYNPROXY" => E::Drop,
+        "MASQUERADE" | "SNAT" | "DNAT" | "REDIRECT" | "NETMAP" => E::Nat,
+        "NFQUEUE" | "QUEUE" => E::Queue,
+        "MARK" | "HMARK" => E::Mark,
         "CONNMARK" => match connmark_mode(found) {
-            Some(mode) if mode != CONNMARK_RESTORE => (Some(E::Label), false),
-            _ => (Some(E::Mark), false),
+            Some(mode) if mode != CONNMARK_RESTORE => E::Label,
+            _ => E::Mark,
         },
-        "CLASSIFY" | "SECMARK" | "CONNSECMARK" => (Some(E::Label), false),
-        "CT" | "NOTRACK" => (Some(E::Track), false),
-        "TPROXY" => (Some(E::Forward), true),
-        "TEE" => (Some(E::Copy), false),
-        "SET" => (Some(E::Remember), false),
+        "CLASSIFY" | "SECMARK" | "CONNSECMARK" => E::Label,
+        "CT" | "NOTRACK" => E::Track,
+        "TPROXY" => E::Forward,
+        "TEE" => E::Copy,
+        "SET" => E::Remember,
         "TCPMSS" | "TCPOPTSTRIP" | "TTL" | "HL" | "DSCP" | "TOS" | "ECN" | "CHECKSUM" | "DNPT"
-        | "SNPT" => (Some(E::Modify), false),
-        _ => (Some(E::Unknown), false),
-    }
+        | "SNPT" => E::Modify,
+        _ => E::Unknown,
+    })
 }
 
 /// Targets by which the route's MTU becomes part of the packet.
