@@ -162,15 +162,8 @@ pub(crate) fn forget_direct(rules: &[Redirected]) -> Result<usize> {
 /// When the kernel refuses to list them.
 pub(crate) fn redirected_among(rules: &HashSet<Redirected>) -> Result<HashSet<Redirected>> {
     let mut found = HashSet::new();
-    // Each look goes through all of the kernel's table, of all namespaces.
-    for ipv6 in [false, true] {
-        let mut of = rules.iter().filter(|rule| rule.from.is_ipv6() == ipv6);
-        let only = match (of.next(), of.next()) {
-            (None, _) => continue,
-            (Some(one), None) => Some((one.proto, one.from)),
-            _ => None,
-        };
-        list(&to(ipv6, only), |entry| {
+    for (_, request) in looks(rules) {
+        list(&request, |entry| {
             found.extend(entry.redirected().filter(|flow| rules.contains(flow)));
         })?;
     }
@@ -193,22 +186,28 @@ fn forget_to(
             rules.is_some_and(|rules| rules.iter().any(|rule| wanted(&flow, rule)))
         })
     };
-    // Each look goes through all of the kernel's table, of all namespaces.
-    if rules.is_empty() || is_empty() {
+    if is_empty() {
         return Ok(0);
     }
-    // A filter that a kernel does not know is ignored: all entries are looked at then.
-    match rules {
-        [rule] => {
-            let ipv6 = rule.from.is_ipv6();
-            forget(ipv6, &to(ipv6, Some((rule.proto, rule.from))), wanted)
-        }
-        _ => [false, true]
-            .into_iter()
-            .filter(|ipv6| rules.iter().any(|rule| rule.from.is_ipv6() == *ipv6))
-            .map(|ipv6| forget(ipv6, &to(ipv6, None), wanted))
-            .sum(),
-    }
+    let looks = looks(rules).into_iter();
+    looks
+        .map(|(ipv6, request)| forget(ipv6, &request, wanted))
+        .sum()
+}
+
+/// By family, what asks for the entries of what is sent to where these rules redirect from. Each look goes through all of
+/// the kernel's table, of all namespaces. A filter that a kernel does not know is ignored: all entries are looked at then.
+fn looks<'a>(rules: impl IntoIterator<Item = &'a Redirected> + Clone) -> Vec<(bool, Vec<u8>)> {
+    let look = |ipv6| {
+        let rules = rules.clone().into_iter();
+        let mut of = rules.filter(|rule| rule.from.is_ipv6() == ipv6);
+        let only = match (of.next()?, of.next()) {
+            (one, None) => Some((one.proto, one.from)),
+            _ => None,
+        };
+        Some((ipv6, to(ipv6, only)))
+    };
+    [false, true].into_iter().filter_map(look).collect()
 }
 
 /// Whether this namespace surely has no entry.
