@@ -351,7 +351,7 @@ mod tests {
     fn snapshot(rules: Vec<FibRule>) -> Snapshot {
         let route = |table| Route {
             table,
-            kind: 1,
+            kind: RTN_UNICAST,
             ..Route::default()
         };
         Snapshot {
