@@ -7,7 +7,7 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 use super::expr::{self, Expr, Extension, Source};
 use super::facts::Facts;
 use super::residue::EffectKind;
-use super::xtables::compare;
+use super::xtables::{compare, SCRATCH};
 use crate::netlink::wire::{
     self, attribute, netfilter, u16_at, u32_at, Attributes, NFNL_HEADER_LEN,
 };
@@ -51,9 +51,6 @@ pub(super) fn classify(found: &Extension, ipsets_by_device: bool) -> MatchKind {
         _ => MatchKind::Device,
     }
 }
-
-/// Register for what matches load: the last of the old ones, which iptables-nft does not use.
-const SCRATCH: usize = 48;
 
 /// A match in the words of nftables, where it can be said so.
 pub(super) fn as_exprs(found: &Extension) -> Option<Vec<Expr>> {
@@ -134,7 +131,7 @@ fn ports(info: &[u8], inverted: u8) -> Option<Vec<Expr>> {
 
 fn masked(key: u32, value: u32, mask: u32, invert: bool) -> Vec<Expr> {
     let (value, mask) = (value.to_ne_bytes(), mask.to_ne_bytes());
-    compare(SCRATCH, Source::Meta(key), Some(&mask), &value, invert)
+    compare(Source::Meta(key), &mask, &value, invert)
 }
 
 /// struct xt_devgroup_info: flags, then group and mask of either side.

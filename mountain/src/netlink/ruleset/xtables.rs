@@ -266,131 +266,77 @@ fn rule(family: Family, entry: &Entry<'_>, starts: &BTreeMap<usize, String>) -> 
     Some(exprs)
 }
 
-/// Register for what conditions load.
-const SCRATCH: Reg = 0;
+/// Register for what conditions and matches load: the last of the old ones, which iptables-nft does not use.
+pub(super) const SCRATCH: Reg = 48;
 
-/// Whether what comes from `source`, by way of a register, is `data`.
-pub(super) fn compare(
-    scratch: Reg,
-    source: Source,
-    mask: Option<&[u8]>,
-    data: &[u8],
-    invert: bool,
-) -> Vec<Expr> {
-    let len = data.len();
+/// Whether what comes from `source`, as far as the mask covers it, is `value`.
+pub(super) fn compare(source: Source, mask: &[u8], value: &[u8], invert: bool) -> Vec<Expr> {
+    let len = value.len();
     let mut exprs = vec![Expr::Load {
         source,
-        dreg: scratch,
+        dreg: SCRATCH,
         len,
     }];
-    exprs.extend(mask.map(|mask| Expr::Bitwise {
-        sreg: scratch,
-        dreg: scratch,
-        len,
-        how: Bitwise::MaskXor(mask.to_vec(), vec![0; len]),
-    }));
-    exprs.push(Expr::equals(scratch, data, invert));
-    exprs
-}
-
-/// An address with its mask; none where the mask is empty.
-fn address(
-    bytes: &[u8],
-    at: usize,
-    mask: usize,
-    len: u32,
-    offset: u32,
-    invert: bool,
-) -> Option<Vec<Expr>> {
-    let data = bytes.get(at..at + len as usize)?;
-    let mask = bytes.get(mask..mask + len as usize)?;
-    if mask.iter().all(|b| *b == 0) && !invert {
-        return Some(Vec::new());
+    if mask.iter().any(|byte| *byte != 0xff) {
+        exprs.push(Expr::Bitwise {
+            sreg: SCRATCH,
+            dreg: SCRATCH,
+            len,
+            how: Bitwise::MaskXor(mask.to_vec(), vec![0; len]),
+        });
     }
-    let source = Source::Payload(1, offset, len);
-    let mask = Some(mask).filter(|mask| mask.iter().any(|b| *b != 0xff));
-    Some(compare(SCRATCH, source, mask, data, invert))
-}
-
-/// A device's name, or its beginning.
-fn device(key: u32, name: &[u8], mask: &[u8], invert: bool) -> Vec<Expr> {
-    let len = mask.iter().position(|b| *b == 0).unwrap_or(mask.len());
-    if len == 0 && !invert {
-        return Vec::new();
-    }
-    let mut exprs = compare(SCRATCH, Source::Meta(key), None, &name[..len], invert);
-    if let Some(Expr::Load { len, .. }) = exprs.first_mut() {
-        *len = 16;
-    }
+    exprs.push(Expr::equals(SCRATCH, value, invert));
     exprs
 }
 
 const INVERT_IIF: u8 = 0x01;
 const INVERT_OIF: u8 = 0x02;
+const INVERT_TOS: u8 = 0x04;
 const INVERT_SOURCE: u8 = 0x08;
 const INVERT_DESTINATION: u8 = 0x10;
 const INVERT_FRAGMENT: u8 = 0x20;
-const INVERT_TOS: u8 = 0x04;
 const INVERT_PROTOCOL: u8 = 0x40;
-
-/// Where in `struct ipt_ip` and `struct ip6t_ip6` something is: source and destination, then their masks;
-/// names and masks of both devices, 16 bytes each; the protocol, flags and inverting flags.
-struct Layout {
-    addresses: [usize; 2],
-    masks: [usize; 2],
-    devices: usize,
-    protocol: usize,
-    flags: usize,
-    inverted: usize,
-    /// Of an address, and where they are in a packet.
-    len: u32,
-    offsets: [u32; 2],
-}
-
-const IPV4: Layout = Layout {
-    addresses: [0, 4],
-    masks: [8, 12],
-    devices: 16,
-    protocol: 80,
-    flags: 82,
-    inverted: 83,
-    len: 4,
-    offsets: [12, 16],
-};
-
-const IPV6: Layout = Layout {
-    addresses: [0, 16],
-    masks: [32, 48],
-    devices: 64,
-    protocol: 128,
-    flags: 131,
-    inverted: 132,
-    len: 16,
-    offsets: [8, 24],
-};
 
 /// What an entry asks before its matches; true for a goto.
 fn conditions(b: &[u8], ipv6: bool, exprs: &mut Vec<Expr>) -> Option<bool> {
-    let at = if ipv6 { IPV6 } else { IPV4 };
-    let (flags, inverted) = (*b.get(at.flags)?, *b.get(at.inverted)?);
+    // `struct ipt_ip` and `struct ip6t_ip6`: source and destination, then their masks; names and masks of both
+    // devices, 16 bytes each; the protocol, of IPv6 the TOS, flags and inverting flags.
+    let len = if ipv6 { 16 } else { 4 };
+    let protocol_at = 4 * len + 4 * 16;
+    let flags_at = protocol_at + if ipv6 { 3 } else { 2 };
+    let address = |i: usize| b.get(i * len..(i + 1) * len);
+    let name = |i: usize| b.get(4 * len + i * 16..4 * len + (i + 1) * 16);
+    let (flags, inverted) = (*b.get(flags_at)?, *b.get(flags_at + 1)?);
+    let places = if ipv6 { [8, 24] } else { [12, 16] };
     for (i, flag) in [INVERT_SOURCE, INVERT_DESTINATION].into_iter().enumerate() {
-        let (from, mask) = (at.addresses[i], at.masks[i]);
-        let invert = inverted & flag != 0;
-        exprs.extend(address(b, from, mask, at.len, at.offsets[i], invert)?);
+        let (value, mask, invert) = (address(i)?, address(i + 2)?, inverted & flag != 0);
+        if invert || mask.iter().any(|byte| *byte != 0) {
+            let source = Source::Payload(1, places[i], len as u32);
+            exprs.extend(compare(source, mask, value, invert));
+        }
     }
-    let name = |i: usize| b.get(at.devices + i * 16..at.devices + (i + 1) * 16);
     let sides = [
         (expr::META_IIFNAME, INVERT_IIF),
         (expr::META_OIFNAME, INVERT_OIF),
     ];
     for (i, (key, flag)) in sides.into_iter().enumerate() {
-        exprs.extend(device(key, name(i)?, name(i + 2)?, inverted & flag != 0));
+        let (name, mask, invert) = (name(i)?, name(i + 2)?, inverted & flag != 0);
+        // The beginning of a name, or all of it with its end.
+        let asked = mask.iter().take_while(|byte| **byte != 0).count();
+        if invert || asked > 0 {
+            exprs.push(Expr::Load {
+                source: Source::Meta(key),
+                dreg: SCRATCH,
+                len: name.len(),
+            });
+            exprs.push(Expr::equals(SCRATCH, &name[..asked], invert));
+        }
     }
-    let protocol = u16_at(b, at.protocol)? as u8;
+    let protocol = u16_at(b, protocol_at)? as u8;
     if protocol != 0 && (!ipv6 || flags & 1 != 0) {
         let source = Source::Meta(expr::META_L4PROTO);
         let invert = inverted & INVERT_PROTOCOL != 0;
-        exprs.extend(compare(SCRATCH, source, None, &[protocol], invert));
+        exprs.extend(compare(source, &[0xff], &[protocol], invert));
     }
     let (condition, goto) = match ipv6 {
         false => {
@@ -398,7 +344,8 @@ fn conditions(b: &[u8], ipv6: bool, exprs: &mut Vec<Expr>) -> Option<bool> {
             ((flags & 1 != 0).then_some(text), 2)
         }
         true => {
-            let text = format!("tos {} {}", b.get(130)?, inverted & INVERT_TOS == 0);
+            let tos = b.get(protocol_at + 2)?;
+            let text = format!("tos {tos} {}", inverted & INVERT_TOS == 0);
             ((flags & 2 != 0).then_some(text), 4)
         }
     };
