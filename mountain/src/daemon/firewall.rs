@@ -21,12 +21,12 @@ use tracing::{info, warn};
 use super::{Daemon, ADOPT_MS};
 use crate::bpf::foreign::{self, CgroupProgram};
 use crate::netlink;
-use crate::netlink::link::links;
+use crate::netlink::link::{links, Link};
 use crate::netlink::ruleset::{self, hooks, Elements, Hook, Ruleset};
 use crate::netlink::wire::family;
 use crate::placement::{self, Left};
 use crate::redirect;
-use crate::steer::alike::{AtEgress, Difference, Firewall, Question};
+use crate::steer::alike::{Difference, Firewall, Question};
 use crate::topology::Topology;
 
 /// How often is looked at what announces nothing.
@@ -343,23 +343,32 @@ fn read_rules() -> io::Result<Ruleset> {
 }
 
 fn with_rules(ruleset: Ruleset, at_egress: &BTreeSet<u32>) -> io::Result<Firewall> {
+    let devices = links()?;
     Ok(Firewall {
         ruleset,
-        devices: links()?,
         bpf: [bpf_hook(false)?, bpf_hook(true)?],
-        egress: others_at_egress(at_egress)?,
+        egress: others_at_egress(at_egress, &devices)?,
+        devices,
     })
 }
 
-fn others_at_egress(devices: &BTreeSet<u32>) -> io::Result<BTreeMap<u32, AtEgress>> {
+/// What somebody else has at the egress of these devices, in words.
+fn others_at_egress(devices: &BTreeSet<u32>, links: &[Link]) -> io::Result<BTreeMap<u32, String>> {
     let filtered = netlink::filtered_at_egress(devices)
         .map_err(|e| io::Error::new(e.kind(), format!("filters of traffic control: {e}")))?;
     let mut found = BTreeMap::new();
     for &device in devices {
+        let link = links.iter().find(|link| link.ifindex == device);
+        let at = link.map_or("a device that is gone", |link| link.name.as_str());
         if filtered.contains(&device) {
-            found.insert(device, AtEgress::Filters);
+            let show = format!("`tc filter show dev {at} egress`");
+            found.insert(device, format!("tc filters at the egress of {at} ({show})"));
         } else if let Some(name) = foreign::egress_program(device)? {
-            found.insert(device, AtEgress::Program(name));
+            let name = in_brackets(&name);
+            found.insert(
+                device,
+                format!("a BPF program at the tcx egress of {at} {name}"),
+            );
         }
     }
     Ok(found)
@@ -407,14 +416,19 @@ fn bpf_hook(ipv6: bool) -> io::Result<Option<Hook>> {
 
 /// What is at the cgroups, in words.
 pub(crate) fn cgroup_text(program: &CgroupProgram) -> String {
-    let name = match program.name.as_str() {
-        "" => " (its name takes CAP_SYS_ADMIN to read)".to_owned(),
-        name => format!(" ({name})"),
-    };
     format!(
-        "sockets below cgroup {}: a BPF program at its egress{name} may judge packets by their device",
-        program.cgroup.display()
+        "sockets below cgroup {}: a BPF program at its egress {} may judge packets by their device",
+        program.cgroup.display(),
+        in_brackets(&program.name)
     )
+}
+
+/// A program's name, which is empty where it cannot be read.
+fn in_brackets(name: &str) -> String {
+    match name {
+        "" => "(its name takes CAP_SYS_ADMIN to read)".to_owned(),
+        name => format!("({name})"),
+    }
 }
 
 impl Daemon {
@@ -512,6 +526,12 @@ impl Daemon {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn programs_are_named_where_they_can_be() {
+        assert_eq!(in_brackets("guard"), "(guard)");
+        assert!(in_brackets("").contains("CAP_SYS_ADMIN"));
+    }
 
     #[test]
     fn a_large_ruleset_is_not_read_without_rest() {
