@@ -348,16 +348,12 @@ impl<'a> Run<'a, '_> {
             Source::Payload(_, offset, _) => *offset as usize,
             _ => 0,
         };
-        let open = named(&name, len).into_iter().map(|byte| match byte {
-            Byte::Open(name, i) => Byte::Open(name, i + shift),
-            byte => byte,
+        let name: Rc<str> = name.into();
+        let loaded = self.facts.load(source, len, self.place)?.into_iter();
+        let bytes = loaded.enumerate().map(|(i, known)| match known {
+            Some(byte) => Byte::Known(byte),
+            None => Byte::Open(name.clone(), i + shift),
         });
-        let both = self
-            .facts
-            .load(source, len, self.place)?
-            .into_iter()
-            .zip(open);
-        let bytes = both.map(|(known, open)| known.map_or(open, Byte::Known));
         Some(bytes.collect())
     }
 

@@ -209,10 +209,11 @@ fn known(name: &str, a: &Attributes<'_>) -> Option<Expr> {
         "byteorder" => byteorder(a)?,
         "lookup" => lookup(a)?,
         "exthdr" => exthdr(a)?,
-        // What a packet's device does not change. The register is the first attribute but for these.
-        "socket" | "xfrm" => other(name, a, if name == "xfrm" { 1 } else { 2 })?,
-        "osf" | "numgen" | "tunnel" => other(name, a, if name == "tunnel" { 2 } else { 1 })?,
-        "hash" => hash(a)?,
+        // What a packet's device does not change, by the attribute that names the register.
+        "xfrm" | "osf" | "numgen" => other(name, a, 1)?,
+        "socket" | "tunnel" => other(name, a, 2)?,
+        // Of a register (jhash, 1), what is in it would have to be known.
+        "hash" if !a.has(1) => other(name, a, 2)?,
         "limit" => Expr::Condition(format!("limit {}", identity(a, &[]))),
         // Without how much of it is used up.
         "quota" => Expr::Condition(format!("quota {}", identity(a, &[3, 4]))),
@@ -220,7 +221,9 @@ fn known(name: &str, a: &Attributes<'_>) -> Option<Expr> {
         "counter" => Expr::Quiet("counter"),
         "log" => Expr::Quiet("log"),
         "last" => Expr::Quiet("last"),
-        "objref" => objref(a)?,
+        // NFT_OBJECT_COUNTER
+        "objref" if a.be32(1) == Some(1) => Expr::Quiet("counter"),
+        "objref" => statement(E::Object, "object", a, &[3]),
         "match" | "target" => compat(name, a)?,
         "nat" => statement(E::Nat, "nat", a, &[3, 4, 5, 6]),
         "masq" => statement(E::Nat, "masquerade", a, &[2, 3]),
@@ -405,14 +408,6 @@ fn other(name: &str, a: &Attributes<'_>, dreg: u16) -> Option<Expr> {
     })
 }
 
-fn hash(a: &Attributes<'_>) -> Option<Expr> {
-    // Of a register (jhash): what is in it would have to be known.
-    if a.has(1) {
-        return None;
-    }
-    other("hash", a, 2)
-}
-
 fn immediate(a: &Attributes<'_>) -> Option<Expr> {
     if a.be32(1)? == 0 {
         return verdict(a, 2).map(Expr::Verdict);
@@ -501,14 +496,6 @@ fn lookup(a: &Attributes<'_>) -> Option<Expr> {
         verdict: a.has(3) && a.be32(3) == Some(0),
         invert: a.be32(5).unwrap_or(0) & 1 != 0,
     }))
-}
-
-fn objref(a: &Attributes<'_>) -> Option<Expr> {
-    const COUNTER: u32 = 1;
-    if a.be32(1) == Some(COUNTER) {
-        return Some(Expr::Quiet("counter"));
-    }
-    Some(statement(EffectKind::Object, "object", a, &[3]))
 }
 
 fn compat(name: &str, a: &Attributes<'_>) -> Option<Expr> {

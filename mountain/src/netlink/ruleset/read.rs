@@ -102,8 +102,7 @@ pub fn translates_sources() -> io::Result<bool> {
     let all = [0; NFNL_HEADER_LEN];
     let dumped = wire::dump(NETLINK_NETFILTER, GET_CHAIN, &all, |payload| {
         let chain = Attributes::after(payload, NFNL_HEADER_LEN);
-        let family = payload.first().copied().and_then(family);
-        let base = family.and_then(|family| base(family, &chain));
+        let base = family(payload).and_then(|family| base(family, &chain));
         found |= base.is_some_and(|base| base.hook == Hook::Postrouting && base.kind == "nat");
     });
     unless(dumped, &NO_NFTABLES)?;
@@ -134,24 +133,19 @@ fn generation(socket: &mut Socket) -> io::Result<Option<u32>> {
     Ok(answer.and_then(|payload| Attributes::after(&payload, NFNL_HEADER_LEN).be32(1)))
 }
 
-/// `None`: of packets that are not IP (ARP), or that a bridge passes on before there is a route.
-fn family(number: u8) -> Option<Family> {
-    Some(match number {
-        1 => Family::Inet,
-        2 => Family::Ip,
-        5 => Family::Netdev,
-        10 => Family::Ip6,
-        _ => return None,
-    })
-}
+/// NFPROTO_*. The others are of packets that are not IP (ARP), or that a bridge passes on before there is a route.
+const FAMILIES: [(u8, Family); 4] = [
+    (1, Family::Inet),
+    (2, Family::Ip),
+    (5, Family::Netdev),
+    (10, Family::Ip6),
+];
 
-fn number(family: Family) -> u8 {
-    match family {
-        Family::Inet => 1,
-        Family::Ip | Family::LegacyIp => 2,
-        Family::Netdev => 5,
-        Family::Ip6 | Family::LegacyIp6 => 10,
-    }
+/// That of a message.
+fn family(payload: &[u8]) -> Option<Family> {
+    let number = payload.first()?;
+    let of = FAMILIES.iter().find(|(known, _)| known == number);
+    of.map(|(_, family)| *family)
 }
 
 fn read_once(socket: &mut Socket, ruleset: &mut Ruleset, elements: Elements) -> io::Result<()> {
@@ -160,8 +154,7 @@ fn read_once(socket: &mut Socket, ruleset: &mut Ruleset, elements: Elements) -> 
     let mut dump = |message, each: &mut dyn FnMut(TableId, &Attributes<'_>)| -> io::Result<()> {
         consistent &= socket.dump(message, &[0; NFNL_HEADER_LEN], |payload| {
             let attributes = Attributes::after(payload, NFNL_HEADER_LEN);
-            let family = payload.first().copied().and_then(family);
-            if let (Some(family), Some(table)) = (family, attributes.string(1)) {
+            if let (Some(family), Some(table)) = (family(payload), attributes.string(1)) {
                 each((family, table), &attributes);
             }
         })?;
@@ -210,7 +203,8 @@ fn read_elements(socket: &mut Socket, ruleset: &mut Ruleset, elements: Elements)
             if !wanted.contains(set_name) && set.flags & SET_ANONYMOUS == 0 {
                 continue;
             }
-            let mut request = vec![number(*family), 0, 0, 0];
+            let number = FAMILIES.iter().find(|(_, known)| known == family);
+            let mut request = vec![number.map_or(0, |(number, _)| *number), 0, 0, 0];
             request.extend(attribute(1, &c_string(name)));
             request.extend(attribute(2, &c_string(set_name)));
             let mut found = Vec::new();

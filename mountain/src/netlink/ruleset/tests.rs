@@ -20,17 +20,32 @@ fn parsed(name: &str, list: &[(u16, &[u8])]) -> Expr {
     expr::parse(name, &Attributes::after(&attributes(list), 0))
 }
 
+fn load(source: Source, len: usize) -> Expr {
+    Expr::Load {
+        source,
+        dreg: 0,
+        len,
+    }
+}
+
+/// A look-up of what has been loaded, in a set or in a verdict map.
+fn look_up(set: &str, verdict: bool) -> Expr {
+    Expr::Lookup(Lookup {
+        set: set.to_owned(),
+        sreg: 0,
+        dreg: None,
+        verdict,
+        invert: false,
+    })
+}
+
 /// What `nft --debug=netlink add rule inet f c oifname "u1" ip daddr 192.0.2.0/24 drop` sends.
 #[test]
 fn expressions_of_nftables_are_decoded() {
     let be = |n: u32| n.to_be_bytes();
     assert_eq!(
         parsed("meta", &[(2, &be(7)), (1, &be(1))]),
-        Expr::Load {
-            source: Source::Meta(expr::META_OIFNAME),
-            dreg: 0,
-            len: 16
-        }
+        load(Source::Meta(expr::META_OIFNAME), 16)
     );
     let name = attributes(&[(1, b"u1\0\0\0\0\0\0\0\0\0\0\0\0\0\0")]);
     assert_eq!(
@@ -207,6 +222,14 @@ fn intervals_are_elements_with_both_ends() {
     }
 }
 
+fn chain(base: Option<Base>, rules: Vec<Vec<Expr>>) -> Chain {
+    let rule = |exprs| FirewallRule { handle: 1, exprs };
+    Chain {
+        base,
+        rules: rules.into_iter().map(rule).collect(),
+    }
+}
+
 fn ruleset(rules: Vec<Vec<Expr>>) -> Ruleset {
     let base = Base {
         hook: Hook::Output,
@@ -215,19 +238,8 @@ fn ruleset(rules: Vec<Vec<Expr>>) -> Ruleset {
         devices: Vec::new(),
         drops: false,
     };
-    let rules = rules
-        .into_iter()
-        .map(|exprs| FirewallRule { handle: 1, exprs })
-        .collect();
-    let chains = BTreeMap::from([(
-        "out".to_owned(),
-        Chain {
-            base: Some(base),
-            rules,
-        },
-    )]);
     let table = FirewallTable {
-        chains,
+        chains: BTreeMap::from([("out".to_owned(), chain(Some(base), rules))]),
         ..FirewallTable::default()
     };
     Ruleset {
@@ -244,15 +256,12 @@ fn differs(ruleset: &Ruleset) -> bool {
             name: format!("u{index}"),
             ..Link::default()
         };
-        let oif = DeviceFact::Known(device);
-        ruleset.residue(
-            &place,
-            &Facts {
-                oif,
-                iif: DeviceFact::Absent,
-                ..Facts::default()
-            },
-        )
+        let facts = Facts {
+            oif: DeviceFact::Known(device),
+            iif: DeviceFact::Absent,
+            ..Facts::default()
+        };
+        ruleset.residue(&place, &facts)
     });
     a.difference(&b).is_some()
 }
@@ -260,19 +269,8 @@ fn differs(ruleset: &Ruleset) -> bool {
 #[test]
 fn what_is_not_understood_is_a_difference_where_a_packet_may_reach_it() {
     let unknown = Expr::Unknown("telepathy".into());
-    let load = Expr::Load {
-        source: Source::Meta(expr::META_NFPROTO),
-        dreg: 0,
-        len: 1,
-    };
+    let family = load(Source::Meta(expr::META_NFPROTO), 1);
     let ipv6 = Expr::equals(0, &[10], false);
-    let lookup = Expr::Lookup(Lookup {
-        set: "gone".into(),
-        sreg: 0,
-        dreg: None,
-        verdict: false,
-        invert: false,
-    });
     let [accept, gone, itself] = [
         Verdict::Accept,
         Verdict::Jump("gone".into()),
@@ -281,11 +279,19 @@ fn what_is_not_understood_is_a_difference_where_a_packet_may_reach_it() {
     .map(Expr::Verdict);
     for (rules, differ, why) in [
         (vec![vec![unknown.clone()]], true, "it is reached"),
-        (vec![vec![load, ipv6, unknown.clone()]], false, "IPv6 alone"),
+        (
+            vec![vec![family, ipv6, unknown.clone()]],
+            false,
+            "IPv6 alone",
+        ),
         (vec![vec![accept], vec![unknown]], false, "behind the end"),
         (vec![vec![gone]], true, "a chain that was not read"),
         (vec![vec![itself]], true, "a loop"),
-        (vec![vec![lookup]], true, "a set that was not read"),
+        (
+            vec![vec![look_up("gone", false)]],
+            true,
+            "a set that was not read",
+        ),
     ] {
         assert_eq!(differs(&ruleset(rules)), differ, "{why}");
     }
@@ -294,27 +300,13 @@ fn what_is_not_understood_is_a_difference_where_a_packet_may_reach_it() {
 #[test]
 fn verdict_maps_are_compared_by_what_they_do() {
     use Verdict as V;
-    let load = |source, len| Expr::Load {
-        source,
-        dreg: 0,
-        len,
-    };
     // Of packets that leave by a device, the destination port.
     let port = |device: u32| {
         let by_device = Expr::equals(0, &device.to_ne_bytes(), false);
         let oif = load(Source::Meta(expr::META_OIF), 4);
         vec![oif, by_device, load(Source::Payload(2, 2, 2), 2)]
     };
-    let looked_up = |device, set: &str| {
-        let lookup = Lookup {
-            set: set.to_owned(),
-            sreg: 0,
-            dreg: None,
-            verdict: true,
-            invert: false,
-        };
-        [port(device), vec![Expr::Lookup(lookup)]].concat()
-    };
+    let looked_up = |device, set| [port(device), vec![look_up(set, true)]].concat();
     let ssh = |verdict| Element {
         key: vec![0, 22],
         value: Value::Verdict(verdict),
@@ -390,26 +382,18 @@ fn xt_state(name: &str, states: u16, alias: u16) -> Expr {
 fn that_all_packets_are_dropped_is_said_where_it_is_certain() {
     // `ct state` or `ct status`, as nft writes it.
     let ct = |name: &str, mask: u32| {
-        let load = Expr::Load {
-            source: Source::Other(format!("ct {name}")),
-            dreg: 0,
-            len: 4,
-        };
+        let loaded = load(Source::Other(format!("ct {name}")), 4);
         let masked = Expr::Bitwise {
             sreg: 0,
             dreg: 0,
             len: 4,
             how: Bitwise::MaskXor(mask.to_ne_bytes().to_vec(), vec![0; 4]),
         };
-        vec![load, masked, Expr::equals(0, &[0; 4], true)]
+        vec![loaded, masked, Expr::equals(0, &[0; 4], true)]
     };
     let from = |network: [u8; 2]| {
-        let load = Expr::Load {
-            source: Source::Payload(1, 12, 2),
-            dreg: 0,
-            len: 2,
-        };
-        vec![load, Expr::equals(0, &network, false)]
+        let source = load(Source::Payload(1, 12, 2), 2);
+        vec![source, Expr::equals(0, &network, false)]
     };
     let rule = |mut exprs: Vec<Expr>, verdict| {
         exprs.push(Expr::Verdict(verdict));
@@ -486,16 +470,7 @@ fn that_all_packets_are_dropped_is_said_where_it_is_certain() {
         ),
         (
             "a map that was not read",
-            vec![
-                vec![Expr::Lookup(Lookup {
-                    set: "map".into(),
-                    sreg: 0,
-                    dreg: None,
-                    verdict: true,
-                    invert: false,
-                })],
-                drop(),
-            ],
+            vec![vec![look_up("map", true)], drop()],
             [false; 3],
         ),
     ] {
@@ -552,14 +527,7 @@ fn chains_that_are_jumped_to_drop_for_their_caller() {
     ] {
         let mut rules = ruleset(rules);
         let table = rules.tables.values_mut().next().unwrap();
-        let more = more.into_iter();
-        let chain = Chain {
-            base: None,
-            rules: more
-                .map(|exprs| FirewallRule { handle: 2, exprs })
-                .collect(),
-        };
-        table.chains.insert("more".to_owned(), chain);
+        table.chains.insert("more".to_owned(), chain(None, more));
         let place = Place::new(Packets::Ipv4, Hook::Output);
         let residue = rules.residue(&place, &Facts::default());
         assert_eq!(residue.drops_all().is_some(), expected, "{what}");
