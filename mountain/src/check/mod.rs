@@ -418,17 +418,11 @@ fn check_sysctls(report: &mut Report, topology: &Topology, placing: bool) {
             check_rp_filter(report, &ifname, main_table);
         }
     }
-    if sysctl::forwards() {
-        report.ok(
-            "forwarding",
-            "this host is a router: forwarded flows are steered too",
-        );
-    } else {
-        report.ok(
-            "forwarding",
-            "off: flows of this host's own sockets are steered",
-        );
-    }
+    let forwarding = match sysctl::forwards() {
+        true => "this host is a router: forwarded flows are steered too",
+        false => "off: flows of this host's own sockets are steered",
+    };
+    report.ok("forwarding", forwarding);
 }
 
 /// The larger of the value for all devices and the device's own counts. A strict filter takes a

@@ -27,7 +27,7 @@ use crate::netlink::wire::family;
 use crate::placement::{self, Left};
 use crate::redirect;
 use crate::steer::alike::{Difference, Firewall, Question};
-use crate::topology::Topology;
+use crate::topology::{Group, Topology};
 
 /// How often is looked at what announces nothing.
 const LOOK: Duration = Duration::from_secs(5);
@@ -112,15 +112,11 @@ impl Follower {
     /// are not concerned.
     pub(super) fn held(&self, topology: &Topology) -> Vec<Option<Difference>> {
         let answers = self.answers.borrow();
-        let groups = topology.groups.iter();
-        groups
-            .map(|group| {
-                if !group.kind.moves() {
-                    return None;
-                }
-                self.answer(&answers, &Question::of(group, topology))
-            })
-            .collect()
+        let held = |group: &Group| {
+            let question = group.kind.moves().then(|| Question::of(group, topology))?;
+            self.answer(&answers, &question)
+        };
+        topology.groups.iter().map(held).collect()
     }
 
     /// Which new flows do not choose their uplink.

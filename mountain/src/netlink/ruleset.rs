@@ -192,8 +192,8 @@ pub struct Place {
     pub packets: Packets,
     /// Where they see them.
     pub hook: Hook,
-    /// First and last priority.
-    pub priorities: (i32, i32),
+    /// Their priorities.
+    pub priorities: (Bound<i32>, Bound<i32>),
     /// Of which kind they are.
     pub chains: Chains,
 }
@@ -204,7 +204,7 @@ impl Place {
         Self {
             packets,
             hook,
-            priorities: (i32::MIN, i32::MAX),
+            priorities: (Bound::Unbounded, Bound::Unbounded),
             chains: Chains::All,
         }
     }
@@ -219,17 +219,7 @@ impl Place {
     /// Only those of these priorities.
     #[must_use]
     pub fn priorities(mut self, range: impl RangeBounds<i32>) -> Self {
-        let first = match range.start_bound() {
-            Bound::Included(first) => *first,
-            Bound::Excluded(before) => before.saturating_add(1),
-            Bound::Unbounded => i32::MIN,
-        };
-        let last = match range.end_bound() {
-            Bound::Included(last) => *last,
-            Bound::Excluded(after) => after.saturating_sub(1),
-            Bound::Unbounded => i32::MAX,
-        };
-        self.priorities = (first, last);
+        self.priorities = (range.start_bound().cloned(), range.end_bound().cloned());
         self
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::ops::ControlFlow::{self, Break, Continue};
+use std::ops::RangeBounds;
 use std::rc::Rc;
 
 use super::expr::{Expr, Extension, Lookup, Source, Statement, Verdict};
@@ -85,7 +86,6 @@ fn concerns(family: Family, base: &Base, place: &Place, facts: &Facts) -> bool {
             base.hook != Hook::Output || !matches!(&*base.kind, "route" | "mangle")
         }
     };
-    let (first, last) = place.priorities;
     let at_device = match place.hook {
         Hook::Ingress => facts.iif.known(),
         Hook::Egress => facts.oif.known(),
@@ -102,7 +102,7 @@ fn concerns(family: Family, base: &Base, place: &Place, facts: &Facts) -> bool {
     family.sees(place.packets)
         && base.hook == place.hook
         && of_kind
-        && (first..=last).contains(&base.priority)
+        && place.priorities.contains(&base.priority)
         && at_device.is_none_or(|device| bound(&device.name))
 }
 
