@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Queueing disciplines and traffic-control filters of a device.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use super::wire::{u32_at, unless, Attributes, Socket};
@@ -26,22 +26,13 @@ pub struct Qdiscs {
 /// # Errors
 /// When the kernel cannot be asked.
 pub fn qdiscs(ifindex: u32) -> io::Result<Qdiscs> {
-    let mut found = Qdiscs::default();
     let mut socket = Socket::open()?;
-    socket.dump(libc::RTM_GETQDISC, &header(0, 0), |payload| {
-        if u32_at(payload, 4) == Some(ifindex) {
-            let attributes = Attributes::after(payload, HEADER_LEN);
-            found.kinds.extend(attributes.string(libc::TCA_KIND));
-        }
-    })?;
-    if found.kinds.iter().any(|k| k == "clsact" || k == "ingress") {
-        for parent in [INGRESS, EGRESS] {
-            socket.dump(libc::RTM_GETTFILTER, &header(ifindex, parent), |_| {
-                found.filters = true;
-            })?;
-        }
-    }
-    Ok(found)
+    let kinds = kinds(&mut socket)?.remove(&ifindex).unwrap_or_default();
+    let has_hooks = kinds.iter().any(|k| k == "clsact" || k == "ingress");
+    let filters = has_hooks
+        && (has_filters(&mut socket, ifindex, INGRESS)?
+            || has_filters(&mut socket, ifindex, EGRESS)?);
+    Ok(Qdiscs { kinds, filters })
 }
 
 /// Those of the devices that have filters where packets leave (clsact), in the calling thread's network namespace.
@@ -54,21 +45,33 @@ pub(crate) fn filtered_at_egress(devices: &BTreeSet<u32>) -> io::Result<BTreeSet
         return Ok(found);
     }
     let mut socket = Socket::open()?;
-    let mut with_clsact = BTreeSet::new();
+    for (device, kinds) in kinds(&mut socket)? {
+        let has_hooks = devices.contains(&device) && kinds.iter().any(|k| k == "clsact");
+        if has_hooks && has_filters(&mut socket, device, EGRESS)? {
+            found.insert(device);
+        }
+    }
+    Ok(found)
+}
+
+/// By device, the kinds of its disciplines. A kernel without traffic control has none.
+fn kinds(socket: &mut Socket) -> io::Result<BTreeMap<u32, Vec<String>>> {
+    let mut found: BTreeMap<u32, Vec<String>> = BTreeMap::new();
     let dumped = socket.dump(libc::RTM_GETQDISC, &header(0, 0), |payload| {
         let kind = Attributes::after(payload, HEADER_LEN).string(libc::TCA_KIND);
-        if let (Some(device), Some("clsact")) = (u32_at(payload, 4), kind.as_deref()) {
-            with_clsact.insert(device);
+        if let Some(device) = u32_at(payload, 4) {
+            found.entry(device).or_default().extend(kind);
         }
     });
-    // A kernel without traffic control has none.
     unless(dumped, &[libc::EOPNOTSUPP])?;
-    for &device in with_clsact.intersection(devices) {
-        let dumped = socket.dump(libc::RTM_GETTFILTER, &header(device, EGRESS), |_| {
-            found.insert(device);
-        });
-        unless(dumped, &[libc::EOPNOTSUPP])?;
-    }
+    Ok(found)
+}
+
+fn has_filters(socket: &mut Socket, ifindex: u32, parent: u32) -> io::Result<bool> {
+    let mut found = false;
+    let filters = header(ifindex, parent);
+    let dumped = socket.dump(libc::RTM_GETTFILTER, &filters, |_| found = true);
+    unless(dumped, &[libc::EOPNOTSUPP])?;
     Ok(found)
 }
 

@@ -23,7 +23,7 @@ use libc::{IPPROTO_TCP, IPPROTO_UDP};
 use serde::{Deserialize, Serialize};
 
 use crate::netlink::ruleset::{
-    Chains, DeviceFact, Effect, EffectKind, Facts, Hook, Packets, Place, RuleRef, Ruleset, Strange,
+    Chains, DeviceFact, Effect, EffectKind, Facts, Hook, Packets, Place, Ruleset, Strange,
 };
 use crate::netlink::Link;
 use crate::topology::{ByMark, Group, InnerNet, Rewritable, Topology};
@@ -337,15 +337,12 @@ fn at_place(ruleset: &Ruleset, place: Place, devices: &[&Link]) -> Option<Differ
     let reference = residue(first);
     others.iter().find_map(|other| {
         let rule = reference.difference(&residue(other))?;
-        Some(by_rule(&first.name, &other.name, &rule))
+        let (one, other) = (&first.name, &other.name);
+        Some(Difference {
+            what: format!("the firewall treats {one} and {other} differently, by {rule}"),
+            rule: Some(rule.to_string()),
+        })
     })
-}
-
-fn by_rule(one: &str, other: &str, rule: &RuleRef) -> Difference {
-    Difference {
-        what: format!("the firewall treats {one} and {other} differently, by {rule}"),
-        rule: Some(rule.to_string()),
-    }
 }
 
 #[cfg(test)]

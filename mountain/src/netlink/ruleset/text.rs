@@ -19,6 +19,8 @@ enum Form {
     Host,
     Port,
     Address,
+    /// An address of which only so many bits are left.
+    Prefix(u32),
     Protocol,
     Nfproto,
     State,
@@ -30,7 +32,6 @@ pub(super) fn rule(rule: &super::FirewallRule, table: &FirewallTable) -> String 
     let mut writer = Writer {
         table,
         registers: BTreeMap::new(),
-        prefixes: BTreeMap::new(),
         words: Vec::new(),
     };
     rule.exprs.iter().for_each(|expr| writer.write(expr));
@@ -40,8 +41,6 @@ pub(super) fn rule(rule: &super::FirewallRule, table: &FirewallTable) -> String 
 struct Writer<'a> {
     table: &'a FirewallTable,
     registers: BTreeMap<Reg, (String, Form)>,
-    /// Lengths of the prefixes that are left in registers.
-    prefixes: BTreeMap<Reg, u32>,
     words: Vec<String>,
 }
 
@@ -51,7 +50,6 @@ impl Writer<'_> {
         match expr {
             Expr::Load { source, dreg, .. } => {
                 self.registers.insert(*dreg, source_text(source));
-                self.prefixes.remove(dreg);
             }
             Expr::Immediate { dreg, data } => {
                 self.registers
@@ -60,7 +58,7 @@ impl Writer<'_> {
             Expr::Bitwise {
                 sreg, dreg, how, ..
             } => {
-                let masked = self.masked(*sreg, *dreg, how);
+                let masked = self.masked(*sreg, how);
                 self.registers.insert(*dreg, masked);
             }
             Expr::Range {
@@ -70,10 +68,8 @@ impl Writer<'_> {
                 to,
             } => {
                 let (name, form) = self.register(*sreg);
-                let length = self.prefixes.get(sreg);
-                let length = length.map_or(String::new(), |length| format!("/{length}"));
                 let range = range(*invert, from, to, form);
-                self.words.push(format!("{name} {range}{length}"));
+                self.words.push(format!("{name} {range}"));
             }
             Expr::Lookup(lookup) => {
                 let (name, form) = self.register(lookup.sreg);
@@ -105,17 +101,14 @@ impl Writer<'_> {
         }
     }
 
-    /// What is in `dreg` once `sreg` has been masked.
-    fn masked(&mut self, sreg: Reg, dreg: Reg, how: &Bitwise) -> (String, Form) {
+    /// What there is once a register has been masked.
+    fn masked(&self, sreg: Reg, how: &Bitwise) -> (String, Form) {
         let (name, form) = self.register(sreg);
         let Bitwise::MaskXor(mask, _) = how else {
             return (name, form);
         };
         match prefix(mask, form) {
-            Some(length) => {
-                self.prefixes.insert(dreg, length);
-                (name, form)
-            }
+            Some(length) => (name, Form::Prefix(length)),
             None => (format!("{name} & {}", value(mask, form)), form),
         }
     }
@@ -261,6 +254,7 @@ fn value(bytes: &[u8], form: Form) -> String {
             n => n.to_string(),
         },
         Form::Port if bytes.len() == 2 => number(bytes).to_string(),
+        Form::Prefix(length) => format!("{}/{length}", value(bytes, Form::Address)),
         Form::Address => wire::ip(bytes).map_or_else(|| hex(bytes), |ip| ip.to_string()),
         Form::Protocol => match bytes {
             [1] => "icmp".into(),
