@@ -154,6 +154,16 @@ impl Hook {
     }
 }
 
+/// Those of families with IP, in the order of their numbers (NF_INET_*).
+const HOOKS_OF_IP: [Hook; 6] = [
+    Hook::Prerouting,
+    Hook::Input,
+    Hook::Forward,
+    Hook::Output,
+    Hook::Postrouting,
+    Hook::Ingress,
+];
+
 /// Packets of one protocol, as they pass the hooks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packets {

@@ -9,7 +9,7 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 use super::expr::{self, Expr, Source};
 use super::sets::in_order;
 use super::{xt, xtables, Base, Chain, Element, Family, FirewallRule, Hook, Ruleset, Set};
-use super::{TableId, Value};
+use super::{TableId, Value, HOOKS_OF_IP};
 use crate::netlink::uapi::NFNL_SUBSYS_NFTABLES;
 use crate::netlink::wire::{
     self, attribute, c_string, messages, netfilter, text, unless, Attributes, Socket,
@@ -250,17 +250,9 @@ fn sets_of_devices(rule: &FirewallRule) -> Vec<String> {
 fn base(family: Family, chain: &Attributes<'_>) -> Option<Base> {
     let hook = chain.nested(4)?;
     let number = hook.be32(1)?;
-    let hook_of_ip = [
-        Hook::Prerouting,
-        Hook::Input,
-        Hook::Forward,
-        Hook::Output,
-        Hook::Postrouting,
-        Hook::Ingress,
-    ];
     let at = match family {
         Family::Netdev => *[Hook::Ingress, Hook::Egress].get(number as usize)?,
-        _ => *hook_of_ip.get(number as usize)?,
+        _ => *HOOKS_OF_IP.get(number as usize)?,
     };
     const DEVICE_PREFIX: u16 = 2;
     let mut devices: Vec<String> = hook.string(3).into_iter().collect();

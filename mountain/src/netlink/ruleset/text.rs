@@ -272,7 +272,7 @@ fn value(bytes: &[u8], form: Form) -> String {
         Form::State if bytes.len() == 4 => {
             let names = ["invalid", "established", "related", "new"];
             let bits = host(bytes);
-            let set = (0..names.len()).filter(|i| bits & (1 << i) != 0);
+            let set = (0..names.len()).filter(|i| bits & (1 << *i) != 0);
             match set.map(|i| names[i]).collect::<Vec<_>>() {
                 none if none.is_empty() => bits.to_string(),
                 set => set.join(","),

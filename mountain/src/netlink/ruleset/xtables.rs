@@ -10,7 +10,7 @@ use std::path::Path;
 use nix::sys::socket::{socket, AddressFamily, SockFlag, SockProtocol, SockType};
 
 use super::expr::{self, Bitwise, Expr, Extension, Reg, Source, Verdict};
-use super::{Base, Family, FirewallRule, FirewallTable, Hook, Ruleset};
+use super::{Base, Family, FirewallRule, FirewallTable, Hook, Ruleset, HOOKS_OF_IP};
 use crate::host::socket_option;
 use crate::netlink::wire::{text, u16_at, u32_at};
 
@@ -24,14 +24,6 @@ const INFO_LEN: usize = NAME_LEN + 4 + 20 + 20 + 4 + 4;
 const ENTRIES_AT: usize = NAME_LEN + 8;
 /// A table that changes while it is read is read again so often.
 const TRIES: usize = 10;
-
-const HOOKS: [(Hook, &str); 5] = [
-    (Hook::Prerouting, "PREROUTING"),
-    (Hook::Input, "INPUT"),
-    (Hook::Forward, "FORWARD"),
-    (Hook::Output, "OUTPUT"),
-    (Hook::Postrouting, "POSTROUTING"),
-];
 
 const LISTS: [(Family, &str); 2] = [
     (Family::LegacyIp, "ip_tables_names"),
@@ -131,6 +123,13 @@ impl Head {
             size: word(12) as usize,
         }
     }
+
+    /// The hooks that the table has chains at, with their numbers and the names of the chains.
+    fn hooks(&self) -> impl Iterator<Item = (usize, Hook, String)> + '_ {
+        let of_chains = HOOKS_OF_IP.into_iter().take(self.entry.len()).enumerate();
+        let valid = of_chains.filter(move |(i, _)| self.valid & (1 << *i) != 0);
+        valid.map(|(i, hook)| (i, hook, hook.name().to_uppercase()))
+    }
 }
 
 /// A length or an offset.
@@ -186,12 +185,8 @@ pub(super) fn parse(family: Family, head: &Head, block: &[u8]) -> Option<Firewal
         at += next;
     }
     // A chain begins at a hook's entry, or behind its name in a target ERROR.
-    let mut starts: BTreeMap<usize, String> = BTreeMap::new();
-    for (i, (_, name)) in HOOKS.iter().enumerate() {
-        if head.valid & (1 << i) != 0 {
-            starts.insert(head.entry[i], (*name).to_owned());
-        }
-    }
+    let of_hooks = head.hooks().map(|(i, _, name)| (head.entry[i], name));
+    let mut starts: BTreeMap<usize, String> = of_hooks.collect();
     for entry in &entries {
         if entry.target.name == "ERROR" {
             starts.insert(entry.at + entry.bytes.len(), text(&entry.target.info));
@@ -214,21 +209,18 @@ pub(super) fn parse(family: Family, head: &Head, block: &[u8]) -> Option<Firewal
             exprs,
         });
     }
-    for (i, (hook, name)) in HOOKS.iter().enumerate() {
-        if head.valid & (1 << i) != 0 {
-            let policy = entries.iter().find(|entry| entry.at == head.underflow[i])?;
-            let base = Base {
-                hook: *hook,
-                priority: priority(&head.name, *hook),
-                kind: head.name.clone(),
-                devices: Vec::new(),
-                drops: u32_at(&policy.target.info, 0)?.cast_signed() == -1,
-            };
-            let chain = table.chains.get_mut(*name)?;
-            // The policy is the last rule.
-            chain.rules.pop();
-            chain.base = Some(base);
-        }
+    for (i, hook, name) in head.hooks() {
+        let policy = entries.iter().find(|entry| entry.at == head.underflow[i])?;
+        let chain = table.chains.get_mut(&name)?;
+        // The policy is the last rule.
+        chain.rules.pop();
+        chain.base = Some(Base {
+            hook,
+            priority: priority(&head.name, hook),
+            kind: head.name.clone(),
+            devices: Vec::new(),
+            drops: u32_at(&policy.target.info, 0)?.cast_signed() == -1,
+        });
     }
     Some(table)
 }
