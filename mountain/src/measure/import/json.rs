@@ -5,7 +5,7 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::io::Read;
+use std::io::{self, Read};
 
 use anyhow::{anyhow, bail, Result};
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
@@ -13,12 +13,11 @@ use serde_json::{Map, Value};
 
 /// What the values of a file may take in memory, bytes.
 const MOST: usize = 512 << 20;
-/// A value in a list that grows by doubling.
-const VALUE: usize = 2 * size_of::<Value>();
 /// The first entry of a map takes a node for eleven.
 const NODE: usize = 11 * (size_of::<String>() + size_of::<Value>()) + 64;
-/// What an allocation takes beyond its bytes.
-const ALLOCATION: usize = 32;
+/// A further entry takes a part of one: half of the nodes may be half empty. A value in a list, which grows by
+/// doubling, takes less.
+const ENTRY: usize = NODE / 4;
 
 /// The top level of a file, its `round_trips` apart.
 pub(crate) struct Parsed<T> {
@@ -39,6 +38,7 @@ pub(crate) fn parse<T>(text: impl Read, trip: impl Fn(&Value) -> Result<T>) -> R
         trip: &trip,
         trips: &mut trips,
     };
+    let text = Paid { text, left: &left };
     let mut reader = serde_json::Deserializer::from_reader(text);
     let value = reader.deserialize_map(top);
     let value = value.and_then(|value| reader.end().map(|()| value));
@@ -55,17 +55,29 @@ pub(crate) fn parse<T>(text: impl Read, trip: impl Fn(&Value) -> Result<T>) -> R
     }
 }
 
-fn spend<E: Error>(left: &Cell<usize>, bytes: usize) -> Result<(), E> {
-    match left.get().checked_sub(bytes) {
-        Some(rest) => {
-            left.set(rest);
-            Ok(())
-        }
-        None => {
-            left.set(0);
-            Err(E::custom("too large"))
-        }
+/// Text that is paid for as it is read, with the memory of its values: each of them follows `{`, `[` or `,`.
+struct Paid<'a, R> {
+    text: R,
+    left: &'a Cell<usize>,
+}
+
+impl<R: Read> Read for Paid<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let n = self.text.read(into)?;
+        let cost = |byte: &u8| match byte {
+            b'{' => NODE,
+            b'[' | b',' => ENTRY,
+            _ => 1,
+        };
+        spend(self.left, into[..n].iter().map(cost).sum())?;
+        Ok(n)
     }
+}
+
+fn spend(left: &Cell<usize>, bytes: usize) -> io::Result<()> {
+    let rest = left.get().checked_sub(bytes);
+    left.set(rest.unwrap_or(0));
+    rest.map(drop).ok_or_else(|| io::Error::other("too large"))
 }
 
 struct Top<'a, T, F> {
@@ -84,15 +96,13 @@ impl<'de, T, F: Fn(&Value) -> Result<T>> Visitor<'de> for Top<'_, T, F> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
         let mut out = Map::new();
         while let Some(key) = map.next_key::<String>()? {
-            spend(self.left, NODE + key.len() + ALLOCATION)?;
             if key == "round_trips" {
                 *self.trips = map.next_value_seed(Trips {
                     left: self.left,
                     trip: self.trip,
                 })?;
             } else {
-                let value = map.next_value_seed(Bounded(self.left))?;
-                out.insert(key, value);
+                out.insert(key, map.next_value()?);
             }
         }
         Ok(out.into())
@@ -128,80 +138,15 @@ impl<'de, T, F: Fn(&Value) -> Result<T>> Visitor<'de> for Trips<'_, F> {
         let mut trips = Vec::new();
         loop {
             let before = left.get();
-            let Some(value) = list.next_element_seed(Bounded(left))? else {
+            let Some(value) = list.next_element::<Value>()? else {
                 return Ok(Some(trips));
             };
             trips.push(trip(&value).map_err(|e| A::Error::custom(format!("{e:#}")))?);
             drop(value);
             // What is left of it.
             left.set(before);
-            spend(left, 2 * size_of::<T>())?;
+            spend(left, 2 * size_of::<T>()).map_err(A::Error::custom)?;
         }
-    }
-}
-
-/// A value of any kind.
-struct Bounded<'a>(&'a Cell<usize>);
-
-impl<'de> DeserializeSeed<'de> for Bounded<'_> {
-    type Value = Value;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-        spend(self.0, VALUE)?;
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Bounded<'_> {
-    type Value = Value;
-
-    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("a JSON value")
-    }
-
-    fn visit_unit<E: Error>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-
-    fn visit_bool<E: Error>(self, v: bool) -> Result<Value, E> {
-        Ok(v.into())
-    }
-
-    fn visit_i64<E: Error>(self, v: i64) -> Result<Value, E> {
-        Ok(v.into())
-    }
-
-    fn visit_u64<E: Error>(self, v: u64) -> Result<Value, E> {
-        Ok(v.into())
-    }
-
-    fn visit_f64<E: Error>(self, v: f64) -> Result<Value, E> {
-        Ok(v.into())
-    }
-
-    fn visit_str<E: Error>(self, v: &str) -> Result<Value, E> {
-        spend(self.0, v.len() + ALLOCATION)?;
-        Ok(v.into())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
-        let mut out = Vec::new();
-        while let Some(value) = list.next_element_seed(Bounded(self.0))? {
-            out.push(value);
-        }
-        Ok(out.into())
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
-        let mut out = Map::new();
-        while let Some(key) = map.next_key::<String>()? {
-            // Half of the nodes may be half empty.
-            let node = if out.is_empty() { NODE } else { NODE / 4 };
-            spend(self.0, node + key.len() + ALLOCATION)?;
-            let value = map.next_value_seed(Bounded(self.0))?;
-            out.insert(key, value);
-        }
-        Ok(out.into())
     }
 }
 
