@@ -5,13 +5,12 @@
 //! `mountain report` read it. JSON, described in docs/measuring.md.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
 use anyhow::{bail, ensure, Context, Result};
-use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
@@ -178,24 +177,22 @@ fn label<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error>
 
 /// Round trips, the first bad one refused with its line.
 fn rtts<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Option<f64>>, D::Error> {
-    struct Column;
-    impl<'de> Visitor<'de> for Column {
-        type Value = Vec<Option<f64>>;
+    let column = Vec::<Rtt>::deserialize(from)?;
+    Ok(column.into_iter().map(|rtt| rtt.0).collect())
+}
 
-        fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-            f.write_str("a list of round trips in µs, null for a lost one")
-        }
+/// A round trip that [`check_rtt`] accepts.
+#[derive(Deserialize)]
+#[serde(try_from = "Option<f64>")]
+struct Rtt(Option<f64>);
 
-        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-            let mut column = Vec::new();
-            while let Some(rtt_us) = list.next_element()? {
-                check_rtt(rtt_us).map_err(A::Error::custom)?;
-                column.push(rtt_us);
-            }
-            Ok(column)
-        }
+impl TryFrom<Option<f64>> for Rtt {
+    type Error = anyhow::Error;
+
+    fn try_from(rtt_us: Option<f64>) -> Result<Self> {
+        check_rtt(rtt_us)?;
+        Ok(Self(rtt_us))
     }
-    from.deserialize_seq(Column)
 }
 
 impl RunFile {
