@@ -327,6 +327,13 @@ impl Samples {
             let again = std::mem::replace(&mut arrived[i as usize], true);
             ensure!(!again, "arrival: entry {place} names probe {i} again");
         }
+        // What it leaves out would not count as answered.
+        let answered = self.rtt_us.iter().flatten().count();
+        let named = self.arrival.len();
+        ensure!(
+            named == 0 || named == answered,
+            "arrival names {named} of {answered} answered probes"
+        );
         Ok(())
     }
 }
@@ -438,6 +445,10 @@ mod tests {
         changed(|r| r.samples.arrival = vec![1], "not answered");
         changed(|r| r.samples.rtt_us[0] = Some(1e300), "24 h at line 17");
         changed(|r| r.samples.rtt_us[0] = Some(-1.0), "24 h at line 17");
+        changed(
+            |r| (r.samples.rtt_us[1], r.samples.arrival) = (Some(1.0), vec![1]),
+            "arrival names 1 of 2 answered probes",
+        );
         let again = "entry 2 names probe 1 again";
         changed(
             |r| (r.samples.rtt_us[1], r.samples.arrival) = (Some(1.0), vec![1, 0, 1]),
