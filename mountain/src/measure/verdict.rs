@@ -4,7 +4,7 @@
 //! Method, sources and measured error rates: docs/measuring.md.
 
 use serde::{Deserialize, Deserializer, Serialize};
-use statrs::distribution::{ContinuousCDF, StudentsT};
+use statrs::distribution::{Binomial, ContinuousCDF, DiscreteCDF, StudentsT};
 
 use super::stats::{ascending, quantile};
 use super::variation::{Events, RunFigure};
@@ -255,14 +255,33 @@ fn exact(a: Events, b: Events) -> f64 {
         return 0.0;
     }
     let share = a.trials as f64 / (a.trials + b.trials) as f64;
-    // Probabilities of 0, 1, … n by their ratios, in logarithms as the first may be tiny.
-    let mut log = n as f64 * (1.0 - share).ln();
-    let mut weights = vec![log.exp()];
-    for k in 0..n {
-        log += ((n - k) as f64 / (k + 1) as f64).ln() + share.ln() - (1.0 - share).ln();
-        weights.push(log.exp());
+    let of_first = Binomial::new(share, n).expect("a share of 0 to 1");
+    let at_least = x.checked_sub(1).map_or(1.0, |less| of_first.sf(less));
+    (2.0 * of_first.cdf(x).min(at_least)).min(1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rare_events_are_tested_exactly() {
+        let of = |count, trials| Events { count, trials };
+        for (a, b, expected) in [
+            // All five on one of two equal sides: twice 1/2^5.
+            (of(0, 100), of(5, 100), 1.0 / 16.0),
+            (of(5, 100), of(0, 100), 1.0 / 16.0),
+            // Three or all of four on the side with a third of the trials: twice (8 + 1) / 3^4.
+            (of(3, 100), of(1, 200), 2.0 / 9.0),
+            // What is rare is that it does not occur.
+            (of(100, 100), of(95, 100), 1.0 / 16.0),
+            (of(0, 100), of(0, 50), 1.0),
+            (of(2, 100), of(2, 100), 1.0),
+            // Too many: the spread tells.
+            (of(150, 1_000), of(100, 1_000), 0.0),
+        ] {
+            let p = exact(a, b);
+            assert!((p - expected).abs() < 1e-9, "{a:?} {b:?}: {p}");
+        }
     }
-    let at_most: f64 = weights[..=x as usize].iter().sum();
-    let at_least: f64 = weights[x as usize..].iter().sum();
-    (2.0 * at_most.min(at_least)).min(1.0)
 }
