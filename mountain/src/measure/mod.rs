@@ -28,7 +28,7 @@ pub(crate) mod hardware;
 pub(crate) mod ifreq;
 pub mod import;
 mod in_flight;
-pub mod oneway;
+mod oneway;
 pub mod paired;
 pub mod ping;
 pub mod probe;

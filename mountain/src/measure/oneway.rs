@@ -66,7 +66,7 @@ struct Suspects {
 
 /// Filter state for one path.
 #[derive(Clone, Debug, Default)]
-pub struct OneWay {
+pub(crate) struct OneWay {
     /// Time and differences of the first sample; all else is relative to it, for precision.
     origin: Option<(u64, i64, i64)>,
     buckets: VecDeque<Bucket>,
@@ -147,7 +147,7 @@ impl OneWay {
     }
 
     /// Smallest RTT of the window, µs.
-    pub fn min_rtt_us(&self) -> Option<u32> {
+    pub(crate) fn min_rtt_us(&self) -> Option<u32> {
         let min = self.buckets.iter().map(|b| b.rtt).reduce(f64::min)?;
         Some((min / 1e3).round() as u32)
     }

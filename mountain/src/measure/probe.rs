@@ -127,31 +127,15 @@ pub struct PathStats {
     pub sent: u64,
     /// Answers to distinct probes.
     pub answered: u64,
-    /// Further answers to a probe already answered.
-    #[serde(skip)]
-    pub duplicates: u64,
     /// Packets that answer none of our waiting probes: foreign, forged, replayed, too late.
     pub ignored: u64,
-    /// ICMP errors and local failures (unresolved neighbour) after a send.
-    #[serde(skip)]
-    pub unreachable: u64,
-    /// Sends that failed at once, openings of the socket included.
-    #[serde(skip)]
-    pub send_errors: u64,
     /// Whether the last answer told the directions apart, so that the path is judged
     /// by the forward one alone. Only a reflector's answers can.
     #[serde(skip)]
     pub forward_only: bool,
-    /// Last failure, in words; `None`: none so far.
+    /// Last failure, in words: an ICMP error, one of this host (unresolved neighbour), or of opening the socket
+    /// or sending. `None`: none so far.
     pub last_error: Option<String>,
-}
-
-impl PathStats {
-    /// Counts an ICMP error or a local one.
-    fn failed(&mut self, why: String) {
-        self.unreachable += 1;
-        self.last_error = Some(why);
-    }
 }
 
 /// Sends probes and collects answers, for all paths of the host, without blocking.
@@ -228,10 +212,8 @@ impl Prober {
                 format!("there is no path {path}"),
             )
         })?;
-        endpoint.send(seq).inspect_err(|error| {
-            endpoint.stats.send_errors += 1;
-            endpoint.stats.last_error = Some(error.to_string());
-        })
+        let sent = endpoint.send(seq);
+        sent.inspect_err(|error| endpoint.stats.last_error = Some(error.to_string()))
     }
 
     /// Waits for the next valid answer on any path. Cancel-safe: nothing is lost when the future
@@ -260,12 +242,6 @@ impl Prober {
     /// The paths, as set.
     pub(crate) fn paths(&self) -> impl ExactSizeIterator<Item = &ProbePath> {
         self.paths.iter().map(|e| &e.path)
-    }
-
-    /// The one-way filter of a path: minimum RTT, drift, clock steps. Empty for ICMP.
-    #[cfg(feature = "test-hooks")]
-    pub fn one_way(&self, path: usize) -> &OneWay {
-        &self.paths[path].one_way
     }
 }
 
@@ -334,7 +310,7 @@ impl Endpoint {
     /// Takes in transmit stamps and ICMP errors.
     fn drain(&mut self) {
         if let Some(open) = &self.open {
-            let failed = |why| self.stats.failed(why);
+            let failed = |why| self.stats.last_error = Some(why);
             self.in_flight.drain(open.get_ref(), failed);
         }
     }
@@ -385,10 +361,9 @@ impl Endpoint {
         }
         let socket = self.open.as_ref()?.get_ref();
         let stats = &mut self.stats;
-        let failed = |why| stats.failed(why);
+        let failed = |why| stats.last_error = Some(why);
         let (probe, is_first) = (self.in_flight).answered(socket, packet, received, failed)?;
         if !is_first {
-            stats.duplicates += 1;
             return None;
         }
         stats.answered += 1;

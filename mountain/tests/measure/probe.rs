@@ -53,7 +53,7 @@ fn icmp_rtt_over_veth_is_short_for_both_families_and_link_local() {
             assert!(answers.iter().all(plain), "{answers:?}");
             // Every answer is one of a single probe, also where two paths share a target.
             let stats = prober.stats(n);
-            assert_eq!((stats.sent, stats.answered, stats.duplicates), (20, 20, 0));
+            assert_eq!((stats.sent, stats.answered), (20, 20));
         }
     });
 }
@@ -171,9 +171,8 @@ fn forged_replayed_and_foreign_udp_replies_are_ignored() {
     net.client.within(async move || {
         let path = udp("u0", &address.to_string());
         let stats = believes_one_answer(path, forge, answer).await;
-        assert_eq!((stats.answered, stats.duplicates), (1, 2), "{stats:?}");
         // Eight forgeries from the right address and port, two replays.
-        assert_eq!(stats.ignored, 8 + 2, "{stats:?}");
+        assert_eq!((stats.answered, stats.ignored), (1, 8 + 2), "{stats:?}");
     });
 }
 
@@ -217,8 +216,7 @@ fn forged_replayed_and_foreign_echo_replies_are_ignored() {
     net.client.within(async move || {
         let path = icmp("u0", "10.30.0.2");
         let stats = believes_one_answer(path, forge, answer).await;
-        let counts = (stats.answered, stats.duplicates, stats.ignored);
-        assert_eq!(counts, (1, 1, 7), "{stats:?}");
+        assert_eq!((stats.answered, stats.ignored), (1, 7), "{stats:?}");
     });
 }
 
@@ -290,7 +288,6 @@ fn a_device_that_is_missing_or_deleted_is_an_error_and_its_return_is_used() {
                 let error = prober.send(path, seq).expect_err("a device that is gone");
                 assert!(error.raw_os_error().is_some(), "{error}");
             }
-            assert_eq!(prober.stats(path).send_errors, 4);
             assert!(prober.stats(path).last_error.is_some());
         }
         let late = answer_within(&mut prober, Duration::from_millis(100)).await;
@@ -330,7 +327,6 @@ fn an_unreachable_target_is_said_and_sending_goes_on() {
         }
         for (path, what) in [(0, "refused"), (1, "unreachable")] {
             let stats = prober.stats(path);
-            assert!(stats.unreachable > 0, "{stats:?}");
             let text = stats.last_error.as_deref().unwrap();
             assert!(text.contains("10.30.0.2") && text.contains(what), "{text}");
         }
@@ -338,7 +334,7 @@ fn an_unreachable_target_is_said_and_sending_goes_on() {
             let stats = prober.stats(path);
             assert_eq!((stats.sent, stats.answered), (10, 0));
         }
-        assert_eq!(prober.stats(3).unreachable, 0);
+        assert_eq!(prober.stats(3).last_error, None);
     });
 }
 

@@ -4,14 +4,14 @@
 #![allow(dead_code)] // Each test binary uses its part.
 
 use std::net::SocketAddr;
-use std::sync::{mpsc, Arc};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::support::netns::runtime;
 pub use crate::support::Net;
 use crate::support::Worker;
 use mountain::measure::probe::{Answer, ProbePath, Prober, Target};
-use mountain::measure::reflect::{ReflectStats, Reflector};
+use mountain::measure::reflect::Reflector;
 pub use testkit::median;
 
 impl Net {
@@ -36,9 +36,7 @@ impl Net {
         let worker = Worker::inside(&self.server, move |stop| {
             runtime().block_on(async {
                 let mut reflector = Reflector::bind(listen).unwrap();
-                ready
-                    .send((reflector.local_addr().unwrap(), reflector.stats()))
-                    .unwrap();
+                ready.send(reflector.local_addr().unwrap()).unwrap();
                 std::thread::sleep(start_late);
                 let stopped = async {
                     while !stop.is_set() {
@@ -51,10 +49,8 @@ impl Net {
                 }
             })
         });
-        let (address, stats) = wait.recv().unwrap();
         RunningReflector {
-            address,
-            stats,
+            address: wait.recv().unwrap(),
             _worker: worker,
         }
     }
@@ -62,7 +58,6 @@ impl Net {
 
 pub struct RunningReflector {
     pub address: SocketAddr,
-    pub stats: Arc<ReflectStats>,
     _worker: Worker<()>,
 }
 

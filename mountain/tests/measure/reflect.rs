@@ -12,7 +12,7 @@ use mountain::measure::wire::{self, ProbeId};
 use rand::{Rng, RngExt, SeedableRng};
 
 use crate::probe_net::*;
-use crate::support::{seed, wait_until, Worker, LEAVE};
+use crate::support::{seed, Worker};
 
 #[test]
 fn the_reflector_gives_both_directions_over_both_families() {
@@ -39,13 +39,7 @@ fn the_reflector_gives_both_directions_over_both_families() {
             let backward = median(answers.iter().map(|a| a.backward_us.unwrap()).collect());
             // Not the whole way through two processes.
             assert!(forward < 5000 && backward < 5000, "{forward} {backward}");
-            assert!(prober.one_way(0).min_rtt_us().unwrap() < 5000);
         });
-        let answered = reflector.stats.answered.load(Relaxed);
-        assert!(
-            (19..=20).contains(&answered),
-            "the last may not be counted yet: {answered}"
-        );
     }
 }
 
@@ -143,7 +137,7 @@ fn junk_does_not_disturb_the_reflector_and_replies_are_never_longer() {
     let address = SocketAddr::from(([10, 30, 0, 2], reflector.address.port()));
     let seed = seed();
     let socket = net.client.udp("10.30.0.1:0");
-    let requests = net.client.with(move || {
+    net.client.with(move || {
         let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
         for _ in 0..100 {
             let mut junk = vec![0; rng.random_range(0..3000)];
@@ -175,14 +169,8 @@ fn junk_does_not_disturb_the_reflector_and_replies_are_never_longer() {
             assert_eq!((got, from), (len, address));
             let (id, reflected) = wire::parse_reply(&buffer[..got]).unwrap();
             assert_eq!(id.index, len as u64);
-            assert_eq!(reflected.count, requests);
+            assert_eq!(reflected.count, requests, "junk is not counted");
         }
-        u64::from(requests)
-    });
-    assert_eq!(reflector.stats.junk.load(Relaxed), 100);
-    // The last one is counted just after it is sent.
-    wait_until("all are counted", LEAVE, || {
-        reflector.stats.answered.load(Relaxed) == requests
     });
 }
 
