@@ -154,22 +154,22 @@ pub struct Warning {
     pub text: String,
 }
 
-/// A side, for each of its runs.
-struct SideFigures {
-    tables: Vec<Table>,
-    /// Of each table.
-    rows: Vec<Vec<Row>>,
-    replies: Vec<Vec<Reply>>,
+/// A run, evaluated.
+struct Measured {
+    table: Table,
+    /// Of the table.
+    rows: Vec<Row>,
+    replies: Vec<Reply>,
 }
 
-impl SideFigures {
-    fn sent(&self) -> u64 {
-        self.tables.iter().map(|t| t.sent).sum()
-    }
+/// Probes of a side's runs.
+fn sent(side: &[Measured]) -> u64 {
+    side.iter().map(|run| run.table.sent).sum()
+}
 
-    fn answered(&self) -> u64 {
-        self.tables.iter().map(|t| t.count).sum()
-    }
+/// Answers to distinct probes, likewise.
+fn answered(side: &[Measured]) -> u64 {
+    side.iter().map(|run| run.table.count).sum()
 }
 
 /// Compares sides with the first.
@@ -206,7 +206,7 @@ pub fn compare(sides: &[Side], options: &CompareOptions) -> Result<Comparison> {
     })
 }
 
-fn column((side, measured): (&Side, &SideFigures)) -> Run {
+fn column((side, measured): (&Side, &Vec<Measured>)) -> Run {
     let run = &side.runs[0];
     Run {
         name: side.name.clone(),
@@ -214,47 +214,41 @@ fn column((side, measured): (&Side, &SideFigures)) -> Run {
         target: run.target.clone(),
         started: run.started.clone(),
         runs: side.runs.len(),
-        sent: measured.sent(),
-        answered: measured.answered(),
+        sent: sent(measured),
+        answered: answered(measured),
     }
 }
 
-fn measure(sides: &[Side], over_us: &[f64]) -> Vec<SideFigures> {
-    let replies = |side: &Side| -> Vec<Vec<Reply>> {
-        let of = |run: &RunFile| run.samples.replies(&run.samples.rtt_us);
-        side.runs.iter().map(of).collect()
-    };
-    let replies: Vec<Vec<Vec<Reply>>> = sides.iter().map(replies).collect();
+fn measure(sides: &[Side], over_us: &[f64]) -> Vec<Vec<Measured>> {
+    let replies = |run: &RunFile| run.samples.replies(&run.samples.rtt_us);
     let over_us = if over_us.is_empty() {
-        let with_answers = replies.iter().flatten().find(|r| !r.is_empty());
-        let median = with_answers.and_then(|r| Some(Table::new(0, r, &[1.0]).delays?.median));
-        choose_thresholds(median.unwrap_or(0.0)).to_vec()
+        let mut runs = sides.iter().flat_map(|side| &side.runs);
+        let first = runs.find_map(|run| Table::new(0, &replies(run), &[1.0]).delays);
+        choose_thresholds(first.map_or(0.0, |delays| delays.median)).to_vec()
     } else {
         over_us.to_vec()
     };
-    let table = |(run, replies): (&RunFile, &Vec<Reply>)| {
-        Table::new(run.samples.len() as u64, replies, &over_us)
-    };
-    let measured = |(side, replies): (&Side, Vec<Vec<Reply>>)| {
-        let tables: Vec<Table> = side.runs.iter().zip(&replies).map(table).collect();
-        SideFigures {
-            rows: tables.iter().map(Table::rows).collect(),
-            tables,
+    let measured = |run: &RunFile| {
+        let replies = replies(run);
+        let table = Table::new(run.samples.len() as u64, &replies, &over_us);
+        Measured {
+            rows: table.rows(),
+            table,
             replies,
         }
     };
-    sides.iter().zip(replies).map(measured).collect()
+    let of_side = |side: &Side| -> Vec<Measured> { side.runs.iter().map(measured).collect() };
+    sides.iter().map(of_side).collect()
 }
 
-fn segment(measured: &[SideFigures]) -> usize {
-    let all = measured.iter().flat_map(|m| &m.tables);
-    let shortest = all.map(|t| t.count).min().unwrap_or(0);
-    variation::segment(shortest as usize)
+fn segment(measured: &[Vec<Measured>]) -> usize {
+    let shortest = measured.iter().flatten().map(|run| run.table.count).min();
+    variation::segment(shortest.unwrap_or(0) as usize)
 }
 
 /// Judges row by row.
 struct Judge<'a> {
-    measured: &'a [SideFigures],
+    measured: &'a [Vec<Measured>],
     /// Of each side, where all have one run.
     figures: Option<Vec<Vec<Option<RunFigure>>>>,
     /// Answers of the first run: counts are scaled to them.
@@ -266,16 +260,17 @@ struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    fn new(measured: &'a [SideFigures], paired: bool) -> Self {
+    fn new(measured: &'a [Vec<Measured>], paired: bool) -> Self {
         let segment = segment(measured);
         let first = &measured[0];
-        let per = (first.answered() as f64 / first.tables.len() as f64).max(1.0);
-        let one_each = measured.iter().all(|m| m.tables.len() == 1);
-        let figures =
-            |m: &SideFigures| variation::figures(&m.replies[0], &m.tables[0], per, segment);
-        let step = |m: &SideFigures| {
-            let runs = m.replies.iter();
-            let steps = runs.map(|r| variation::rounded_to(&ascending(r.iter().map(|r| r.rtt_us))));
+        let per = (answered(first) as f64 / first.len() as f64).max(1.0);
+        let one_each = measured.iter().all(|side| side.len() == 1);
+        let figures = |side: &Vec<Measured>| {
+            variation::figures(&side[0].replies, &side[0].table, per, segment)
+        };
+        let step = |side: &Vec<Measured>| {
+            let rtts = side.iter().map(|run| run.replies.iter().map(|r| r.rtt_us));
+            let steps = rtts.map(|rtts| variation::rounded_to(&ascending(rtts)));
             steps.fold(0.0, f64::max)
         };
         Self {
@@ -295,7 +290,7 @@ impl<'a> Judge<'a> {
             return 0.0;
         }
         let (step, measured) = (self.steps[side], &self.measured[side]);
-        let mut delays = measured.tables.iter().filter_map(|t| t.delays.as_ref());
+        let mut delays = measured.iter().filter_map(|run| run.table.delays.as_ref());
         let is_mean = ["Avg", "Jitter", "Stdev", "mdev"].contains(&row.name.as_str());
         match is_mean && delays.all(|d| d.mdev >= step) {
             true => 0.0,
@@ -304,7 +299,7 @@ impl<'a> Judge<'a> {
     }
 
     fn rows(&self) -> Vec<Compared> {
-        let first = &self.measured[0].rows[0];
+        let first = &self.measured[0][0].rows;
         (0..first.len()).map(|i| self.row(i, &first[i])).collect()
     }
 
@@ -334,9 +329,9 @@ impl<'a> Judge<'a> {
 
     /// As it is shown.
     fn value(&self, i: usize, side: usize) -> Option<f64> {
-        let runs = &self.measured[side].rows;
-        let sum: Option<f64> = runs.iter().map(|rows| rows[i].value).sum();
-        match runs[0][i].unit {
+        let runs = &self.measured[side];
+        let sum: Option<f64> = runs.iter().map(|run| run.rows[i].value).sum();
+        match runs[0].rows[i].unit {
             Unit::Count => sum,
             _ => Some(sum? / runs.len() as f64),
         }
@@ -349,16 +344,14 @@ impl<'a> Judge<'a> {
     }
 
     fn by_run(&self, i: usize, side: usize) -> Option<Vec<f64>> {
-        let side = &self.measured[side];
-        let runs = side.rows.iter().zip(&side.tables);
-        let value = |(rows, table): (&Vec<Row>, &Table)| {
-            let value = rows[i].value?;
-            Some(match rows[i].unit {
-                Unit::Count => value * self.per / table.count.max(1) as f64,
+        let value = |run: &Measured| {
+            let value = run.rows[i].value?;
+            Some(match run.rows[i].unit {
+                Unit::Count => value * self.per / run.table.count.max(1) as f64,
                 _ => value,
             })
         };
-        runs.map(value).collect()
+        self.measured[side].iter().map(value).collect()
     }
 
     fn difference(&self, i: usize, row: &Row, side: usize) -> Option<RowDifference> {
@@ -367,8 +360,8 @@ impl<'a> Judge<'a> {
             return Some(verdict::difference(a, b));
         }
         let trials = |side: usize| match row.unit {
-            Unit::Percent => self.measured[side].sent(),
-            _ => self.measured[side].answered(),
+            Unit::Percent => sent(&self.measured[side]),
+            _ => answered(&self.measured[side]),
         };
         let least = variation::least(&row.name) as u64;
         let (a, b) = (self.by_run(i, 0)?, self.by_run(i, side)?);
@@ -382,7 +375,7 @@ impl<'a> Judge<'a> {
         let events = |side: usize| {
             let count = match row.unit {
                 Unit::Microseconds => return None,
-                Unit::Percent => self.measured[side].tables.iter().map(Table::lost).sum(),
+                Unit::Percent => self.measured[side].iter().map(|r| r.table.lost()).sum(),
                 Unit::Count => self.value(i, side)? as u64,
             };
             let trials = trials(side);
