@@ -255,7 +255,7 @@ impl Course {
         let bar = &self.bar;
         let pinger = Pinger::new(self.options.clone())?;
         let mut outcome = pinger.run(|sent, _| bar.set_position((done + sent) as u64))?;
-        if outcome.run.interrupted {
+        if outcome.asked_to_end {
             return Err(Ended.into());
         }
         outcome.run.label = Some(["A", "B"][side].into());

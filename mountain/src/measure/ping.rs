@@ -87,6 +87,8 @@ pub struct PingOutcome {
     pub refused: usize,
     /// TCP: lost probes whose connection was made by a SYN sent again.
     pub repeated: usize,
+    /// A signal has asked to end, be it while the last answers were waited for.
+    pub asked_to_end: bool,
 }
 
 /// How probes are made.
@@ -284,9 +286,13 @@ impl Pinger {
             interrupted = self.wait_until(next, &mut progress, false)?;
         }
         let linger = LINGER.max(Duration::from_nanos(self.log.slowest_ns.max(0) as u64 * 2));
-        self.wait_until(Instant::now() + linger, &mut progress, true)?;
+        let asked = self.wait_until(Instant::now() + linger, &mut progress, true)?;
         let seconds = start.elapsed().as_secs_f64();
-        self.finish(environment, start, started, seconds)
+        let outcome = self.finish(environment, start, started, seconds)?;
+        Ok(PingOutcome {
+            asked_to_end: interrupted || asked,
+            ..outcome
+        })
     }
 
     fn finish(
@@ -352,6 +358,7 @@ impl Pinger {
             timestamps,
             refused: log.refused,
             repeated: log.repeated,
+            asked_to_end: false,
         })
     }
 

@@ -15,7 +15,9 @@ use nix::sys::resource::{setrlimit, Resource};
 use nix::sys::signal::{killpg, Signal};
 use serde_json::{json, Value};
 
-use crate::support::{assert_has, mountain_in, texts, wait_until, Guard, Ns, MOUNTAIN};
+use crate::support::{
+    assert_has, mountain_in, texts, wait_counted, wait_until, Guard, Ns, MOUNTAIN,
+};
 
 /// A run file of these round trips, µs.
 fn write_run(path: &Path, label: &str, rtts: impl Iterator<Item = f64>) {
@@ -158,6 +160,18 @@ fn the_setting_that_was_in_force_before_an_ab() {
     assert!(["a", "aa"].contains(&ab.order().as_str()), "{}", ab.order());
     interrupted("sh -c 'echo b >> log; sleep 60'", "5", "ab");
     assert_eq!(ab.order(), "aba", "A is in force again");
+}
+
+/// A half whose probes have all been sent, and wait for their answers.
+#[test]
+fn who_ends_an_ab_between_two_halves() {
+    let ab = Ab::new();
+    ab.ns.hole("");
+    let guard = Guard::start(&mut ab.command("", &["-c", "1"]));
+    wait_counted(&ab.ns, "IcmpOutMsgs", 1);
+    guard.signal(Signal::SIGINT);
+    let output = guard.finish();
+    assert_eq!(output.status.code(), Some(130), "{:?}", texts(&output));
 }
 
 /// A terminal's Ctrl-C asks everything in its foreground, and the command that puts A back must not hear of it.
