@@ -16,7 +16,7 @@ mod status;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::File;
-use std::io::{IsTerminal, Read, Seek, SeekFrom};
+use std::io::{self, IsTerminal, Read, Seek, SeekFrom};
 use std::net::SocketAddr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram};
@@ -528,19 +528,28 @@ fn try_load(topology: &Topology, config: &Config) -> Result<String> {
 
 fn reflect(listen: Vec<SocketAddr>) -> Result<()> {
     log::to_stderr();
-    let listen = if listen.is_empty() {
-        DEFAULT_LISTEN.to_vec()
-    } else {
-        listen
+    let is_default = listen.is_empty();
+    let listen = match is_default {
+        true => DEFAULT_LISTEN.to_vec(),
+        false => listen,
     };
     runtime()?.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut reflectors = Vec::new();
         for address in listen {
-            let reflector =
-                Reflector::bind(address).with_context(|| format!("cannot listen on {address}"))?;
+            let reflector = match Reflector::bind(address) {
+                // A host may have one family alone.
+                Err(e) if is_default && is_missing(&e) => {
+                    tracing::info!("no probes are answered on {address}: {e}");
+                    continue;
+                }
+                bound => bound.with_context(|| format!("cannot listen on {address}"))?,
+            };
             tracing::info!("answering probes on {}", reflector.local_addr()?);
             reflectors.push(reflector);
+        }
+        if reflectors.is_empty() {
+            bail!("there is no loopback address: bring the device `lo` up, or choose an address with --listen");
         }
         let all = reflectors.iter_mut().map(|r| Box::pin(r.run()));
         tokio::select! {
@@ -552,4 +561,12 @@ fn reflect(listen: Vec<SocketAddr>) -> Result<()> {
         }
         Ok(())
     })
+}
+
+/// Whether an address cannot be listened on because the host does not have it, or not its family.
+fn is_missing(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EADDRNOTAVAIL | libc::EAFNOSUPPORT)
+    )
 }

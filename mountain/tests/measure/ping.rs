@@ -104,6 +104,19 @@ fn udp_probes_tell_the_directions() {
 }
 
 #[test]
+fn without_ipv6_the_reflector_answers_on_the_other_loopback_address() {
+    let ns = Ns::new("p");
+    ns.sysctl("net.ipv6.conf.all.disable_ipv6", "1");
+    // Only the default does without.
+    ns.mountain_fails("reflect --listen [::1]:9000", "cannot listen on [::1]");
+    let _reflect = start(&ns, "reflect");
+    wait_until("the reflector answers", LEAVE, || {
+        let output = ns.mountain("ping 127.0.0.1 --udp 8629 -c 1");
+        output.status.success()
+    });
+}
+
+#[test]
 fn what_cannot_be_measured_is_said() {
     let ns = Ns::new("p");
     let fails = |args: &str, why: &str| ns.mountain_fails(&format!("ping {args}"), why);
