@@ -356,11 +356,13 @@ impl Up {
         if self.foreground || self.dry_run {
             return self.run_here(config);
         }
-        self.run_in_background()
+        Self::run_in_background()
     }
 
     fn run_here(&self, config: Config) -> Result<()> {
         log::to_stderr();
+        // A daemon keeps no file system from being unmounted.
+        std::env::set_current_dir("/")?;
         // Each device of a network behind this host takes one.
         descriptors::raise_limit();
         let options = daemon::UpOptions {
@@ -374,8 +376,8 @@ impl Up {
         }))
     }
 
-    /// Starts this program again as the daemon and waits until it answers or ends.
-    fn run_in_background(&self) -> Result<()> {
+    /// Starts this program again with its arguments, as the daemon, and waits until it answers or ends.
+    fn run_in_background() -> Result<()> {
         let run_dir = RunDir::of_this_namespace()?;
         if run_dir.is_running()? {
             bail!(AlreadyRuns);
@@ -386,23 +388,12 @@ impl Up {
         // Kept open: the daemon removes its folder when it fails.
         let mut said = File::open(run_dir.log())?;
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["up", "--foreground"]).stdin(Stdio::null());
-        for route in &self.route {
-            command.arg("--route").arg(route.to_string());
-        }
-        if let Some(file) = &self.config {
-            command.arg("--config").arg(std::path::absolute(file)?);
-        }
-        if self.wait {
-            command.arg("--wait");
-        }
-        if self.adopt {
-            command.arg("--adopt");
-        }
         command
+            .args(["up", "--foreground"])
+            .args(std::env::args_os().skip(2))
+            .stdin(Stdio::null())
             .stdout(log.try_clone()?)
-            .stderr(log)
-            .current_dir("/");
+            .stderr(log);
         // SAFETY: setsid is async-signal-safe and has no other effect on this process.
         unsafe {
             command.pre_exec(|| {
