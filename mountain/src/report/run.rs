@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What the report needs of each run: its name and colour, sorted RTTs, rows, outliers.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 
 use crate::host::stdout::plain;
 use crate::measure::runfile::{RunFile, Samples};
@@ -67,19 +67,16 @@ impl<'a> PreparedRun<'a> {
 
 /// Labels, else the files' names; a number where two are alike.
 fn names(runs: &[(String, RunFile)]) -> Vec<String> {
-    let mut seen: HashMap<String, u32> = HashMap::new();
-    runs.iter()
-        .map(|(file, run)| {
-            // XML, and so SVG, has no way to write control characters.
-            let name = plain(run.label.as_deref().unwrap_or(file)).into_owned();
-            let count = seen.entry(name.clone()).or_default();
-            *count += 1;
-            match *count {
-                1 => name,
-                n => format!("{name} ({n})"),
-            }
-        })
-        .collect()
+    let mut seen = HashSet::new();
+    let unlike = |(file, run): &(String, RunFile)| {
+        // XML, and so SVG, has no way to write control characters.
+        let name = plain(run.label.as_deref().unwrap_or(file));
+        let numbered = (2..).map(|n| format!("{name} ({n})"));
+        let mut candidates = std::iter::once(name.to_string()).chain(numbered);
+        let free = candidates.find(|name| seen.insert(name.clone()));
+        free.expect("numbers do not end")
+    };
+    runs.iter().map(unlike).collect()
 }
 
 /// How many outliers there are, and the largest with their moments (s, ms).
@@ -127,6 +124,8 @@ mod tests {
     fn names_differ() {
         let runs = [run(None, &[]), run(Some("a"), &[]), run(Some("file"), &[])];
         assert_eq!(names(&runs), ["file", "a", "file (2)"]);
+        let runs = ["a", "a", "a (2)"].map(|label| run(Some(label), &[]));
+        assert_eq!(names(&runs), ["a", "a (2)", "a (2) (2)"]);
     }
 
     #[test]
