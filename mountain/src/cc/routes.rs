@@ -178,7 +178,8 @@ fn words(route: &str) -> Vec<&str> {
     let mut all = route.split_whitespace().peekable();
     while let Some(word) = all.next() {
         match word {
-            "linkdown" | "dead" | "offload" | "trap" | "rt_offload" => {}
+            "linkdown" | "dead" | "unresolved" | "offload" | "trap" => {}
+            "rt_offload" | "rt_trap" | "rt_offload_failed" => {}
             "congctl" => {
                 if all.peek() == Some(&"lock") {
                     all.next();
@@ -262,6 +263,9 @@ mod tests {
         let text = "192.0.2.0/24 via 10.0.0.1 dev u0 linkdown congctl lock old mtu 1400";
         let kept = "192.0.2.0/24 via 10.0.0.1 dev u0 mtu 1400";
         assert_eq!(words(text).join(" "), kept);
+        for state in ["unresolved", "rt_offload", "rt_trap", "rt_offload_failed"] {
+            assert_eq!(words(&format!("{kept} {state}")).join(" "), kept);
+        }
         assert_eq!(congctl(text), ["congctl", "lock", "old"]);
         assert_eq!(
             congctl("default congctl cubic nexthop via 10.0.0.1 dev mountain"),
