@@ -34,9 +34,6 @@ use written::{Written, LIST_NAME};
 /// Name of the page in the report's folder.
 const PAGE_NAME: &str = "index.html";
 
-/// What every page has, and no other.
-const PAGE_MARK: &str = "<title>mountain: ";
-
 /// Makes the report of `runs` (each with the name of its file, for those without a label) in `dir`:
 /// the page, and each plot as SVG and PNG beside it. Plots that an earlier report left there are
 /// removed. Returns the page's path.
@@ -50,7 +47,7 @@ pub(crate) fn write(runs: &[(String, RunFile)], dir: &Path) -> Result<PathBuf> {
     let figures = figures::all(&runs);
     let (earlier, mut written) = (Written::read(dir), Written::none());
     let page = dir.join(PAGE_NAME);
-    earlier.check_page(&page, PAGE_MARK)?;
+    earlier.check_page(&page)?;
     let mut plots = Vec::new();
     for figure in &figures {
         let svg = page::standalone(&figure.alone()?);

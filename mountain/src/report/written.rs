@@ -23,13 +23,12 @@ pub(crate) const LIST_NAME: &str = ".mountain-report.json";
 /// Value of [`Written::schema`].
 const SCHEMA: &str = "mountain-report/1";
 
-/// The plots of a report by name, with the SHA-256 of each, and that of its page.
+/// The plots of a report by name, with the SHA-256 of each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Written {
     schema: String,
     plots: BTreeMap<String, String>,
-    /// Missing in the lists of older versions; several while a report is being written.
-    #[serde(default)]
+    /// SHA-256 of its page; of several while a report is being written.
     pages: Vec<String>,
     /// While a report is being written: what its plots take the place of.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -80,14 +79,9 @@ impl Written {
         both
     }
 
-    /// Refuses to write over a page that is no report's. `mark` is in every page of a report: an
-    /// older version's list does not tell.
-    pub(crate) fn check_page(&self, page: &Path, mark: &str) -> Result<()> {
-        let older = self.pages.is_empty() && !self.plots.is_empty();
-        check(page, |content| {
-            self.pages.contains(&hash(content))
-                || (older && String::from_utf8_lossy(content).contains(mark))
-        })
+    /// Refuses to write over a page that is not the earlier report's.
+    pub(crate) fn check_page(&self, page: &Path) -> Result<()> {
+        check(page, |content| self.pages.contains(&hash(content)))
     }
 
     /// Refuses to write over a plot in `dir` that is not the earlier report's.
@@ -212,30 +206,25 @@ mod tests {
     fn only_a_page_of_a_report_is_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let page = dir.path().join("index.html");
-        let (mark, ours) = ("made by", "<p>made by us");
         let mut written = list(&[("cdf.svg", "x")]);
-        written.check_page(&page, mark).unwrap();
-        fs::write(&page, ours).unwrap();
-        // An older list, and none at all.
-        written.check_page(&page, mark).unwrap();
-        assert!(Written::none().check_page(&page, mark).is_err());
-        written.add_page(ours.as_bytes());
-        written.check_page(&page, mark).unwrap();
+        written.check_page(&page).unwrap();
+        fs::write(&page, "made by us").unwrap();
+        assert!(written.check_page(&page).is_err());
+        written.add_page(b"made by us");
+        written.check_page(&page).unwrap();
         // Broken off before the next page was written, and after.
         let mut next = Written::none();
         next.add_page(b"made by us, again");
         let both = written.and(&next);
-        both.check_page(&page, mark).unwrap();
+        both.check_page(&page).unwrap();
         fs::write(&page, "made by us, again").unwrap();
-        both.check_page(&page, mark).unwrap();
+        both.check_page(&page).unwrap();
         fs::write(&page, "made by us, changed").unwrap();
-        let error = both.check_page(&page, mark).unwrap_err().to_string();
+        let error = both.check_page(&page).unwrap_err().to_string();
         assert!(
             error.contains("was not written by mountain report"),
             "{error}"
         );
-        fs::write(&page, "my own page").unwrap();
-        assert!(list(&[("cdf.svg", "x")]).check_page(&page, mark).is_err());
     }
 
     #[test]
