@@ -22,7 +22,7 @@ pub enum Behaviour {
 impl Behaviour {
     /// That of a program, by its `mtn_cc_mode`.
     pub(crate) fn of_mode(mode: u32) -> Option<Self> {
-        let all = [Self::Brake, Self::Bbr, Self::Published];
-        all.into_iter().find(|behaviour| *behaviour as u32 == mode)
+        let mut all = Self::value_variants().iter().copied();
+        all.find(|behaviour| *behaviour as u32 == mode)
     }
 }
