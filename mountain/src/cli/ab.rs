@@ -128,10 +128,10 @@ impl Ab {
         let measured = course.runs.iter().all(|side| !side.is_empty());
         match problem {
             Some(problem) if !measured => Err(problem),
-            Some(problem) => {
-                self.finish(course.runs, true)?;
-                Err(problem)
-            }
+            Some(problem) => match self.finish(course.runs, true) {
+                Ok(_) => Err(problem),
+                Err(too) => Err(anyhow!("{problem:#}. {too:#}")),
+            },
             None => self.finish(course.runs, interrupted),
         }
     }

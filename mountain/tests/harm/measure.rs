@@ -162,6 +162,27 @@ fn the_setting_that_was_in_force_before_an_ab() {
     assert_eq!(ab.order(), "aba", "A is in force again");
 }
 
+#[test]
+fn a_failed_ab_whose_file_cannot_be_written_either() {
+    let ab = Ab::new();
+    let gone = ab.dir.path().join("gone");
+    fs::create_dir(&gone).unwrap();
+    let (log, out) = (ab.log(), gone.join("ab.json"));
+    let b = format!(
+        "test $(grep -c b {}) -lt 2 || {{ rm -r {}; exit 3; }}",
+        log.display(),
+        gone.display()
+    );
+    let mut command = ab.command(&b, &["-c", "5", "--out", out.to_str().unwrap()]);
+    let output = command.env("TMPDIR", ab.dir.path()).output().unwrap();
+    let (_, error) = texts(&output);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert_has(
+        &error,
+        &["exit status 3", "A is in force again", "is kept in"],
+    );
+}
+
 /// A half whose probes have all been sent, and wait for their answers.
 #[test]
 fn who_ends_an_ab_between_two_halves() {
