@@ -376,8 +376,7 @@ pub fn gone(rules: &[Installed]) -> Result<HashSet<u32>> {
     let mut gone = HashSet::new();
     for (backend, rules) in by_backend(rules) {
         let lost = match backend {
-            Backend::Nft if nft::holds(&rules)? => vec![],
-            Backend::Nft => rules,
+            Backend::Nft => nft::gone(rules)?,
             Backend::Module => module::gone(rules)?,
             _ => bpf::gone(rules)?,
         };
@@ -440,11 +439,7 @@ pub fn lost(rules: &[Installed]) -> HashMap<u32, String> {
 /// # Errors
 /// When what could be put back is refused.
 pub(crate) fn repair(store: &mut Store) -> Result<usize> {
-    let mut back = 0;
-    let nft = store.all_of(Backend::Nft)?;
-    if nft::repair(&nft)? {
-        back += nft.len();
-    }
+    let mut back = nft::repair(store.all_of(Backend::Nft)?)?;
     let all = store.all()?;
     let lost = gone(&all)?;
     for old in all.into_iter().filter(|i| lost.contains(&i.id)) {

@@ -13,6 +13,7 @@ mod recover;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
+use std::slice::from_ref;
 
 use anyhow::{Context, Result};
 use netlink_sys::protocols::NETLINK_NETFILTER;
@@ -23,7 +24,8 @@ use crate::netlink::conntrack;
 use crate::netlink::nft;
 use crate::netlink::uapi::NFNL_SUBSYS_NFTABLES;
 use crate::netlink::wire::{
-    self, attribute, c_string, ip_bytes, nest, netfilter, unless, Attributes, NFNL_HEADER_LEN,
+    self, attribute, c_string, ip_bytes, nest, netfilter, unless, Attributes, Socket,
+    NFNL_HEADER_LEN,
 };
 
 pub(super) use recover::found;
@@ -48,6 +50,9 @@ const NFTA_COUNTER_BYTES: u16 = 1;
 const NFTA_COUNTER_PACKETS: u16 = 2;
 /// Elements of a message: the attribute around them holds less than 64 KiB.
 const ELEMENTS: usize = 400;
+/// Elements that are asked for by one message: the kernel answers about each, and an ordinary socket holds dozens
+/// of answers.
+const ASKED: usize = 16;
 
 /// Redirects from now on; all of them or, on failure, none. `others` are the rules of this backend
 /// that are there already, and `one` is one of them: they come back where something else has removed or
@@ -57,20 +62,21 @@ pub fn install(
     one: &[Installed],
     others: impl FnOnce() -> Result<Vec<Installed>>,
 ) -> Result<()> {
-    if !holds(one)? {
+    if !is_whole()? || !has(&mut asker()?, one)? {
         let others = others()?;
         make_anew(&others)?;
         if !others.is_empty() {
-            let rules = count(others.len(), "rule");
-            eprintln!("mountain: {LOST}: it is back, with {rules}");
+            eprintln!("mountain: {}", lost(others.len()));
         }
     }
     elements(&[NFT_MSG_NEWSETELEM], new)
 }
 
-/// What has happened to a table that is made anew.
-pub(super) const LOST: &str =
-    "something had removed or emptied the nftables table mountain_redirect";
+/// What is said of rules that had to be put back.
+pub(super) fn lost(rules: usize) -> String {
+    let rules = count(rules, "rule");
+    format!("put back {rules} that something had removed from the nftables table {TABLE}")
+}
 
 /// Makes the table with these rules, whatever is left of it.
 fn make_anew(rules: &[Installed]) -> Result<()> {
@@ -92,19 +98,24 @@ fn make(rules: &[Installed]) -> Result<()> {
     })
 }
 
-/// Puts the table and its rules back if something has removed or emptied it; says whether it had to.
-pub(crate) fn repair(all: &[Installed]) -> Result<bool> {
-    if all.is_empty() || holds(all)? {
-        return Ok(false);
+/// Puts the table or single rules back if something has removed them; says how many rules.
+pub(crate) fn repair(all: Vec<Installed>) -> Result<usize> {
+    let whole = is_whole()?;
+    let gone = if whole { missing(&all)? } else { all };
+    if gone.is_empty() {
+        return Ok(0);
     }
-    make_anew(all)?;
+    match whole {
+        true => elements(&[NFT_MSG_NEWSETELEM], &gone)?,
+        false => make_anew(&gone)?,
+    }
     // What came by meanwhile went where it was sent, and its flows would go on doing so.
-    let rules: Vec<_> = all
+    let rules: Vec<_> = gone
         .iter()
         .map(|installed| installed.rule.redirected())
         .collect();
     conntrack::forget_direct(&rules)?;
-    Ok(true)
+    Ok(gone.len())
 }
 
 /// Does not redirect any more, whether these were (all) there or not. `last`: there is no other rule
@@ -125,24 +136,59 @@ pub(crate) fn is_there() -> Result<bool> {
     nft::has_table(TABLE).context(CANNOT_ASK)
 }
 
-/// Whether the table has all of its nft rules, and holds these of ours, if there are any. The first one tells: what
-/// empties sets spares none. (`nft flush table` leaves the sets as they are.)
-pub(super) fn holds(rules: &[Installed]) -> Result<bool> {
-    if nft::count_rules(TABLE).context(CANNOT_ASK)? < skeleton_rules() {
-        return Ok(false);
+/// Those of `rules` that are not in force.
+pub(super) fn gone(rules: Vec<Installed>) -> Result<Vec<Installed>> {
+    match is_whole()? {
+        true => missing(&rules),
+        false => Ok(rules),
     }
-    let Some(first) = rules.iter().flat_map(elements_of).next() else {
-        return Ok(true);
-    };
-    let set = first.set.clone();
-    let key = Element {
-        data: None,
-        ..first
-    };
-    let asked = message(&set, &[key]);
-    let found = wire::request(NETLINK_NETFILTER, NFT_MSG_GETSETELEM, 0, &asked);
-    let found = unless(found, &[libc::ENOENT]).context(CANNOT_ASK)?;
-    Ok(found.is_some())
+}
+
+/// Whether the table has all of its nft rules, without which it redirects nothing. (`nft flush table` leaves the sets
+/// as they are.)
+fn is_whole() -> Result<bool> {
+    Ok(nft::count_rules(TABLE).context(CANNOT_ASK)? >= skeleton_rules())
+}
+
+/// Those of `rules` that the sets of the table lack.
+fn missing(rules: &[Installed]) -> Result<Vec<Installed>> {
+    let (mut asker, mut missing) = (asker()?, Vec::new());
+    for some in rules.chunks(ASKED) {
+        if has(&mut asker, some)? {
+            continue;
+        }
+        for one in some {
+            if !has(&mut asker, from_ref(one))? {
+                missing.push(one.clone());
+            }
+        }
+    }
+    Ok(missing)
+}
+
+fn asker() -> Result<Socket> {
+    Socket::open_for(NETLINK_NETFILTER).context(CANNOT_ASK)
+}
+
+/// Whether the table names the targets of all these rules. What else makes up a rule comes and goes with that.
+fn has(asker: &mut Socket, rules: &[Installed]) -> Result<bool> {
+    let mut keys: BTreeMap<String, Vec<Element>> = BTreeMap::new();
+    for rule in rules {
+        let target = target_of(rule);
+        let key = Element {
+            data: None,
+            ..target
+        };
+        keys.entry(key.set.clone()).or_default().push(key);
+    }
+    for (set, keys) in &keys {
+        let found = asker.request(NFT_MSG_GETSETELEM, 0, &message(set, keys));
+        let found = unless(found, &[libc::ENOENT]).context(CANNOT_ASK)?;
+        if found.is_none() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// How many nft rules the table is made with: the lines of its chains.
@@ -203,17 +249,23 @@ fn counted_by(direction: &str, installed: &Installed) -> (String, Vec<u8>) {
     }
 }
 
+/// The element by which a rule's packets get their target.
+fn target_of(installed: &Installed) -> Element {
+    let rule = &installed.rule;
+    let suffix = if rule.dev.is_some() { "_dev" } else { "" };
+    Element {
+        set: format!("to{}{suffix}", version(rule.from.ip())),
+        key: concat(rule.dev.as_deref(), Some(rule.proto), &[rule.from]),
+        data: Some(concat(None, None, &[rule.to])),
+    }
+}
+
 /// The elements that make up a rule.
 fn elements_of(installed: &Installed) -> Vec<Element> {
     let Installed { rule, plan, .. } = installed;
     let v = version(rule.from.ip());
     let (dev, proto) = (rule.dev.as_deref(), Some(rule.proto));
-    let suffix = if dev.is_some() { "_dev" } else { "" };
-    let mut all = vec![Element {
-        set: format!("to{v}{suffix}"),
-        key: concat(dev, proto, &[rule.from]),
-        data: Some(concat(None, None, &[rule.to])),
-    }];
+    let mut all = vec![target_of(installed)];
     for direction in ["forward", "reply"] {
         let (set, key) = counted_by(direction, installed);
         let data = None;

@@ -305,10 +305,9 @@ impl Watcher<'_> {
     /// The nft rule is always there; rules of an earlier version, which had chosen something else by
     /// itself, get one.
     fn put_back(&self, store: &mut Store) -> Result<()> {
-        let by_nft = store.all_of(Backend::Nft)?;
-        if nft::repair(&by_nft)? {
-            let rules = count(by_nft.len(), "rule");
-            (self.say)(&format!("{}: it is back, with {rules}", nft::LOST));
+        match nft::repair(store.all_of(Backend::Nft)?)? {
+            0 => {}
+            back => (self.say)(&nft::lost(back)),
         }
         let mut old = store.all()?;
         old.retain(|i| !i.fixed && i.plan.backend.is_bpf());

@@ -116,6 +116,41 @@ fn a_killed_restore_loses_no_rule() {
     net.assert_clean();
 }
 
+/// An earlier version had chosen BPF for a rule by itself. The process that gives the rule to nft is killed half-way.
+#[test]
+fn a_rule_on_its_way_to_nft_is_not_taken_for_one_in_force() {
+    let net = Net::serving();
+    // Another one that nft has.
+    net.redirect("add --proto udp --from 10.0.8.17:9 --to 10.0.1.2:9");
+    net.router.with(|| {
+        let wanted = Wanted {
+            rule: Rule::new(
+                Proto::Udp,
+                "10.0.8.17:8080".parse().unwrap(),
+                "10.0.1.2:8083".parse().unwrap(),
+            ),
+            backend: Some(Backend::Tcx),
+            fix: false,
+        };
+        let mut store = actions::open(true).unwrap();
+        let planned = actions::plan(&store, &[wanted]).remove(0).unwrap();
+        let Added::New(mut planned) = planned else {
+            panic!("it is there already");
+        };
+        planned.fixed = false;
+        actions::put(&mut store, vec![planned]).unwrap();
+    });
+    net.killed("watch", "renew");
+    let list = net.list();
+    let of = |id: usize| (list[id].installed.plan.backend, list[id].active);
+    assert_eq!(of(0), (Backend::Nft, true));
+    assert_eq!(of(1), (Backend::Nft, false));
+    let none = tempfile::NamedTempFile::new().unwrap();
+    let restore = format!("restore --config {}", none.path().display());
+    net.says(&restore, "brought back 1 rule");
+    net.reaches("server");
+}
+
 #[test]
 fn a_killed_del_is_finished() {
     let net = Net::serving();

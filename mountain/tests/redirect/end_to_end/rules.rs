@@ -200,6 +200,26 @@ fn what_something_else_removed_is_said_and_comes_back() {
     net.assert_clean();
 }
 
+/// What takes out one rule leaves the first of them, and the counters of the others.
+#[test]
+fn a_single_rule_that_is_gone_is_said_and_comes_back() {
+    let net = Net::serving();
+    net.serve(&net.server, "six", "[fd01::2]:9");
+    net.redirect("add --proto udp --from [fd08::17]:9 --to [fd01::2]:9");
+    net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
+    assert_answers(&net.client.udp("[fd08::18]:0"), "[fd08::17]:9", "six");
+    let is_active = || net.list().iter().map(|r| r.active).collect::<Vec<_>>();
+    assert_eq!(is_active(), [true, true]);
+    net.router.run("nft flush map inet mountain_redirect to4");
+    assert_eq!(is_active(), [true, false]);
+    let none = tempfile::NamedTempFile::new().unwrap();
+    let restore = format!("restore --config {}", none.path().display());
+    net.says(&restore, "brought back 1 rule that something had removed");
+    assert_eq!(is_active(), [true, true]);
+    assert_answers(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080", "server");
+    assert_eq!(net.counted(0)[0], 1, "its table was not made anew");
+}
+
 /// The unit adds what the file names and watches, so that it is put back after nftables has been loaded
 /// anew, and takes all away.
 #[test]
