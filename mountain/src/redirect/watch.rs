@@ -32,7 +32,7 @@ use super::bpf::fast::{self, Fast};
 use super::preflight::firewall;
 use super::preflight::HostReadings;
 use super::store::Store;
-use super::{actions, nft, Backend, Finding, Installed, Plan, Proto};
+use super::{actions, nft, Backend, Finding, Installed, Proto};
 use crate::host::atomic_file::is_at;
 use crate::host::capabilities;
 use crate::host::text::count;
@@ -474,17 +474,11 @@ impl Watcher<'_> {
     }
 }
 
-/// Whether a rule is carried by what rests on far ends: on their features, size and master.
+/// Whether a rule is carried by what rests on far ends: on their features, size and master. By themselves these backends
+/// are chosen on veths only.
 fn is_by_far_ends((rule, choice): &Choice) -> bool {
-    let Plan {
-        backend,
-        client_dev,
-        target_dev,
-        ..
-    } = &rule.plan;
-    let mut devices = [client_dev, target_dev].into_iter().flatten();
-    let hangs = matches!(backend, Backend::XdpRedirect | Backend::TcxPeer);
-    choice.is_ok() && hangs && devices.any(|d| d.peer)
+    let backend = rule.plan.backend;
+    choice.is_ok() && matches!(backend, Backend::XdpRedirect | Backend::TcxPeer)
 }
 
 /// Why no backend that goes around the firewall is right.

@@ -185,6 +185,39 @@ fn auto_takes_the_fastest_that_is_correct() {
     net.redirect(&format!("del --proto udp --from {from}"));
 }
 
+/// A far end may be a port of a bridge in its own namespace. Nothing tells of its features either, without which XDP
+/// would lose what it redirects there.
+#[test]
+fn far_ends_on_bridges_are_looked_at_too() {
+    let net = Net::new();
+    for (ns, port, address, via) in [
+        (&net.client, "c0", "10.0.8.18/24", "10.0.8.17"),
+        (&net.server, "s0", "10.0.1.2/24", "10.0.1.1"),
+    ] {
+        ethtool(ns, port, "tx off gro on");
+        ns.ip(&format!("addr flush dev {port}"));
+        ns.ip("link add br0 type bridge");
+        ns.ip(&format!("link set {port} master br0"));
+        ns.bring_up("br0", &[address]);
+        ns.ip(&format!("route add default via {via}"));
+    }
+    let (_, from, to) = places(false);
+    net.redirect(&format!(
+        "add --proto udp --from {from} --to {to} --backend auto"
+    ));
+    let _watch = net.router.start(MOUNTAIN, &["redirect", "watch"]);
+    let wait_for = |backend: &str| {
+        wait_until(&format!("by {backend}"), TIMEOUT, || {
+            net.list()[0].carried_by.to_string() == backend
+        });
+    };
+    wait_for("xdp-redirect");
+    // What follows a new program has been looked at by then.
+    std::thread::sleep(Duration::from_secs(1));
+    ethtool(&net.client, "c0", "gro off");
+    wait_for("nft");
+}
+
 /// All backends at once, the BPF ones with two targets between them.
 #[test]
 fn backends_work_side_by_side_and_go_one_at_a_time() {
