@@ -4,6 +4,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpStream, UdpSocket};
+use std::path::Path;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -261,6 +262,35 @@ fn a_target_that_loses_its_address_is_noticed() {
     std::thread::sleep(Duration::from_secs(1));
     net.server.ip("addr del 10.0.1.2/24 dev s0");
     wait_for(&net, "nft");
+}
+
+/// tcx-peer would go on where the kernel no longer forwards. Since Linux 6.17 a setting decides that on which no route
+/// hangs, so that nothing else tells of it.
+#[test]
+fn devices_that_no_longer_forward_ipv6_are_noticed() {
+    let net = Net::serving();
+    let setting = Path::new("/proc/sys/net/ipv6/conf/all/force_forwarding");
+    if !net.router.with(|| setting.exists()) {
+        return;
+    }
+    for (of, value) in [
+        ("all.forwarding", "0"),
+        ("all.force_forwarding", "1"),
+        ("rc.forwarding", "1"),
+        ("rs.forwarding", "1"),
+    ] {
+        net.router.sysctl(&format!("net.ipv6.conf.{of}"), value);
+    }
+    net.redirect("add --proto udp --from [fd08::17]:1 --to [fd01::2]:1 --backend auto");
+    let _watching = watch(&net);
+    wait_for(&net, "tcx-peer");
+    // What follows a new program has been looked at by then.
+    std::thread::sleep(Duration::from_secs(1));
+    net.router.sysctl("net.ipv6.conf.all.force_forwarding", "0");
+    // Sooner than far ends are looked at again.
+    wait_until("by nft", Duration::from_secs(3), || {
+        carried(&net) == ["nft"]
+    });
 }
 
 /// The client has another address, 10.9.9.9, which it is reached at by a way of its own.
