@@ -217,6 +217,11 @@ impl Store {
         numbered.filter_map(|(id, record)| record.entry(id))
     }
 
+    /// The one of this number.
+    pub(crate) fn entry(&self, id: u32) -> Option<Entry<'_>> {
+        self.records.get(id as usize)?.entry(id as usize)
+    }
+
     /// All rules that are installed, parsed.
     pub fn all(&self) -> Result<Vec<Installed>> {
         self.parse(|entry| entry.state == RuleState::Active)
@@ -254,8 +259,7 @@ impl Store {
 
     /// Those of these numbers, without a look at all others.
     pub(crate) fn by_ids(&self, ids: impl Iterator<Item = u32>) -> Result<Vec<Installed>> {
-        let entry = |id: u32| self.records.get(id as usize)?.entry(id as usize);
-        self.read(ids.filter_map(entry))
+        self.read(ids.filter_map(|id| self.entry(id)))
     }
 
     fn read<'a>(&self, entries: impl Iterator<Item = Entry<'a>>) -> Result<Vec<Installed>> {

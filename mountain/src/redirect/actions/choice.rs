@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use anyhow::{anyhow, bail, ensure, Context, Result};
 
 use crate::redirect::preflight::HostReadings;
-use crate::redirect::store::{from_key, Entry, FromKey, Store};
+use crate::redirect::store::{from_key, Entry, FromKey, RuleState, Store};
 use crate::redirect::validate::{self, RuleIndex};
 use crate::redirect::{bpf, Backend, Finding, Fix, Installed, Plan, Rule};
 
@@ -60,6 +60,13 @@ pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
         validate::here(rule)?;
         new.fits(rule)?;
         if let Some(installed) = validate::among(rule, store)? {
+            let entry = store.entry(installed.id);
+            ensure!(
+                entry.is_some_and(|entry| entry.state == RuleState::Active),
+                "rule {} is the same, and a command was ended while it added or deleted that: take all \
+                 off with `mountain redirect del --all`",
+                installed.id
+            );
             ensure!(
                 one.backend.is_none_or(|b| b == installed.plan.backend),
                 "rule {} is the same by another backend, {}; delete it first: \

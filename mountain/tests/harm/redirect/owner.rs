@@ -131,6 +131,9 @@ fn named_rules_of_another_version_go_on_until_all_are_deleted() {
         assert!(added.status.success(), "{added:?}");
         let told = ["while it deleted rule 0", other_version];
         assert_has(&stderr(&added), &told);
+        // What is half done is not there.
+        let again = format!("add {}", rule(8080, 8083));
+        net.refuses(&again, "rule 0 is the same, and a command was ended");
         go_on();
         let mut deleted = "deleted 3 rules\n";
         if damaged {
