@@ -107,7 +107,8 @@ pub fn run(stop: BorrowedFd, say: impl Fn(&str), ready: impl Fn()) -> Result<()>
             .wait(stop, POLL, rest)
             .context("cannot wait for changes")?;
     }
-    // Connections go on by nft.
+    // Connections go on by nft. Commands wait meanwhile, unless one takes too long itself.
+    let _locked = Store::open_within(LOCK_WAIT);
     fast::end()
 }
 

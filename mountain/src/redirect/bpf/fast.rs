@@ -16,7 +16,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use libbpf_rs::MapCore;
+use libbpf_rs::{ErrorKind, MapCore};
 
 use super::loaded::{entries, linked, LoadedObject, Needs, OtherVersion, Prog};
 use super::types::mtn_rd_flags;
@@ -226,9 +226,14 @@ pub fn lower(ids: &BTreeSet<u32>, hand_over: bool) -> Result<()> {
     let mut lowered = false;
     for (key, value) in entries(rules)? {
         if ids.contains(&read_from::<types::mtn_rd_rule>(&value).id) {
-            // No new flow begins here from now on.
-            rules.delete(&key).context("cannot take a rule out")?;
-            lowered = true;
+            // No new flow begins here from now on. Where the process that watches has waited for the list in vain, it
+            // takes all out at the same time.
+            match rules.delete(&key) {
+                Err(e) if e.kind() != ErrorKind::NotFound => {
+                    return Err(e).context("cannot take a rule out");
+                }
+                _ => lowered = true,
+            }
         }
     }
     if !lowered {
