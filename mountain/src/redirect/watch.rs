@@ -395,7 +395,7 @@ impl Watcher<'_> {
         }
         let lowered = fast::lower(&wrong, true);
         for id in wrong.iter().take(SHOWN) {
-            let by = carried[id].backend;
+            let by = carried[id].backend();
             match choices.get(id) {
                 Some((rule, Err(why))) => (self.say)(&format!(
                     "rule {id} ({}) is by nft now instead of {by}: {why}",

@@ -123,7 +123,7 @@ fn carried_by(installed: &Installed, carried: &HashMap<u32, Carried>) -> Backend
     carried
         .get(&installed.id)
         .filter(|_| !installed.fixed)
-        .map_or(installed.plan.backend, |carried| carried.backend)
+        .map_or(installed.plan.backend, Carried::backend)
 }
 
 /// The only device whose packets a rule is for.

@@ -21,7 +21,7 @@ use libbpf_rs::{ErrorKind, MapCore};
 use super::loaded::{entries, linked, LoadedObject, Needs, OtherVersion, Prog};
 use super::types::mtn_rd_flags;
 use super::{
-    backend_of, direct, each_flow, enter, forget_counters, forget_flows, hooks, read_from,
+    backend_of, bytes_of, direct, each_flow, enter, forget_counters, forget_flows, hooks, read_from,
 };
 use super::{rule_value, stats_of, types, wait_for_programs, Addresses, REPLY};
 use crate::bpf::hooks::Order;
@@ -150,24 +150,20 @@ fn cut() -> Result<()> {
     Ok(())
 }
 
-/// How a rule is carried.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Carried {
-    /// What moves its packets.
-    pub backend: Backend,
-    devices: [u32; 2],
-    macs: [[u8; 6]; 2],
-    snat: [u32; 4],
-}
+/// How a rule is carried: as the programs have it.
+#[derive(Clone, Copy, Debug)]
+pub struct Carried(types::mtn_rd_rule);
 
 impl Carried {
-    fn of(rule: &types::mtn_rd_rule) -> Self {
-        Self {
-            backend: backend_of(rule.backend),
-            devices: [rule.client_dev, rule.target_dev],
-            macs: [rule.client_mac, rule.target_mac],
-            snat: rule.snat,
-        }
+    /// What moves its packets.
+    pub fn backend(&self) -> Backend {
+        backend_of(self.0.backend)
+    }
+}
+
+impl PartialEq for Carried {
+    fn eq(&self, other: &Self) -> bool {
+        bytes_of(&self.0) == bytes_of(&other.0)
     }
 }
 
@@ -179,7 +175,7 @@ pub(crate) fn as_carried(rules: &[Installed]) -> Result<HashMap<u32, Carried>> {
     let addresses = Addresses::read()?;
     let of = |installed: &Installed| {
         let value = rule_value(installed, &addresses).ok()?;
-        Some((installed.id, Carried::of(&value)))
+        Some((installed.id, Carried(value)))
     };
     Ok(rules.iter().filter_map(of).collect())
 }
@@ -193,9 +189,7 @@ pub fn carried() -> Result<HashMap<u32, Carried>> {
         return Ok(HashMap::new());
     };
     let rules = loaded.rules()?.into_iter();
-    Ok(rules
-        .map(|(_, rule)| (rule.id, Carried::of(&rule)))
-        .collect())
+    Ok(rules.map(|(_, rule)| (rule.id, Carried(rule))).collect())
 }
 
 /// What the fast backends have counted of these rules.

@@ -254,6 +254,30 @@ fn what_may_concern_the_packets_is_not_gone_around() {
     net.says(&format!("check {RULE}"), "the XDP program at s0");
 }
 
+/// Nothing announces here that the client is behind a bridge of its own namespace by now. What tcx-peer puts at the
+/// bridge's port is lost there.
+#[test]
+fn clients_that_move_behind_a_bridge_get_answers() {
+    let (net, _watching) = fast();
+    // What follows a new program has been looked at by then.
+    std::thread::sleep(Duration::from_secs(1));
+    net.client.ip("addr flush dev c0");
+    net.client.ip("link add br0 type bridge");
+    net.client.ip("link set c0 master br0");
+    net.client.bring_up("br0", &["10.0.8.18/24"]);
+    let socket = net.client.udp("10.0.8.18:0");
+    socket.set_read_timeout(PAUSE).unwrap();
+    wait_until("there are answers", PATIENCE, || {
+        socket.send_to(b"x", "10.0.8.17:8080").unwrap();
+        socket.recv(&mut [0; 100]).is_ok()
+    });
+    wait_for(&net, "tcx-peer");
+    socket.set_read_timeout(Some(LEAVE)).unwrap();
+    for _ in 0..10 {
+        assert_eq!(ask(&socket, "10.0.8.17:8080", "x").0, "server x");
+    }
+}
+
 /// Nothing announces here what changes in the target's namespace.
 #[test]
 fn a_target_that_loses_its_address_is_noticed() {
