@@ -25,6 +25,8 @@ use super::{features, firewall};
 pub(super) struct Known {
     /// The routes that lead on, of IPv6 or not; `None`: they cannot be read.
     ways: HashMap<bool, Option<Vec<WayOn>>>,
+    /// Settings of this namespace for IPv6 or not, some of which take a look through all routes.
+    hosts: HashMap<bool, Host>,
     namespaces: Namespaces,
 }
 
@@ -63,7 +65,11 @@ impl Namespaces {
 
 /// Everything that matters for `rule`.
 pub(super) fn gather(rule: &Rule, known: &mut Known) -> Result<HostFacts> {
-    let Known { ways, namespaces } = known;
+    let Known {
+        ways,
+        hosts,
+        namespaces,
+    } = known;
     let addresses = netlink::addresses().context("cannot list the addresses")?;
     let holder = addresses.iter().find(|(_, ip)| *ip == rule.from.ip());
     // The whole of 127.0.0.0/8 is this host's.
@@ -76,7 +82,7 @@ pub(super) fn gather(rule: &Rule, known: &mut Known) -> Result<HostFacts> {
         (None, Some((ifindex, _))) => Client::Device(*ifindex),
         (None, None) => Client::Unknown,
     };
-    let to = rule.to.ip();
+    let (to, ipv6) = (rule.to.ip(), rule.to.is_ipv6());
     let no_route = || format!("no route to {to}");
     let route = netlink::route_to(to).with_context(no_route)?;
 
@@ -93,9 +99,9 @@ pub(super) fn gather(rule: &Rule, known: &mut Known) -> Result<HostFacts> {
     let devices = indices
         .into_iter()
         .map(|ifindex| device(ifindex, &addresses, rule.from.ip(), namespaces));
-    let read = || netlink::ways_on(to.is_ipv6()).ok();
+    let read = || netlink::ways_on(ipv6).ok();
     let ways = match client {
-        Client::Device(_) => ways.entry(to.is_ipv6()).or_insert_with(read).as_deref(),
+        Client::Device(_) => ways.entry(ipv6).or_insert_with(read).as_deref(),
         _ => None,
     };
     let release = sysctl::text("kernel/osrelease").unwrap_or_default();
@@ -108,7 +114,7 @@ pub(super) fn gather(rule: &Rule, known: &mut Known) -> Result<HostFacts> {
         route,
         resolved,
         devices: devices.collect::<Result<_>>()?,
-        host: host(rule.to.is_ipv6()),
+        host: hosts.entry(ipv6).or_insert_with(|| host(ipv6)).clone(),
         // Not of the addresses alone: see `HostReadings`.
         firewall: firewall::FirewallEffects::default(),
         nft: firewall::has_nft(),
@@ -273,10 +279,10 @@ fn host(ipv6: bool) -> Host {
     Host {
         ip_forward: on("net/ipv4/ip_forward"),
         forwarding6: on("net/ipv6/conf/all/forwarding"),
-        learnt_default6: learnt_default(&table("ipv6_route")),
+        learnt_default6: ipv6 && learnt_default(&table("ipv6_route")),
         local_ports: ports.next().zip(ports.next()),
         policy_rules: netlink::policy_rules(ipv6).unwrap_or(true),
-        all_routable: all_routable(&table("route")),
+        all_routable: ipv6 || all_routable(&table("route")),
         // What cannot be asked may be there.
         ipsec: netlink::has_ipsec_policies().unwrap_or(true),
         netfilter_programs: netfilter_links().map_or(true, |links| !links.is_empty()),
