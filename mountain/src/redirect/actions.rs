@@ -4,7 +4,7 @@
 
 mod choice;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::slice::from_ref;
 
 use anyhow::Result;
@@ -84,7 +84,7 @@ pub fn keep(store: &mut Store, rules: &[Installed]) -> Result<()> {
     for installed in &mut changed {
         installed.fixed = true;
     }
-    bpf::fast::lower(&changed.iter().map(|i| i.id).collect(), true)?;
+    bpf::fast::lower(&changed.iter().map(|i| i.id).collect())?;
     store.replace(&changed)
 }
 
@@ -206,8 +206,7 @@ fn take_off(store: &Store, rules: &[Installed]) -> Result<()> {
                     .entries()
                     .any(|entry| entry.backend() == backend && !are_these.contains(&entry.id));
                 if rules.iter().any(|i| !i.fixed) {
-                    let ids: BTreeSet<u32> = rules.iter().map(|i| i.id).collect();
-                    bpf::fast::lower(&ids, false)?;
+                    bpf::fast::forget(&rules.iter().map(|i| i.id).collect())?;
                 }
                 nft::remove(&rules, last)?;
                 crash_point("del-remove");

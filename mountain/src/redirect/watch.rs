@@ -393,7 +393,7 @@ impl Watcher<'_> {
         if wrong.is_empty() {
             return Ok(());
         }
-        let lowered = fast::lower(&wrong, true);
+        let lowered = fast::lower(&wrong);
         for id in wrong.iter().take(SHOWN) {
             let by = carried[id].backend();
             match choices.get(id) {

@@ -16,14 +16,11 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use libbpf_rs::{ErrorKind, MapCore};
 
-use super::loaded::{entries, linked, LoadedObject, Needs, OtherVersion, Prog};
+use super::loaded::{linked, LoadedObject, Needs, OtherVersion, Prog};
 use super::types::mtn_rd_flags;
-use super::{
-    backend_of, bytes_of, direct, each_flow, enter, forget_counters, forget_flows, hooks, read_from,
-};
-use super::{rule_value, stats_of, types, wait_for_programs, Addresses, REPLY};
+use super::{backend_of, bytes_of, each_flow, enter, hooks, rule_value, stats_of, take_out};
+use super::{types, Addresses, REPLY};
 use crate::bpf::hooks::Order;
 use crate::bpf::now_ns;
 use crate::netlink::conntrack::adopt::{adopt, Running};
@@ -203,45 +200,28 @@ pub fn stats(ids: &[u32]) -> Result<Vec<Stats>> {
     }
 }
 
-/// Leaves these rules to nft. `hand_over`: with their running flows; otherwise those end, and with them what
-/// the rules have counted.
+/// Leaves these rules to nft, with their running flows.
 ///
 /// # Errors
 /// When the kernel refuses to read or change what is there.
-pub fn lower(ids: &BTreeSet<u32>, hand_over: bool) -> Result<()> {
-    let Some(loaded) = found_or_cut()? else {
-        return Ok(());
-    };
-    let ended = |loaded: &LoadedObject| match hand_over {
-        true => Ok(()),
-        false => ids.iter().try_for_each(|id| forget_counters(loaded, *id)),
-    };
-    let rules = loaded.map("rules")?;
-    let mut lowered = false;
-    for (key, value) in entries(rules)? {
-        if ids.contains(&read_from::<types::mtn_rd_rule>(&value).id) {
-            // No new flow begins here from now on. Where the process that watches has waited for the list in vain, it
-            // takes all out at the same time.
-            match rules.delete(&key) {
-                Err(e) if e.kind() != ErrorKind::NotFound => {
-                    return Err(e).context("cannot take a rule out");
-                }
-                _ => lowered = true,
-            }
-        }
+pub fn lower(ids: &BTreeSet<u32>) -> Result<()> {
+    match found_or_cut()? {
+        Some(loaded) if !ids.is_empty() => take_out(&loaded, ids, || {
+            running(&loaded, ids).and_then(|flows| adopt(&flows))
+        }),
+        _ => Ok(()),
     }
-    if !lowered {
-        return ended(&loaded);
+}
+
+/// Ends these rules, their running flows, and what they have counted.
+///
+/// # Errors
+/// As [`lower`].
+pub(crate) fn forget(ids: &BTreeSet<u32>) -> Result<()> {
+    match found_or_cut()? {
+        Some(loaded) => super::forget(&loaded, ids),
+        None => Ok(()),
     }
-    let targets = direct::sweep(&loaded)?;
-    wait_for_programs();
-    let handed = match hand_over {
-        true => running(&loaded, ids).and_then(|flows| adopt(&flows)),
-        false => Ok(()),
-    };
-    // Whatever became of that: the new firewall must see these packets.
-    forget_flows(&loaded, ids, &targets)?;
-    handed.and_then(|()| ended(&loaded))
 }
 
 /// Takes all fast backends off, of whichever version, with the running flows of this one's handed over to nft.
@@ -251,7 +231,7 @@ pub fn lower(ids: &BTreeSet<u32>, hand_over: bool) -> Result<()> {
 pub fn end() -> Result<()> {
     let lowered = match carried() {
         Err(e) if e.is::<OtherVersion>() => Ok(()),
-        carried => carried.and_then(|all| lower(&all.into_keys().collect(), true)),
+        carried => carried.and_then(|all| lower(&all.into_keys().collect())),
     };
     cut()?;
     lowered

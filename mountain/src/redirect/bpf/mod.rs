@@ -24,7 +24,7 @@ use std::time::Duration;
 use std::{io, thread};
 
 use anyhow::{ensure, Context, Result};
-use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle};
 
 use super::{Backend, Installed, Plan, Rule, RuleDevice, Stats, Traffic};
 use crate::bpf::encode::{addr as words, to_addr as address};
@@ -338,23 +338,42 @@ pub fn remove(rules: &[Installed]) -> Result<()> {
     let Some(loaded) = LoadedObject::find(&attached()?)? else {
         return Ok(());
     };
-    for installed in rules {
-        let key = rule_key(&installed.rule, client_of(&installed.plan)?.ifindex);
-        // Only this one: while it is added, another for the same packets may be there.
-        let there = loaded.map("rules")?.lookup(bytes_of(&key), MapFlags::ANY)?;
-        if there.is_some_and(|v| read_from::<types::mtn_rd_rule>(&v).id == installed.id) {
-            let _ = loaded.map("rules")?.delete(bytes_of(&key));
-        }
-    }
-    let targets = direct::sweep(&loaded)?;
-    if !loaded.needs()?.0.is_empty() {
-        wait_for_programs();
-        forget_flows(&loaded, &rules.iter().map(|i| i.id).collect(), &targets)?;
-        for installed in rules {
-            forget_counters(&loaded, installed.id)?;
-        }
-    }
+    forget(&loaded, &rules.iter().map(|i| i.id).collect())?;
     detach_unneeded(&loaded)
+}
+
+/// Takes rules out of the programs, with their flows and what they have counted.
+fn forget(loaded: &LoadedObject, ids: &BTreeSet<u32>) -> Result<()> {
+    take_out(loaded, ids, || Ok(()))?;
+    ids.iter().try_for_each(|id| forget_counters(loaded, *id))
+}
+
+/// Takes rules out of the programs, and then their flows, once `hand_over` has seen to those.
+fn take_out(
+    loaded: &LoadedObject,
+    ids: &BTreeSet<u32>,
+    hand_over: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let rules = loaded.map("rules")?;
+    for (key, value) in entries(rules)? {
+        if ids.contains(&read_from::<types::mtn_rd_rule>(&value).id) {
+            // No new flow begins here from now on. Where the process that watches has waited for the list in vain, it
+            // takes all out at the same time.
+            match rules.delete(&key) {
+                Err(e) if e.kind() != ErrorKind::NotFound => {
+                    return Err(e).context("cannot take a rule out");
+                }
+                _ => {}
+            }
+        }
+    }
+    super::actions::crash_point("del-entries");
+    let targets = direct::sweep(loaded)?;
+    wait_for_programs();
+    let handed = hand_over();
+    // Whatever became of that: the new firewall must see these packets.
+    forget_flows(loaded, ids, &targets)?;
+    handed
 }
 
 /// Which of the rules are not in force: the rule is not in the kernel, or one of its programs is not

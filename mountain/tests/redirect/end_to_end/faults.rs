@@ -9,7 +9,7 @@ use mountain::redirect::{Backend, Proto, Rule, Snat};
 
 use super::RULE;
 use crate::net::{ask_in_vain, assert_answers, command, Net};
-use crate::support::{assert_has, stderr, MOUNTAIN};
+use crate::support::{assert_has, stderr, wait_until, LEAVE, MOUNTAIN};
 
 impl Net {
     /// A command that ends by SIGKILL after one of its steps.
@@ -164,6 +164,31 @@ fn a_killed_del_is_finished() {
         ask_in_vain(&socket, "10.0.8.17:8080");
         net.assert_clean();
     }
+}
+
+/// The rule is carried by something faster than nft, beside another one.
+#[test]
+fn a_killed_del_leaves_no_running_flow_either() {
+    let net = Net::serving();
+    for (port, to) in [(8080, 8083), (8081, 8084)] {
+        let rule = format!("--proto udp --from 10.0.8.17:{port} --to 10.0.1.2:{to}");
+        net.redirect(&format!("add {rule} --backend auto"));
+    }
+    let _watch = net.router.start(MOUNTAIN, &["redirect", "watch"]);
+    wait_until("both are fast", LEAVE, || {
+        let mut rules = net.list().into_iter();
+        rules.all(|rule| rule.carried_by == Backend::TcxPeer)
+    });
+    let socket = net.client.udp("10.0.8.18:0");
+    for _ in 0..3 {
+        assert_answers(&socket, "10.0.8.17:8080", "server");
+    }
+    net.killed(&format!("del {RULE}"), "del-entries");
+    let said = net.next("list");
+    assert_has(&said, &["while it deleted rule 0", "finished"]);
+    ask_in_vain(&socket, "10.0.8.17:8080");
+    net.redirect("del --all");
+    net.assert_clean();
 }
 
 #[test]
