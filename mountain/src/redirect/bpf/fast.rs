@@ -19,8 +19,8 @@ use anyhow::{Context, Result};
 
 use super::loaded::{linked, LoadedObject, Needs, OtherVersion, Prog};
 use super::types::mtn_rd_flags;
-use super::{backend_of, bytes_of, each_flow, enter, hooks, rule_value, stats_of, take_out};
-use super::{types, Addresses, REPLY};
+use super::{backend_of, bytes_of, each_flow, enter, hooks, macs, rule_value, stats_of, take_out};
+use super::{types, REPLY};
 use crate::bpf::hooks::Order;
 use crate::bpf::now_ns;
 use crate::netlink::conntrack::adopt::{adopt, Running};
@@ -65,8 +65,8 @@ impl Fast {
         if rules.is_empty() {
             return Ok(());
         }
-        let addresses = Addresses::read()?;
-        let values = rules.iter().map(|rule| rule_value(rule, &addresses));
+        let macs = macs()?;
+        let values = rules.iter().map(|rule| rule_value(rule, &macs));
         let values = values.collect::<Result<Vec<_>>>()?;
         let needs = Needs::of_rules(&values);
         // What is attached stays one set, whatever became of this process's own handles.
@@ -80,7 +80,7 @@ impl Fast {
         attach(&mut self.links, loaded, &needs)?;
         let begun = &self.begun;
         let entered = rules.iter().zip(&values);
-        enter(loaded, &linked()?, &addresses, entered, |installed| {
+        enter(loaded, &linked()?, entered, |installed| {
             begun.get(&installed.id) != Some(&installed.rule.redirected())
         })?;
         let begin = rules.iter().map(|rule| (rule.id, rule.rule.redirected()));
@@ -169,9 +169,9 @@ impl PartialEq for Carried {
 /// # Errors
 /// When the devices cannot be listed.
 pub(crate) fn as_carried(rules: &[Installed]) -> Result<HashMap<u32, Carried>> {
-    let addresses = Addresses::read()?;
+    let macs = macs()?;
     let of = |installed: &Installed| {
-        let value = rule_value(installed, &addresses).ok()?;
+        let value = rule_value(installed, &macs).ok()?;
         Some((installed.id, Carried(value)))
     };
     Ok(rules.iter().filter_map(of).collect())
@@ -194,10 +194,7 @@ pub fn carried() -> Result<HashMap<u32, Carried>> {
 /// # Errors
 /// When the kernel refuses.
 pub fn stats(ids: &[u32]) -> Result<Vec<Stats>> {
-    match found()? {
-        Some(loaded) => stats_of(&loaded, ids),
-        None => Ok(vec![]),
-    }
+    stats_of(found()?, ids)
 }
 
 /// Leaves these rules to nft, with their running flows.

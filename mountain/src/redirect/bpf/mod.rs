@@ -20,8 +20,8 @@ mod skel {
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
+use std::thread;
 use std::time::Duration;
-use std::{io, thread};
 
 use anyhow::{ensure, Context, Result};
 use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle};
@@ -30,6 +30,7 @@ use super::{Backend, Installed, Plan, Rule, RuleDevice, Stats, Traffic};
 use crate::bpf::encode::{addr as words, to_addr as address};
 pub use crate::bpf::hooks;
 use crate::bpf::{bytes_of, read_from, sum_of_cpus};
+use crate::netlink;
 use hooks::DeviceHook;
 pub(super) use loaded::OtherVersion;
 use loaded::{attached, entries, AttachedProgram, LoadedObject, Needs, Prog};
@@ -79,38 +80,16 @@ fn backend_of(number: u8) -> Backend {
     }
 }
 
-/// Addresses of this namespace's devices.
-struct Addresses {
-    ethernet: HashMap<String, [u8; 6]>,
-    ip: HashSet<IpAddr>,
-}
+/// Ethernet addresses of this namespace's devices, by name.
+type Macs = HashMap<String, [u8; 6]>;
 
-impl Addresses {
-    fn read() -> Result<Self> {
-        let mut found = Self {
-            ethernet: HashMap::new(),
-            ip: HashSet::new(),
-        };
-        for entry in nix::ifaddrs::getifaddrs().context("cannot list the devices")? {
-            let Some(address) = entry.address else {
-                continue;
-            };
-            if let Some(mac) = address.as_link_addr().and_then(|a| a.addr()) {
-                found.ethernet.insert(entry.interface_name, mac);
-            } else if let Some(v4) = address.as_sockaddr_in() {
-                found.ip.insert(v4.ip().into());
-            } else if let Some(v6) = address.as_sockaddr_in6() {
-                found.ip.insert(v6.ip().into());
-            }
-        }
-        Ok(found)
-    }
-
-    fn of(&self, device: &RuleDevice) -> Result<[u8; 6]> {
-        let mac = self.ethernet.get(&device.name);
-        mac.copied()
-            .with_context(|| format!("{} has no Ethernet address", device.name))
-    }
+fn macs() -> Result<Macs> {
+    let all = nix::ifaddrs::getifaddrs().context("cannot list the devices")?;
+    let macs = all.filter_map(|entry| {
+        let mac = entry.address.as_ref()?.as_link_addr()?.addr()?;
+        Some((entry.interface_name, mac))
+    });
+    Ok(macs.collect())
 }
 
 /// An address with its port.
@@ -134,7 +113,7 @@ fn client_of(plan: &Plan) -> Result<&RuleDevice> {
         .context("this backend needs the device that clients come in by: name it with --dev")
 }
 
-fn rule_value(installed: &Installed, addresses: &Addresses) -> Result<types::mtn_rd_rule> {
+fn rule_value(installed: &Installed, macs: &Macs) -> Result<types::mtn_rd_rule> {
     let Installed { id, rule, plan, .. } = installed;
     let client = client_of(plan)?;
     let target = plan.target_dev.as_ref();
@@ -154,6 +133,10 @@ fn rule_value(installed: &Installed, addresses: &Addresses) -> Result<types::mtn
     if rule.log.is_some() {
         flags |= LOG;
     }
+    let mac = |device: &RuleDevice| {
+        let mac = macs.get(&device.name).copied();
+        mac.with_context(|| format!("{} has no Ethernet address", device.name))
+    };
     Ok(types::mtn_rd_rule {
         to: words(rule.to.ip()),
         snat: plan.snat.map_or([0; 4], words),
@@ -163,8 +146,8 @@ fn rule_value(installed: &Installed, addresses: &Addresses) -> Result<types::mtn
         to_port: rule.to.port().to_be(),
         backend: backend_number(plan.backend),
         flags,
-        client_mac: addresses.of(client)?,
-        target_mac: target.map_or(Ok([0; 6]), |device| addresses.of(device))?,
+        client_mac: mac(client)?,
+        target_mac: target.map_or(Ok([0; 6]), mac)?,
         target_veth: target.is_some_and(|d| d.peer) as u8,
         client_veth: client.peer as u8,
         ..Default::default()
@@ -184,13 +167,15 @@ pub(super) fn is_readable() -> Result<()> {
 /// # Errors
 /// What the kernel lacks or refuses; another rule for the same packets. Nothing is left then.
 pub fn install(rules: &[Installed]) -> Result<()> {
-    let addresses = Addresses::read()?;
-    let values = rules.iter().map(|rule| rule_value(rule, &addresses));
+    let macs = macs()?;
+    let values = rules.iter().map(|rule| rule_value(rule, &macs));
     let mut values = values.collect::<Result<Vec<_>>>()?;
     // Below a fast backend's rule lies one of nft's, which may have a connection that is not known here:
     // only these rules take up what was lost.
+    let own = netlink::addresses().context("cannot list the addresses")?;
+    let own: HashSet<IpAddr> = own.into_iter().map(|(_, ip)| ip).collect();
     for (installed, value) in rules.iter().zip(&mut values) {
-        if addresses.ip.contains(&installed.rule.from.ip()) {
+        if own.contains(&installed.rule.from.ip()) {
             value.flags |= LOCAL;
         }
     }
@@ -199,7 +184,7 @@ pub fn install(rules: &[Installed]) -> Result<()> {
     let loaded = LoadedObject::complete(LoadedObject::find(&there)?, &needs.programs())?;
     let result = attach_missing(&loaded, &needs, &there).and_then(|()| {
         let rules = rules.iter().zip(&values);
-        enter(&loaded, &attached()?, &addresses, rules, |_| true)
+        enter(&loaded, &attached()?, rules, |_| true)
     });
     if result.is_err() {
         // Not those of other rules.
@@ -213,7 +198,6 @@ pub fn install(rules: &[Installed]) -> Result<()> {
 fn enter<'a>(
     loaded: &LoadedObject,
     there: &[AttachedProgram],
-    addresses: &Addresses,
     mut rules: impl Iterator<Item = (&'a Installed, &'a types::mtn_rd_rule)>,
     mut is_new: impl FnMut(&Installed) -> bool,
 ) -> Result<()> {
@@ -229,7 +213,7 @@ fn enter<'a>(
         let Installed { rule, plan, .. } = installed;
         let family = (rule.proto, rule.from.is_ipv6());
         if ways.insert((family, plan.backend, value.client_dev, value.target_dev)) {
-            verify::verify(loaded, there, addresses, installed)?;
+            verify::verify(loaded, there, installed, value)?;
         }
         // Without the packets that were sent for trial.
         set_counters(loaded, installed.id, counted.as_deref())?;
@@ -386,25 +370,21 @@ pub fn gone(rules: Vec<Installed>) -> Result<Vec<Installed>> {
     let Some(loaded) = LoadedObject::find(&there)? else {
         return Ok(rules);
     };
-    let at = |ifindex, prog| there.iter().any(|a| (a.ifindex, a.prog) == (ifindex, prog));
-    let is_there = |installed: &Installed| -> Result<bool> {
-        let Installed { id, rule, plan, .. } = installed;
-        let key = rule_key(rule, client_of(plan)?.ifindex);
-        let found = loaded.map("rules")?.lookup(bytes_of(&key), MapFlags::ANY)?;
-        let Some(value) = found.map(|v| read_from::<types::mtn_rd_rule>(&v)) else {
-            return Ok(false);
-        };
-        let needs = Needs::of_rules(&[value]);
-        let full = |d, p| p == Prog::Icmp && at(d, Prog::In);
-        Ok(value.id == *id && needs.0.iter().all(|&(d, p)| at(d, p) || full(d, p)))
+    let at: HashSet<(u32, Prog)> = there.iter().map(|a| (a.ifindex, a.prog)).collect();
+    let is_at = |&(ifindex, prog): &(u32, Prog)| {
+        at.contains(&(ifindex, prog)) || (prog == Prog::Icmp && at.contains(&(ifindex, Prog::In)))
     };
-    let mut gone = vec![];
-    for installed in rules {
-        if !is_there(&installed)? {
-            gone.push(installed);
-        }
-    }
-    Ok(gone)
+    let entered = loaded.rules()?.into_iter();
+    let entered: HashMap<u32, _> = entered.map(|(key, rule)| (rule.id, (key, rule))).collect();
+    let is_there = |installed: &Installed| {
+        let client = installed.plan.client_dev.as_ref()?;
+        let wanted = rule_key(&installed.rule, client.ifindex);
+        let (key, rule) = entered.get(&installed.id)?;
+        let needs = Needs::of_rules([rule]);
+        Some(bytes_of(&wanted) == bytes_of(key) && needs.0.iter().all(is_at))
+    };
+    let is_gone = |installed: &Installed| is_there(installed) != Some(true);
+    Ok(rules.into_iter().filter(is_gone).collect())
 }
 
 /// Takes off all that is here, of whichever version; rules and flows go with the programs.
@@ -412,15 +392,17 @@ pub fn gone(rules: Vec<Installed>) -> Result<Vec<Installed>> {
 /// # Errors
 /// When the kernel refuses.
 pub(crate) fn remove_all() -> Result<()> {
-    for a in attached()? {
-        match hooks::detach(a.prog.hook(), a.ifindex, a.program.fd.as_fd()) {
-            Err(e) if e.raw_os_error() != Some(libc::ENODEV) => {
-                return Err(e).context("cannot take a program off");
-            }
-            _ => {}
+    attached()?.iter().try_for_each(detach)
+}
+
+/// Takes a program off. One that is gone already is no error: the device may be gone.
+fn detach(a: &AttachedProgram) -> Result<()> {
+    match hooks::detach(a.prog.hook(), a.ifindex, a.program.fd.as_fd()) {
+        Err(e) if !matches!(e.raw_os_error(), Some(libc::ENODEV | libc::ENOENT)) => {
+            Err(e).context("cannot take a program off")
         }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Until whatever was running when this was called has ended: a packet that had just found a rule may
@@ -509,34 +491,24 @@ fn forget_flows(
 fn detach_unneeded(loaded: &LoadedObject) -> Result<()> {
     let needs = loaded.needs()?;
     let there = attached()?;
-    // What replaces another comes first.
+    let mut stand_ins = HashSet::new();
     for &(ifindex, prog) in &needs.0 {
         if prog == Prog::Icmp && !there.iter().any(|a| a.ifindex == ifindex && a.prog == prog) {
-            if let Some(fd) = loaded.programs.get(&prog) {
-                let _ = hooks::attach(prog.hook(), ifindex, fd.as_fd());
+            // What replaces another comes first. The full program does what the small one does, which may not be in
+            // the kernel any more.
+            let small = loaded.programs.get(&prog);
+            let attached = small.map(|fd| hooks::attach(prog.hook(), ifindex, fd.as_fd()));
+            if !matches!(attached, Some(Ok(()))) {
+                stand_ins.insert(ifindex);
             }
         }
     }
-    let has_icmp: BTreeSet<u32> = attached()?
-        .iter()
-        .filter(|a| a.prog == Prog::Icmp)
-        .map(|a| a.ifindex)
-        .collect();
-    for a in there {
-        // The full program does what the small one does, which may not be in the kernel any more.
-        let stands_in = a.prog == Prog::In
-            && needs.0.contains(&(a.ifindex, Prog::Icmp))
-            && !has_icmp.contains(&a.ifindex);
-        if !stands_in && !needs.0.contains(&(a.ifindex, a.prog)) {
-            let gone =
-                |e: &io::Error| matches!(e.raw_os_error(), Some(libc::ENODEV | libc::ENOENT));
-            match hooks::detach(a.prog.hook(), a.ifindex, a.program.fd.as_fd()) {
-                Err(e) if !gone(&e) => return Err(e).context("cannot take a program off"),
-                _ => {}
-            }
-        }
-    }
-    Ok(())
+    let is_needed = |a: &&AttachedProgram| {
+        needs.0.contains(&(a.ifindex, a.prog))
+            || (a.prog == Prog::In && stand_ins.contains(&a.ifindex))
+    };
+    let mut unneeded = there.iter().filter(|a| !is_needed(a));
+    unneeded.try_for_each(detach)
 }
 
 /// Counters of rules, by their ids; those that the kernel does not have are left out.
@@ -544,13 +516,13 @@ fn detach_unneeded(loaded: &LoadedObject) -> Result<()> {
 /// # Errors
 /// When the kernel refuses.
 pub fn stats(ids: &[u32]) -> Result<Vec<Stats>> {
-    match LoadedObject::find(&attached()?)? {
-        Some(loaded) => stats_of(&loaded, ids),
-        None => Ok(vec![]),
-    }
+    stats_of(LoadedObject::find(&attached()?)?, ids)
 }
 
-fn stats_of(loaded: &LoadedObject, ids: &[u32]) -> Result<Vec<Stats>> {
+fn stats_of(loaded: Option<LoadedObject>, ids: &[u32]) -> Result<Vec<Stats>> {
+    let Some(loaded) = loaded else {
+        return Ok(vec![]);
+    };
     let map = loaded.map("rule_stats")?;
     let mut all = vec![];
     for &id in ids {

@@ -13,7 +13,7 @@ use libbpf_rs::MapCore;
 
 use super::super::{Installed, Proto};
 use super::hooks::{self, DeviceHook};
-use super::{bytes_of, types, words, Addresses, AttachedProgram, LoadedObject, Prog, FLOWS};
+use super::{bytes_of, types, words, AttachedProgram, LoadedObject, Prog, FLOWS};
 use crate::netlink::{route_to, RouteTo};
 
 /// Addresses that are nobody's (RFC 5737, RFC 3849).
@@ -29,8 +29,8 @@ const PAYLOAD: &[u8] = b"mountain";
 pub fn verify(
     loaded: &LoadedObject,
     there: &[AttachedProgram],
-    addresses: &Addresses,
     installed: &Installed,
+    value: &types::mtn_rd_rule,
 ) -> Result<()> {
     let Installed { rule, plan, .. } = installed;
     let client_dev = super::client_of(plan)?;
@@ -47,7 +47,7 @@ pub fn verify(
             rule.proto,
             client,
             rule.from,
-            addresses.of(client_dev)?,
+            value.client_mac,
             STRANGER,
             64,
         );
@@ -69,7 +69,7 @@ pub fn verify(
         }
         // What the target would answer; the host itself answers by the client's device.
         let to = match &plan.target_dev {
-            Some(device) => addresses.of(device)?,
+            Some(_) => value.target_mac,
             None => STRANGER,
         };
         let packet = build(rule.proto, rule.to, new_src, to, STRANGER, 64);
