@@ -41,19 +41,7 @@ fn display(value: &impl clap::ValueEnum, f: &mut fmt::Formatter) -> fmt::Result 
 }
 
 /// A transport protocol that can be redirected.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    clap::ValueEnum,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 // The names say it all, and `--help` would show comments on them.
 #[allow(missing_docs)]
@@ -79,19 +67,7 @@ impl fmt::Display for Proto {
 }
 
 /// What moves the packets.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    clap::ValueEnum,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Backend {
     /// Destination NAT by nftables, with connection tracking: slowest, and right everywhere.
@@ -112,16 +88,8 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Those that `auto` tries, in this order.
-    pub const FASTEST_FIRST: [Self; 5] = [
-        Self::XdpRedirect,
-        Self::TcxPeer,
-        Self::Xdp,
-        Self::Tcx,
-        Self::Nft,
-    ];
-
-    /// All of them. Records in the store name a backend by its place here.
+    /// All of them, the fastest first, and last the module, which is never chosen. Records in the store name a backend
+    /// by its place here.
     pub const ALL: [Self; 6] = [
         Self::XdpRedirect,
         Self::TcxPeer,

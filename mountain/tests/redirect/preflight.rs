@@ -49,7 +49,7 @@ fn fresh_veths_refuse_xdp_for_checksums_and_napi() {
     let net = net.ready();
     for rule in [ordinary(), rule("[fd08::17]:8080", "[fd01::2]:8083")] {
         let found = net.look(&rule);
-        for backend in Backend::FASTEST_FIRST {
+        for backend in FASTEST_FIRST {
             assert_eq!(found.plan(backend).fixes, []);
             let found = found.of(backend);
             assert!(found.todo.is_empty() && !found.by_name_only, "{found:#?}");
@@ -183,13 +183,13 @@ fn bpf_needs_to_know_where_clients_come_in() {
     }
     transit.dev = Some("rc".to_owned());
     let found = net.look(&transit);
-    found.only(&Backend::FASTEST_FIRST);
+    found.only(&FASTEST_FIRST);
     found.notes(Tcx, "clients have to be routed through");
     let nft = found.plan(Nft);
     assert_eq!(nft.snat, None, "no hairpin by that device");
     assert_eq!(nft.client_dev.as_ref().unwrap().name, "rc");
     transit.dev = Some("nodev0".to_owned());
-    for backend in Backend::FASTEST_FIRST {
+    for backend in FASTEST_FIRST {
         net.look(&transit)
             .refuses(backend, "there is no device nodev0", "ip link");
     }
@@ -280,7 +280,7 @@ fn other_programs_stay() {
     assert_eq!(by_name(), [false, true]);
     attach_xdp(&net.client, "c0", "any");
     let found = net.look(&ordinary());
-    found.only(&Backend::FASTEST_FIRST);
+    found.only(&FASTEST_FIRST);
     for (end, near) in [("c0", "rc"), ("s0", "rs")] {
         let text = format!("the XDP program at {end}, the far end of {near}");
         found.notes(TcxPeer, &text);
@@ -309,7 +309,7 @@ fn several_next_hops() {
     };
     net.look(&always).only(&[Nft]);
     net.router.ip("route replace 10.9.9.9 via 10.0.1.2 dev rs");
-    net.look(&rule).only(&Backend::FASTEST_FIRST);
+    net.look(&rule).only(&FASTEST_FIRST);
     // One route with a next hop on the clients' device is a hairpin for some.
     net.router.ip(&format!(
         "route replace 10.9.9.9 {hop} nexthop via 10.0.8.18 dev rc"
@@ -328,7 +328,7 @@ fn peers_are_for_the_next_namespace() {
     found.refuses(TcxPeer, why, "use xdp-redirect");
     net.server.ip("addr add 10.0.3.3/32 dev lo");
     let found = net.look(&further);
-    found.only(&Backend::FASTEST_FIRST);
+    found.only(&FASTEST_FIRST);
     // The target's own route is no way back.
     assert!(!found.of(TcxPeer).by_name_only, "{found:#?}");
     net.router.ip("route del 10.0.3.0/24");

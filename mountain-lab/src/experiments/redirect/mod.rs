@@ -117,7 +117,8 @@ fn relative(what: &str, found: Option<&Metric>, limit: f64, reference: &str) -> 
 
 /// The rows of what a server answers: directly, and by each backend.
 fn plain_ways() -> Vec<Contender> {
-    let backends = Backend::FASTEST_FIRST.into_iter().rev();
+    let backends = Backend::ALL.into_iter().rev();
+    let backends = backends.filter(|backend| *backend != Backend::Module);
     let backends = backends.map(Contender::Backend);
     [Contender::Route].into_iter().chain(backends).collect()
 }

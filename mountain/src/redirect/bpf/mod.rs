@@ -203,7 +203,7 @@ fn enter<'a>(
 ) -> Result<()> {
     let mut done = Vec::new();
     // Rules that take the same way are right or wrong together.
-    let mut ways = BTreeSet::new();
+    let mut ways = HashSet::new();
     let entered = rules.try_for_each(|(installed, value)| {
         let counted = match is_new(installed) {
             true => None,

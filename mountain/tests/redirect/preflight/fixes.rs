@@ -63,7 +63,7 @@ fn forwarding_is_needed_and_can_be_switched_on() {
         ),
     ] {
         let found = net.look(&rule);
-        for backend in Backend::FASTEST_FIRST {
+        for backend in FASTEST_FIRST {
             let looks_up = matches!(backend, XdpRedirect | TcxPeer);
             let why = match rule.to.is_ipv4() || !looks_up {
                 true => "does not forward packets",
@@ -72,12 +72,12 @@ fn forwarding_is_needed_and_can_be_switched_on() {
             found.refuses(backend, why, todo);
         }
         let found = net.look_and_fix(&rule);
-        found.only(&Backend::FASTEST_FIRST);
+        found.only(&FASTEST_FIRST);
         let fixes = &found.plan(XdpRedirect).fixes;
         let pings = || net.client.pings(&format!("-c 1 -W 1 {}", rule.to.ip()));
         assert!(!pings());
         net.router.within(async || fixes::apply(fixes).unwrap());
-        net.look(&rule).only(&Backend::FASTEST_FIRST);
+        net.look(&rule).only(&FASTEST_FIRST);
         assert!(pings(), "{fixes:#?}");
         net.router.within(async || fixes::undo(fixes).unwrap());
         assert_eq!(values(), before);

@@ -5,7 +5,10 @@ use mountain::redirect::preflight::HostReadings;
 use mountain::redirect::{Backend, Finding, Plan, Proto, Rule, Snat};
 
 pub use crate::net::{ethtool, features, Net};
-use Backend::{Tcx, TcxPeer, Xdp, XdpRedirect};
+use Backend::{Nft, Tcx, TcxPeer, Xdp, XdpRedirect};
+
+/// Those that a rule may have without being asked for by name.
+pub const FASTEST_FIRST: [Backend; 5] = [XdpRedirect, TcxPeer, Xdp, Tcx, Nft];
 
 impl Net {
     /// The far ends are as XDP needs them.
@@ -95,7 +98,7 @@ impl Found {
 
     /// All are possible; comes to those that are not chosen unasked.
     pub fn by_name_only(&self) -> Vec<Backend> {
-        self.only(&Backend::FASTEST_FIRST);
+        self.only(&FASTEST_FIRST);
         let found = self.0.iter().filter(|f| f.by_name_only);
         found.map(|f| f.backend).collect()
     }
