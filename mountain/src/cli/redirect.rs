@@ -380,7 +380,7 @@ impl Del {
 
 /// The rule with a key.
 fn find(store: &Store, proto: Proto, from: SocketAddr, dev: Option<&str>) -> Result<Installed> {
-    let rules = store.all_from(proto, from)?;
+    let rules = store.parse(|entry| entry.is_from(proto, from))?;
     let found = rules.iter().find(|i| i.rule.dev.as_deref() == dev);
     let near: Vec<String> = rules
         .iter()

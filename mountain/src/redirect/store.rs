@@ -22,7 +22,6 @@ mod record;
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::net::SocketAddr;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -30,7 +29,7 @@ use std::time::Duration;
 use anyhow::{ensure, Context, Result};
 use nix::fcntl::Flock;
 
-use super::{Backend, Fix, Installed, Proto, MAX_RULES};
+use super::{Backend, Fix, Installed, MAX_RULES};
 use crate::bpf::{bytes_of, namespace_cookie};
 use crate::host::atomic_file;
 use crate::host::namespaces::this_namespace;
@@ -152,12 +151,8 @@ impl Store {
         let last = self.entries().max_by_key(|entry| entry.record.line_at);
         let many = self.len() > LOOKED_THROUGH;
         let last = last.map(|entry| entry.id);
-        let looked_at = self.parse(|entry| !many || Some(entry.id) == last)?;
-        let ids = self.entries().map(|entry| entry.id);
-        let mut ids: Vec<u32> = ids.filter(|id| !many || Some(*id) == last).collect();
-        ids.retain(|id| !looked_at.iter().any(|rule| rule.id == *id));
-        ensure!(ids.is_empty(), "rule {} has the line of another", ids[0]);
-        Ok(())
+        self.parse(|entry| !many || Some(entry.id) == last)
+            .map(drop)
     }
 
     /// Why the files could not be understood; there is nothing in the store then.
@@ -238,11 +233,6 @@ impl Store {
         self.by_ids(one.map(|entry| entry.id).into_iter())
     }
 
-    /// Those that redirect this address.
-    pub(crate) fn all_from(&self, proto: Proto, from: SocketAddr) -> Result<Vec<Installed>> {
-        self.parse(|entry| entry.is_from(proto, from))
-    }
-
     /// What killed commands have left half done.
     pub(crate) fn half_done(&self) -> Result<Vec<(RuleState, Installed)>> {
         let rules = self.parse(|entry| entry.state != RuleState::Active)?;
@@ -263,36 +253,22 @@ impl Store {
     }
 
     fn read<'a>(&self, entries: impl Iterator<Item = Entry<'a>>) -> Result<Vec<Installed>> {
-        let lines: Vec<(u64, usize)> = entries
-            .map(|entry| (entry.record.line_at, entry.record.line_length as usize))
-            .collect();
-        if lines.is_empty() {
+        let entries: Vec<Entry> = entries.collect();
+        if entries.is_empty() {
             return Ok(Vec::new());
         }
         let path = self.rules();
         let read = || -> Result<Vec<Installed>> {
             let file = File::open(&path)?;
-            // Many: all at once.
-            let all = match lines.len() {
-                0..100 => None,
-                _ => Some(fs::read(&path)?),
+            let line = |entry: &Entry| -> Result<Installed> {
+                let mut json = vec![0; entry.record.line_length as usize];
+                file.read_exact_at(&mut json, entry.record.line_at)?;
+                let rule: Installed = serde_json::from_slice(&json)?;
+                let id = entry.id;
+                ensure!(rule.id == id, "rule {id} has the line of another");
+                Ok(rule)
             };
-            lines
-                .iter()
-                .map(|&(at, length)| {
-                    let json = match &all {
-                        Some(all) => all
-                            .get(at as usize..at as usize + length)
-                            .map(<[u8]>::to_vec),
-                        None => {
-                            let mut json = vec![0; length];
-                            file.read_exact_at(&mut json, at)?;
-                            Some(json)
-                        }
-                    };
-                    Ok(serde_json::from_slice(&json.context("it is too short")?)?)
-                })
-                .collect()
+            entries.iter().map(line).collect()
         };
         read().with_context(|| format!("cannot read {}", path.display()))
     }

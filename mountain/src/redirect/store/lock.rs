@@ -25,7 +25,7 @@ const POLL: Duration = Duration::from_millis(10);
 pub fn lock(dir: &Path, wait: Duration) -> Result<Option<Flock<File>>> {
     let until = Instant::now() + wait;
     loop {
-        let mut file = match File::open(dir) {
+        let file = match File::open(dir) {
             Ok(file) => file,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(e).with_context(|| format!("cannot open {}", dir.display())),
@@ -35,26 +35,20 @@ pub fn lock(dir: &Path, wait: Duration) -> Result<Option<Flock<File>>> {
             let closed = file.set_permissions(Permissions::from_mode(0o700));
             closed.with_context(|| format!("cannot close {} to others", dir.display()))?;
         }
-        let locked = loop {
-            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(locked) => break locked,
-                Err((back, Errno::EWOULDBLOCK)) => file = back,
-                Err((_, e)) => bail!("cannot lock {}: {e}", dir.display()),
-            }
-            ensure!(
-                Instant::now() < until,
-                "{} has been locked for {} s by {}: wait until that has ended, or end it, and try \
-                 again",
-                dir.display(),
-                wait.as_secs_f32(),
-                holder(&file)
-            );
-            thread::sleep(POLL);
-        };
-        // Who held it may have removed the folder meanwhile, and others made one anew.
-        if is_at(&locked, dir) {
-            return Ok(Some(locked));
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            // Who held it may have removed the folder meanwhile, and others made one anew.
+            Ok(locked) if is_at(&locked, dir) => return Ok(Some(locked)),
+            Ok(_) | Err((_, Errno::EWOULDBLOCK)) => {}
+            Err((_, e)) => bail!("cannot lock {}: {e}", dir.display()),
         }
+        ensure!(
+            Instant::now() < until,
+            "{} has been locked for {} s by {}: wait until that has ended, or end it, and try again",
+            dir.display(),
+            wait.as_secs_f32(),
+            holder(dir)
+        );
+        thread::sleep(POLL);
     }
 }
 
@@ -82,8 +76,8 @@ pub(crate) fn make_locked(dir: &Path, wait: Duration) -> Result<Flock<File>> {
 }
 
 /// Names the process that has locked a file, by /proc/locks.
-fn holder(file: &File) -> String {
-    let Ok(meta) = file.metadata() else {
+fn holder(path: &Path) -> String {
+    let Ok(meta) = path.metadata() else {
         return "another process".to_owned();
     };
     let (major, minor) = (

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 use super::*;
+use crate::redirect::Proto;
 
 fn rule(id: u32) -> Installed {
     let mut installed = Installed::plain(id, &format!("192.0.2.1:{}", 1000 + id));
@@ -39,9 +40,9 @@ fn what_is_added_is_found_until_it_is_removed() {
     let mut store = open(&dir, false);
     assert_eq!(store.all().unwrap(), rules);
     assert_eq!(store.half_done().unwrap(), []);
-    let found = store.all_from(Proto::Udp, rules[1].rule.from).unwrap();
-    assert_eq!(ids(&found), [1]);
-    assert_eq!(store.all_from(Proto::Tcp, rules[1].rule.from).unwrap(), []);
+    let of = |proto| store.parse(|e| e.is_from(proto, rules[1].rule.from));
+    assert_eq!(ids(&of(Proto::Udp).unwrap()), [1]);
+    assert_eq!(of(Proto::Tcp).unwrap(), []);
     let some = store.by_ids([2, 0, 9].into_iter()).unwrap();
     assert_eq!(ids(&some), [2, 0]);
     let to = store
