@@ -39,17 +39,15 @@ impl Fix {
 /// # Errors
 /// The first that failed: the device is gone, the kernel refuses, privileges are missing.
 pub fn apply(fixes: &[Fix]) -> Result<()> {
-    let mut done: Vec<&Fix> = Vec::new();
+    let mut done = Vec::new();
     for fix in fixes {
         match make(fix).with_context(|| format!("cannot set {}", name(fix))) {
-            Ok(true) => done.push(fix),
+            Ok(true) => done.push(fix.clone()),
             // It was so already: not ours to take back.
             Ok(false) => {}
             Err(error) => {
-                for fix in done.into_iter().rev() {
-                    if let Err(e) = take_back(fix) {
-                        tracing::warn!("cannot set {} back: {e:#}", name(fix));
-                    }
+                if let Err(e) = undo(&done) {
+                    tracing::warn!("{e:#}");
                 }
                 return Err(error);
             }

@@ -78,21 +78,13 @@ pub(super) fn lost(rules: usize) -> String {
     format!("put back {rules} that something had removed from the nftables table {TABLE}")
 }
 
-/// Makes the table with these rules, whatever is left of it.
+/// Makes the table with these rules, whatever is left of it; not half of it.
 fn make_anew(rules: &[Installed]) -> Result<()> {
     if is_there()? {
         nft::delete_table(TABLE).with_context(cannot_change)?;
     }
-    make(rules)
-}
-
-/// Makes the table with these rules; not half of it.
-fn make(rules: &[Installed]) -> Result<()> {
     nft::run(SKELETON.as_bytes())?;
     super::actions::crash_point("table");
-    if rules.is_empty() {
-        return Ok(());
-    }
     elements(&[NFT_MSG_NEWSETELEM], rules).inspect_err(|_| {
         let _ = nft::delete_table(TABLE);
     })
@@ -110,11 +102,8 @@ pub(crate) fn repair(all: Vec<Installed>) -> Result<usize> {
         false => make_anew(&gone)?,
     }
     // What came by meanwhile went where it was sent, and its flows would go on doing so.
-    let rules: Vec<_> = gone
-        .iter()
-        .map(|installed| installed.rule.redirected())
-        .collect();
-    conntrack::forget_direct(&rules)?;
+    let rules = gone.iter().map(|i| i.rule.redirected());
+    conntrack::forget_direct(&rules.collect::<Vec<_>>())?;
     Ok(gone.len())
 }
 
@@ -298,6 +287,9 @@ fn version(address: IpAddr) -> u8 {
 /// Does each of these (NFT_MSG_NEWSETELEM, NFT_MSG_DELSETELEM) to all elements of these rules, in one
 /// transaction. Starting nft(8) for it would take longer than all the rest of an `add`.
 fn elements(verbs: &[u16], rules: &[Installed]) -> Result<()> {
+    if rules.is_empty() {
+        return Ok(());
+    }
     let mut sets: BTreeMap<String, Vec<Element>> = BTreeMap::new();
     for element in rules.iter().flat_map(elements_of) {
         sets.entry(element.set.clone()).or_default().push(element);

@@ -109,6 +109,18 @@ impl Case<'_> {
         }
     }
 
+    /// It is not chosen where nobody asks for it.
+    fn only_by_name(&mut self, why: &str) {
+        self.by_name_only = true;
+        self.note(format!(
+            "{why}, so that only nft is chosen unless it is named"
+        ));
+    }
+
+    fn skips(&mut self, what: &str) {
+        self.only_by_name(&format!("{} skips {what}", self.backend));
+    }
+
     /// A setting must be so. `why`: what is wrong where it is not.
     fn need(&mut self, setting: Setting, why: impl Into<String>) {
         let Setting { met, fix, by_hand } = setting;

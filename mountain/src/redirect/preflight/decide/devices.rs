@@ -67,11 +67,9 @@ impl Case<'_> {
         for device in [client, target] {
             if let Far::End(far) = &device.far {
                 if far.xdp && !far.here {
-                    self.by_name_only = true;
-                    self.note(format!(
-                        "{} skips the XDP program at {}, the far end of {}, so that only nft is chosen unless \
-                         it is named",
-                        self.backend, far.link.name, device.link.name
+                    self.skips(&format!(
+                        "the XDP program at {}, the far end of {}",
+                        far.link.name, device.link.name
                     ));
                 }
             }
@@ -88,10 +86,9 @@ impl Case<'_> {
         };
         let (name, mtu) = (&client.link.name, client.link.mtu);
         if largest > mtu {
-            self.by_name_only = true;
-            self.note(format!(
-                "replies may have {largest} bytes, and {name} carries {mtu}: {} loses datagrams in larger \
-                 fragments, so that only nft is chosen unless it is named",
+            self.only_by_name(&format!(
+                "replies may have {largest} bytes, and {name} carries {mtu}: {} loses datagrams in \
+                 larger fragments",
                 self.backend
             ));
         }
@@ -216,10 +213,8 @@ impl Case<'_> {
     /// A tag that the device has taken off the packet is nowhere that XDP looks.
     fn vlans(&mut self, device: &DeviceFacts) {
         if device.vlans {
-            self.by_name_only = true;
-            self.note(format!(
-                "VLAN devices stand on {}, and {} takes their packets for untagged ones, so that only nft is \
-                 chosen unless it is named",
+            self.only_by_name(&format!(
+                "VLAN devices stand on {}, and {} takes their packets for untagged ones",
                 device.link.name, self.backend
             ));
         }

@@ -139,9 +139,9 @@ impl Case<'_> {
         if !self.bypasses() {
             return;
         }
-        let (client, target) = (self.facts.client_device(), self.facts.target_device());
-        let host = &self.facts.host;
-        let of_host = [
+        let facts = self.facts;
+        let host = &facts.host;
+        for (is_there, what) in [
             // Such a backend looks a way up by fewer facts than the kernel, or by none.
             (host.policy_rules, "policy routing rules (ip rule)"),
             (host.ipsec, "IPsec policies (ip xfrm policy)"),
@@ -150,44 +150,39 @@ impl Case<'_> {
                 host.legacy_firewall,
                 "the rules of iptables-legacy, whose changes nothing announces",
             ),
-        ];
-        let there = of_host.into_iter().filter(|(is_there, _)| *is_there);
-        let mut skipped: Vec<String> = there.map(|(_, what)| what.to_owned()).collect();
-        for device in [client, target].into_iter().flatten() {
+        ] {
+            if is_there {
+                self.skips(what);
+            }
+        }
+        let devices = [facts.client_device(), facts.target_device()];
+        for device in devices.into_iter().flatten() {
             let name = &device.link.name;
-            let loose_drops = self.facts.host.policy_rules || !self.facts.host.all_routable;
+            let loose_drops = host.policy_rules || !host.all_routable;
             match device.sysctls.rp_filter {
                 _ if self.rule.from.is_ipv6() => {}
-                1 => skipped.push(format!("rp_filter = 1 on {name}")),
-                2 if loose_drops => skipped.push(format!(
+                1 => self.skips(&format!("rp_filter = 1 on {name}")),
+                2 if loose_drops => self.skips(&format!(
                     "rp_filter = 2 on {name}, which drops sources without a route"
                 )),
                 _ => {}
             }
             let shapes = |kind: &&String| !HARMLESS_QDISCS.contains(&kind.as_str());
             if let Some(kind) = device.qdiscs.kinds.iter().find(shapes) {
-                skipped.push(format!("the queueing discipline {kind} of {name}"));
+                self.skips(&format!("the queueing discipline {kind} of {name}"));
             }
             if device.qdiscs.filters {
-                skipped.push(format!("traffic-control filters or policers on {name}"));
+                self.skips(&format!("traffic-control filters or policers on {name}"));
             }
             if !device.tcx.is_empty() {
                 let names = device.tcx.join(", ");
-                skipped.push(format!("other BPF programs at tcx on {name}: {names}"));
+                self.skips(&format!("other BPF programs at tcx on {name}: {names}"));
             }
         }
-        for what in skipped {
-            self.by_name_only = true;
-            self.note(format!(
-                "{} skips {what}, so that only nft is chosen unless it is named",
-                self.backend
-            ));
-        }
-        if let Some(way) = &self.facts.elsewhere {
-            self.by_name_only = true;
-            self.note(format!(
-                "replies to some clients may leave by {way}, and {} does not translate ICMP errors that come \
-                 back there, so that only nft is chosen unless it is named",
+        if let Some(way) = &facts.elsewhere {
+            self.only_by_name(&format!(
+                "replies to some clients may leave by {way}, and {} does not translate ICMP errors \
+                 that come back there",
                 self.backend
             ));
         }
