@@ -9,7 +9,7 @@ use std::slice::from_ref;
 
 use anyhow::Result;
 
-use super::preflight::firewall::{self, Passed};
+use super::preflight::firewall::{self, Look, Passed};
 use super::preflight::HostReadings;
 use super::store::{Entry, RuleState, Store};
 use super::{bpf, fixes, module, nft, recover, Backend, Finding, Fix, Installed, Rule, Stats};
@@ -407,7 +407,8 @@ pub fn never(rules: &[Installed]) -> HashMap<u32, String> {
     let Ok(rules_of_others) = firewall::ruleset() else {
         return HashMap::new();
     };
-    let effects = |i: &Installed| firewall::of(&rules_of_others, &i.rule, &Passed::default());
+    let passed = Passed::default();
+    let effects = |i: &Installed| Look::at(&rules_of_others, &i.rule, &passed).all();
     let first = |i: &Installed| effects(i).never.into_iter().next();
     by_nft.filter_map(|i| Some((i.id, first(i)?))).collect()
 }

@@ -26,7 +26,7 @@ use anyhow::Result;
 use super::{Backend, Finding, Fix, Rule};
 use crate::netlink::ruleset::{DeviceFact, Ruleset};
 use crate::netlink::RouteTo;
-use firewall::{FirewallEffects, Passed};
+use firewall::{FirewallEffects, Look, Passed};
 
 /// The devices that the packets of a rule pass.
 fn passed(facts: &facts::HostFacts) -> Passed {
@@ -95,7 +95,7 @@ impl HostReadings {
             return Ok(None);
         };
         let translated = backend == Backend::Nft;
-        Ok(firewall::lost(rules, rule, &passed, translated))
+        Ok(Look::at(rules, rule, &passed).lost(translated))
     }
 
     fn facts(&mut self, rule: &Rule) -> Result<&facts::HostFacts> {
@@ -109,7 +109,7 @@ impl HostReadings {
         };
         let read = || firewall::ruleset().map_err(|e| e.to_string());
         facts.firewall = match self.rules.get_or_insert_with(read) {
-            Ok(rules) => firewall::of(rules, rule, &passed(facts)),
+            Ok(rules) => Look::at(rules, rule, &passed(facts)).all(),
             Err(why) => FirewallEffects {
                 unknown: Some(format!("the firewall cannot be read: {why}")),
                 ..FirewallEffects::default()

@@ -66,48 +66,37 @@ pub struct Passed {
     pub local: bool,
 }
 
-/// What these rules may do to the packets of a redirect.
-pub fn of(rules: &Ruleset, rule: &Rule, passed: &Passed) -> FirewallEffects {
-    if rules.is_empty() {
-        return FirewallEffects::default();
-    }
-    let look = Look {
-        rules,
-        rule,
-        passed,
-    };
-    FirewallEffects {
-        unknown: None,
-        around: look.around(),
-        before: look.before(),
-        drops: look.drops(),
-        never: look.never(),
-    }
-}
-
-/// What drops all packets of a redirect, or all replies, on their way through this host or to it. `translated`: they are
-/// nft's, so that connection tracking knows of the translation.
-pub(super) fn lost(
-    rules: &Ruleset,
-    rule: &Rule,
-    passed: &Passed,
-    translated: bool,
-) -> Option<String> {
-    let look = Look {
-        rules,
-        rule,
-        passed,
-    };
-    look.lost(translated)
-}
-
-struct Look<'a> {
+/// A look at rules for the packets of a redirect.
+pub struct Look<'a> {
     rules: &'a Ruleset,
     rule: &'a Rule,
     passed: &'a Passed,
 }
 
-impl Look<'_> {
+impl<'a> Look<'a> {
+    /// At these rules.
+    pub fn at(rules: &'a Ruleset, rule: &'a Rule, passed: &'a Passed) -> Self {
+        Self {
+            rules,
+            rule,
+            passed,
+        }
+    }
+
+    /// What the rules may do to the packets.
+    pub fn all(&self) -> FirewallEffects {
+        if self.rules.is_empty() {
+            return FirewallEffects::default();
+        }
+        FirewallEffects {
+            unknown: None,
+            around: self.around(),
+            before: self.before(),
+            drops: self.drops(),
+            never: self.never(),
+        }
+    }
+
     /// Packets to an address, from clients.
     fn to(&self, destination: SocketAddr) -> Facts {
         Facts {
@@ -248,7 +237,9 @@ impl Look<'_> {
         names(found.into_iter().filter(drops).collect())
     }
 
-    fn lost(&self, translated: bool) -> Option<String> {
+    /// What drops all packets of the redirect, or all replies, on their way through this host or to it. `translated`:
+    /// they are nft's, so that connection tracking knows of the translation.
+    pub(super) fn lost(&self, translated: bool) -> Option<String> {
         let (from, to) = (self.rule.from, self.rule.to);
         // Of what is tracked otherwise, or not at all, the state is not known.
         let is_tracked = |facts: &Facts| {
