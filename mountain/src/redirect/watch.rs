@@ -427,15 +427,12 @@ impl Watcher<'_> {
         new.retain(|rule| !waits(rule) || !under_way.contains(&rule.rule.redirected()));
         self.busy = new.len() < all;
         new.sort_by_key(|rule| rule.id);
-        if self.fast.raise(&new).is_ok() {
-            self.raised(&new);
-            return Ok(());
-        }
-        // Which of them is it?
-        for one in &new {
-            match self.fast.raise(std::slice::from_ref(one)) {
-                Ok(()) => self.raised(std::slice::from_ref(one)),
-                Err(e) => {
+        // Where one of many is in the way, it is found by halves.
+        let (mut done, mut rest) = (Vec::new(), vec![&new[..]]);
+        while let Some(some) = rest.pop() {
+            match (self.fast.raise(some), some) {
+                (Ok(()), _) => done.extend_from_slice(some),
+                (Err(e), [one]) => {
                     let why = format!("{e:#}");
                     if self.refused.insert(one.id, why.clone()).as_ref() != Some(&why) {
                         let (id, by) = (one.id, one.plan.backend);
@@ -443,8 +440,13 @@ impl Watcher<'_> {
                         (self.say)(&format!("rule {id} ({rule}) stays by nft, not {by}: {why}"));
                     }
                 }
+                (Err(_), _) => {
+                    let (first, last) = some.split_at(some.len() / 2);
+                    rest.extend([last, first]);
+                }
             }
         }
+        self.raised(&done);
         Ok(())
     }
 
@@ -452,11 +454,8 @@ impl Watcher<'_> {
         for one in rules.iter().take(SHOWN) {
             let (id, by) = (one.id, one.plan.backend);
             let devices = [&one.plan.client_dev, &one.plan.target_dev];
-            let names: Vec<&str> = devices
-                .into_iter()
-                .flatten()
-                .map(|d| d.name.as_str())
-                .collect();
+            let names = devices.into_iter().flatten().map(|d| d.name.as_str());
+            let names: Vec<&str> = names.collect();
             self.refused.remove(&id);
             (self.say)(&format!(
                 "rule {id} ({}) is by {by} now, from {} on",
@@ -484,22 +483,16 @@ fn is_by_far_ends((rule, choice): &Choice) -> bool {
 
 /// Why no backend that goes around the firewall is right.
 fn why_not(findings: &[Finding]) -> String {
-    let around = [Backend::TcxPeer, Backend::XdpRedirect, Backend::Tcx];
-    let why = around.iter().find_map(|backend| {
-        let finding = findings.iter().find(|f| f.backend == *backend)?;
-        match finding.by_name_only {
-            true => finding
-                .notes
-                .iter()
-                .find(|n| n.contains("unless it is named"))
-                .cloned(),
-            false => None,
-        }
-    });
-    let refused = || {
-        let of = |b: &Backend| findings.iter().find(|f| f.backend == *b)?.refused.first();
-        around.iter().find_map(of).cloned()
-    };
-    why.or_else(refused)
-        .unwrap_or_else(|| "no faster backend is right here".to_owned())
+    let backends = [Backend::TcxPeer, Backend::XdpRedirect, Backend::Tcx];
+    let of = |backend: &Backend| findings.iter().find(|f| f.backend == *backend);
+    let around: Vec<&Finding> = backends.iter().filter_map(of).collect();
+    let mut notes = around
+        .iter()
+        .filter(|finding| finding.by_name_only)
+        .flat_map(|finding| &finding.notes);
+    notes
+        .find(|note| note.contains("unless it is named"))
+        .or_else(|| around.iter().find_map(|finding| finding.refused.first()))
+        .map_or("no faster backend is right here", String::as_str)
+        .to_owned()
 }
