@@ -29,17 +29,17 @@ const SOURCES: u64 = match u64::from_str_radix(env!("MOUNTAIN_REDIRECT_SOURCES")
     Err(_) => panic!("build.rs writes it so"),
 };
 
+/// A number by which tests have it otherwise: another version, or short idle times.
+fn told(variable: &str) -> Option<u64> {
+    match cfg!(feature = "test-hooks") {
+        true => std::env::var(variable).ok()?.parse().ok(),
+        false => None,
+    }
+}
+
 /// What tells this version's programs and maps from all others.
 fn sources() -> u64 {
-    // Tests have but one version.
-    #[cfg(feature = "test-hooks")]
-    if let Some(other) = std::env::var("MOUNTAIN_REDIRECT_VERSION")
-        .ok()
-        .and_then(|other| other.parse().ok())
-    {
-        return other;
-    }
-    SOURCES
+    told("MOUNTAIN_REDIRECT_VERSION").unwrap_or(SOURCES)
 }
 
 /// The programs of the object, by the names that the kernel keeps.
@@ -263,11 +263,7 @@ impl LoadedObject {
         let constants = constants.expect("the object has a .rodata");
         constants.sources = sources();
         // Tests cannot wait for three minutes.
-        #[cfg(feature = "test-hooks")]
-        if let Some(ms) = std::env::var("MOUNTAIN_REDIRECT_IDLE_MS")
-            .ok()
-            .and_then(|ms| ms.parse::<u64>().ok())
-        {
+        if let Some(ms) = told("MOUNTAIN_REDIRECT_IDLE_MS") {
             constants.idle_udp_ns = ms * 1_000_000;
             constants.idle_closing_ns = ms * 1_000_000;
         }
