@@ -12,12 +12,12 @@ use anyhow::Result;
 use super::preflight::firewall::{self, Look, Passed};
 use super::preflight::HostReadings;
 use super::store::{Entry, RuleState, Store};
-use super::{bpf, fixes, module, nft, recover, Backend, Finding, Fix, Installed, Rule, Stats};
+use super::{bpf, fixes, module, nft, recover, Backend, Fix, Installed, Rule, Stats};
 use crate::host::namespaces::{named, within};
 use crate::netlink::conntrack;
 
 pub use choice::{check, choose, plan, Added, Wanted};
-pub(super) use choice::{look, on_top, Beside};
+pub(super) use choice::{look, look_alone, on_top, Beside};
 
 /// Rules that are installed together, at most: so much nft takes at a time.
 pub const BATCH: usize = 4096;
@@ -128,9 +128,9 @@ fn install(store: &Store, rules: &[Installed]) -> Result<()> {
         match backend {
             Backend::Nft => {
                 // Rules that are renewed are on record as installed, and are not there.
-                let are_new: HashSet<u32> = rules.iter().map(|i| i.id).collect();
-                let one = store.one(|e| e.is_by(backend) && !are_new.contains(&e.id))?;
-                let others = || store.parse(|e| e.is_by(backend) && !are_new.contains(&e.id));
+                let is_other = beside(&rules);
+                let one = store.one(|e| e.is_by(backend) && is_other(&e))?;
+                let others = || store.parse(|e| e.is_by(backend) && is_other(&e));
                 nft::install(&rules, &one, others)?;
                 let rules: Vec<_> = rules.iter().map(|i| i.rule.redirected()).collect();
                 let forgotten = conntrack::forget_direct(&rules);
@@ -146,10 +146,16 @@ fn install(store: &Store, rules: &[Installed]) -> Result<()> {
     Ok(())
 }
 
+/// Tells what stands in the store beside these rules.
+fn beside(these: &[Installed]) -> impl Fn(&Entry) -> bool {
+    let these: HashSet<u32> = these.iter().map(|i| i.id).collect();
+    move |entry| !these.contains(&entry.id)
+}
+
 /// What these rules need changed and no other rule has changed.
 fn fixes_of(store: &Store, rules: &[Installed]) -> Result<Vec<Fix>> {
-    let are_these: HashSet<u32> = rules.iter().map(|i| i.id).collect();
-    let others = store.fixes(|entry| !are_these.contains(&entry.id))?;
+    let is_other = beside(rules);
+    let others = store.fixes(|entry| is_other(&entry))?;
     let mut fixes: Vec<Fix> = Vec::new();
     for fix in rules.iter().flat_map(|i| &i.plan.fixes) {
         if !others.contains(fix) && !fixes.contains(fix) {
@@ -173,7 +179,7 @@ fn warn<T>(done: Result<T>, what: &str) {
 /// begun with.
 pub fn del(store: &mut Store, rules: &[Installed]) -> Result<()> {
     let by_bpf = rules.iter().any(|i| i.plan.backend.is_bpf());
-    if by_bpf && !are_last_by_bpf(store, rules) {
+    if by_bpf && !are_last(store, rules, Backend::is_bpf) {
         bpf::is_readable()?;
     }
     store.removing(rules)?;
@@ -181,11 +187,11 @@ pub fn del(store: &mut Store, rules: &[Installed]) -> Result<()> {
     take_away(store, rules)
 }
 
-/// Whether no rule by BPF is left without these.
-fn are_last_by_bpf(store: &Store, these: &[Installed]) -> bool {
-    let these: HashSet<u32> = these.iter().map(|i| i.id).collect();
+/// Whether no rule by such a backend is left without these.
+fn are_last(store: &Store, these: &[Installed], by: impl Fn(Backend) -> bool) -> bool {
+    let is_other = beside(these);
     let mut entries = store.entries();
-    !entries.any(|e| e.backend().is_bpf() && !these.contains(&e.id))
+    !entries.any(|entry| by(entry.backend()) && is_other(&entry))
 }
 
 /// Takes away all of what there is of rules that are being added or deleted.
@@ -196,23 +202,20 @@ fn take_away(store: &mut Store, rules: &[Installed]) -> Result<()> {
 
 /// The same, and their records stay.
 fn take_off(store: &Store, rules: &[Installed]) -> Result<()> {
-    let are_these: HashSet<u32> = rules.iter().map(|i| i.id).collect();
+    let is_other = beside(rules);
     // Then whichever version of this program has installed them does not matter.
-    let last_by_bpf = are_last_by_bpf(store, rules);
+    let last_by_bpf = are_last(store, rules, Backend::is_bpf);
     for (backend, rules) in by_backend(rules) {
         match backend {
             Backend::Nft => {
-                let last = !store
-                    .entries()
-                    .any(|entry| entry.backend() == backend && !are_these.contains(&entry.id));
+                let last = are_last(store, &rules, |by| by == backend);
                 if rules.iter().any(|i| !i.fixed) {
                     bpf::fast::forget(&rules.iter().map(|i| i.id).collect())?;
                 }
                 nft::remove(&rules, last)?;
                 crash_point("del-remove");
                 // Rules that differ only in their device share connections: nothing tells whose they are.
-                let others = store.entries().filter(|e| !are_these.contains(&e.id));
-                let others: Vec<_> = others.collect();
+                let others: Vec<_> = store.entries().filter(&is_other).collect();
                 let is_shared = |rule: &Rule| {
                     let same = |e: &Entry| {
                         e.is_from(rule.proto, rule.from) && e.is_to(rule.proto, rule.to)
@@ -413,19 +416,6 @@ pub fn never(rules: &[Installed]) -> HashMap<u32, String> {
     by_nft.filter_map(|i| Some((i.id, first(i)?))).collect()
 }
 
-/// What the preflight says of a rule that is there.
-pub(super) fn look_again(store: &Store, installed: &Installed, fix: bool) -> Result<Vec<Finding>> {
-    let mut beside = Beside::read(store)?;
-    let beside = beside.except(Some(installed.id));
-    look(
-        beside,
-        &mut HostReadings::default(),
-        &installed.rule,
-        fix,
-        None,
-    )
-}
-
 /// Rules that may redirect nothing, by number, with what of the firewall drops all their packets or replies.
 pub fn lost(rules: &[Installed]) -> HashMap<u32, String> {
     let mut seen = HostReadings::default();
@@ -445,7 +435,7 @@ pub(crate) fn repair(store: &mut Store) -> Result<usize> {
     for old in all.into_iter().filter(|i| lost.contains(&i.id)) {
         // Its devices may be others by now, under their old names.
         let fix = !old.plan.fixes.is_empty();
-        let done = look_again(store, &old, fix)
+        let done = look_alone(store, &old.rule, Some(old.id), fix, None)
             .and_then(|findings| choose(findings, Some(old.plan.backend)))
             .and_then(|plan| {
                 let new = Installed {

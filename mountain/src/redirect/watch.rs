@@ -316,7 +316,8 @@ impl Watcher<'_> {
             return Ok(());
         }
         let as_nft = |one: &Installed| -> Result<Installed> {
-            let plan = actions::choose(actions::look_again(store, one, false)?, None)?;
+            let found = actions::look_alone(store, &one.rule, Some(one.id), false, None)?;
+            let plan = actions::choose(found, None)?;
             let one = one.clone();
             Ok(Installed { plan, ..one })
         };

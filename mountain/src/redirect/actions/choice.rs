@@ -42,9 +42,7 @@ pub fn check(rule: &Rule, fix: bool) -> Result<Vec<Finding>> {
     // One that is there is no other.
     let itself = validate::among(rule, &store)?.map(|same| same.id);
     let kind = target_kind(rule, &store, itself);
-    let mut beside = Beside::read(&store)?;
-    let seen = &mut HostReadings::default();
-    look(beside.except(itself), seen, rule, fix, kind)
+    look_alone(&store, rule, itself, fix, kind)
 }
 
 /// Plans rules; nothing is changed. What is new has no number yet: see [`super::put`].
@@ -197,6 +195,19 @@ impl<'a> Beside<'a> {
         let others = ids.filter(|id| Some(*id) != self.itself);
         self.store.by_ids(others)
     }
+}
+
+/// [`look`] for one rule, which may be there already: the number that it has.
+pub(in crate::redirect) fn look_alone(
+    store: &Store,
+    rule: &Rule,
+    itself: Option<u32>,
+    fix: bool,
+    kind: Option<FlowKeeper>,
+) -> Result<Vec<Finding>> {
+    let mut beside = Beside::read(store)?;
+    let seen = &mut HostReadings::default();
+    look(beside.except(itself), seen, rule, fix, kind)
 }
 
 /// What the preflight says, and what goes for each backend wherever it is. `kind`: who keeps the flows
