@@ -167,13 +167,12 @@ fn a_failed_ab_whose_file_cannot_be_written_either() {
     let ab = Ab::new();
     let gone = ab.dir.path().join("gone");
     fs::create_dir(&gone).unwrap();
-    let (log, out) = (ab.log(), gone.join("ab.json"));
-    let b = format!(
-        "test $(grep -c b {}) -lt 2 || {{ rm -r {}; exit 3; }}",
-        log.display(),
+    let out = gone.join("ab.json");
+    let second = format!(
+        "sh -c 'echo b >> log; test $(grep -c b log) -lt 2 || {{ rm -r {}; exit 3; }}'",
         gone.display()
     );
-    let mut command = ab.command(&b, &["-c", "5", "--out", out.to_str().unwrap()]);
+    let mut command = ab.command(A, &second, &["-c", "5", "--out", out.to_str().unwrap()]);
     let output = command.env("TMPDIR", ab.dir.path()).output().unwrap();
     let (_, error) = texts(&output);
     assert_eq!(output.status.code(), Some(1), "{error}");
@@ -188,7 +187,7 @@ fn a_failed_ab_whose_file_cannot_be_written_either() {
 fn who_ends_an_ab_between_two_halves() {
     let ab = Ab::new();
     ab.ns.hole("");
-    let guard = Guard::start(&mut ab.command("", &["-c", "1"]));
+    let guard = Guard::start(&mut ab.command(A, B, &["-c", "1"]));
     wait_counted(&ab.ns, "IcmpOutMsgs", 1);
     guard.signal(Signal::SIGINT);
     let output = guard.finish();
