@@ -28,7 +28,7 @@
  * an ordinary BBR flow.
  *
  * What else is here: `mountain_flows`, an iterator whose pinned link is a file in bpffs that lists
- * the live flows, one struct mtn_flow_report each; and `mountain_scope`, a sockops program that
+ * the live flows of the reader's network namespace, one struct mtn_flow_report each; and `mountain_scope`, a sockops program that
  * gives the sockets of a cgroup this congestion control, except those whose program chose one itself.
  */
 #include <linux/bpf.h>
@@ -389,16 +389,29 @@ struct tcp_congestion_ops mountain = {
 	.name = "mountain",
 };
 
-SEC("iter/bpf_sk_storage_map")
-int mountain_flows(struct bpf_iter__bpf_sk_storage_map *ctx)
+/*
+ * Over sockets rather than over the storage: some kernels refuse, by EPERM, programs of iterators over the
+ * elements of a map.
+ */
+SEC("iter/tcp")
+int mountain_flows(struct bpf_iter__tcp *ctx)
 {
-	struct mtn_cc_flow *flow = ctx->value;
-	struct sock *sk = ctx->sk;
+	struct sock_common *common = ctx->sk_common;
 	struct mtn_flow_report r = {};
+	struct mtn_cc_flow *flow;
 	struct tcp_sock *tp;
+	struct sock *sk;
 
-	if (!sk || !flow)
+	if (!common)
 		return 0;
+	/* None of one that is no more than a connection request, or waits for its time to pass. */
+	tp = bpf_skc_to_tcp_sock(common);
+	if (!tp)
+		return 0;
+	flow = bpf_sk_storage_get(&flows, tp, NULL, 0);
+	if (!flow)
+		return 0;
+	sk = (struct sock *)tp;
 	__builtin_memcpy(&r.flow, flow, sizeof(r.flow));
 	r.pacing_rate = sk->sk_pacing_rate;
 	r.sport = sk->__sk_common.skc_num;
@@ -411,12 +424,9 @@ int mountain_flows(struct bpf_iter__bpf_sk_storage_map *ctx)
 		r.saddr[0] = sk->__sk_common.skc_rcv_saddr;
 		r.daddr[0] = sk->__sk_common.skc_daddr;
 	}
-	tp = bpf_skc_to_tcp_sock(sk);
-	if (tp) {
-		r.cwnd = tp->snd_cwnd;
-		r.retransmits = tp->total_retrans;
-		r.acked = tp->bytes_acked;
-	}
+	r.cwnd = tp->snd_cwnd;
+	r.retransmits = tp->total_retrans;
+	r.acked = tp->bytes_acked;
 	bpf_seq_write(ctx->meta->seq, &r, sizeof(r));
 	return 0;
 }

@@ -110,10 +110,9 @@ struct bpf_iter_meta {
 	struct seq_file *seq;
 };
 
-struct bpf_iter__bpf_sk_storage_map {
+struct bpf_iter__tcp {
 	struct bpf_iter_meta *meta;
-	struct sock *sk;
-	void *value;
+	struct sock_common *sk_common;
 };
 
 #pragma clang attribute pop

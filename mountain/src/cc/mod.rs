@@ -152,15 +152,14 @@ impl Loaded {
 
     /// The iterator over the live flows; what it yields is for [`flows::read`].
     fn iterate(&mut self) -> Result<Link> {
-        let map = self.skel.maps.flows.as_fd();
         self.skel
             .progs
             .mountain_flows
-            .attach_iter(map)
+            .attach()
             .context("attaching the iterator over flows")
     }
 
-    /// The live flows.
+    /// The live flows of the calling thread's network namespace.
     pub fn flows(&mut self) -> Result<Vec<flows::CcFlow>> {
         let link = self.iterate()?;
         flows::read(libbpf_rs::Iter::new(&link)?)

@@ -32,6 +32,7 @@ use super::scope::ScopeState;
 use super::{flows, types, Behaviour, Loaded};
 use crate::bpf::read_from;
 use crate::host::atomic_file;
+use crate::host::namespaces::{named, this_namespace};
 
 const BPFFS: &str = "/sys/fs/bpf";
 const RUN: &str = "/run/mountain";
@@ -367,8 +368,17 @@ impl Pinned {
     /// The live flows of all network namespaces.
     pub(crate) fn flows(&self) -> Result<Vec<flows::CcFlow>> {
         let path = self.path("flows");
-        let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
-        flows::read(file)
+        // It lists those of the namespace in which it is opened.
+        let read = || {
+            let file = File::open(&path);
+            flows::read(file.with_context(|| format!("cannot open {}", path.display()))?)
+        };
+        let here = this_namespace()?;
+        let mut all = read()?;
+        for namespace in named().filter(|namespace| namespace.inode != here) {
+            all.extend(namespace.within(read)?);
+        }
+        Ok(all)
     }
 }
 
