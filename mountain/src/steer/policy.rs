@@ -241,7 +241,10 @@ impl Policy {
         let mut members: Vec<JudgedPath> = before.into_iter().flat_map(|g| g.members).collect();
         let mut member = |path| match members.iter().position(|m| m.path == path) {
             Some(at) => members.swap_remove(at),
-            None => JudgedPath::new(path),
+            None => JudgedPath {
+                path,
+                ..JudgedPath::default()
+            },
         };
         let mut new = |ids: Vec<usize>| Group {
             members: ids
@@ -350,7 +353,10 @@ impl Policy {
         }
         p.slow_at_us = Some(now_us);
         p.probes.expire(now_us);
-        p.slow = p.probes.slow(now_us, least_us, p.pace.blameless_until_us);
+        // What is missing while a limit is tried out is judged when that is over.
+        let tried = usize::from(p.pace.unanswered_us() > 0.0);
+        let blameless_until_us = [p.pace.blameless_until_us, now_us][tried];
+        p.slow = p.probes.slow(now_us, least_us, blameless_until_us);
         if p.look_for_limit(now_us) {
             let members = self.groups.iter_mut().flat_map(|g| &mut g.members);
             members

@@ -46,7 +46,8 @@ impl OurRates {
         self.latency_bps += (latency_bps - self.latency_bps) * new;
         let faded = self.peak_bps * (-passed_us / MEMORY_US).exp2();
         self.peak_bps = faded.max(self.rate_bps);
-        if self.would_fill(rate_bps) {
+        let known = self.capacity_bps.is_some() || rate_bps >= FLOOR_BPS;
+        if known && rate_bps >= FILLS * self.reference_bps() {
             self.filled_at_us = Some(at_us);
         }
         if rate_bps > 0.0 {
@@ -66,11 +67,6 @@ impl OurRates {
     /// What the path can carry, as far as known.
     pub(crate) fn reference_bps(&self) -> f64 {
         self.capacity_bps.unwrap_or(self.peak_bps)
-    }
-
-    fn would_fill(&self, rate_bps: f64) -> bool {
-        let known = self.capacity_bps.is_some() || rate_bps >= FLOOR_BPS;
-        known && rate_bps >= FILLS * self.reference_bps()
     }
 
     /// Whether our traffic has filled the path within the last second, for however short: flows that have come

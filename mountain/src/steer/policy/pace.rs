@@ -27,7 +27,8 @@ const LUCK: f64 = 1e-4;
 /// What limits the probes of a path. Many gateways answer only so many pings a second, for which a path is not
 /// to be blamed. So when probes go missing, they are sent more slowly for a while: answers a second that stay
 /// the same mean a limit, an answered share that stays the same means loss. Losses may also have ended just then, as
-/// those of a moving car do. So a limit is tried out again by and by: for a moment probes are as fast as without it.
+/// those of a moving car do. So what has been found is tried out: for a moment probes are as fast as without a limit, and
+/// at least half of what it would take must be missing. That is done at once, and again by and by.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pace {
     /// Shortest time between two probes, µs: that of a trial, or by a limit that is known; 0: none.
@@ -35,8 +36,10 @@ pub(crate) struct Pace {
     pub trial: Option<Trial>,
     /// Losses before this are of a limit, µs.
     pub blameless_until_us: u64,
-    /// No other trial before this, µs.
+    /// No other trial before this, µs, ...
     not_before_us: u64,
+    /// ... which is so long after the last one.
+    wait_us: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -45,16 +48,18 @@ pub(crate) struct Trial {
     until_us: u64,
     /// So many probes tell the share from none.
     probes: f64,
-    /// Lost so far, or expected by the limit that is tried out.
+    /// Share of losses so far, or that the limit which is tried out would take.
     share: f64,
     /// The limit before.
     limit_us: u64,
 }
 
 impl Pace {
-    /// Whether a limit is tried out. A probe without an answer says nothing then.
-    pub fn tries_limit(&self) -> bool {
-        self.limit_us == 0 && self.trial.is_some()
+    /// Time between the answers of a limit that is tried out, µs. A probe that waits for no longer says nothing. 0: none is
+    /// tried out.
+    pub fn unanswered_us(&self) -> f64 {
+        let tried = self.trial.filter(|_| self.limit_us == 0);
+        tried.map_or(0.0, |trial| trial.limit_us as f64)
     }
 }
 
@@ -64,12 +69,18 @@ impl Path {
         let settled_us = now_us.saturating_sub(self.probes.lost_age_us(self.slow.median_us) as u64);
         if let Some(trial) = self.pace.trial {
             let Tally { sent, lost, .. } = self.probes.tally(trial.since_us, settled_us, |_| true);
-            // Next to none of the losses that it would be.
-            let few = lost as f64 <= R_SHARE * trial.share * trial.probes.max(sent as f64);
-            if few && (sent == 0 || settled_us < trial.until_us) {
+            // Half of what the limit would take, or next to nothing of what was lost before.
+            let tried_us = self.pace.unanswered_us();
+            let tries_limit = tried_us > 0.0;
+            let span_us = settled_us.saturating_sub(trial.since_us) as f64;
+            let few = match tries_limit {
+                true => (lost + lost) as f64 <= sent as f64 - span_us / (SLOWER * tried_us),
+                false => lost as f64 <= R_SHARE * trial.share * trial.probes.max(sent as f64),
+            };
+            if (few || tries_limit) && (sent == 0 || settled_us < trial.until_us) {
                 return false;
             }
-            let is_limit = few != self.pace.tries_limit();
+            let is_limit = few != tries_limit;
             if !few {
                 self.pace.limit_us = trial.limit_us;
             }
@@ -77,12 +88,19 @@ impl Path {
                 self.pace.blameless_until_us = now_us;
                 self.probes.forget_lost(trial.since_us);
             }
-            (self.pace.trial, self.pace.not_before_us) = (None, now_us + WINDOW_US);
+            // One that has just been found is tried out at once, and then less and less often.
+            let longer_us = self.pace.wait_us + self.pace.wait_us;
+            self.pace.wait_us = match (is_limit, few) {
+                (true, true) => 0,
+                (true, false) => longer_us.clamp(WINDOW_US, MEMORY_US as u64),
+                (false, _) => WINDOW_US,
+            };
+            (self.pace.trial, self.pace.not_before_us) = (None, now_us + self.pace.wait_us);
             return is_limit && few;
         }
         let next = self.limit_to_try(now_us, settled_us);
-        let next = next.filter(|_| now_us >= self.pace.not_before_us);
-        if let Some((limit_us, share, length_us)) = next {
+        let due = now_us >= self.pace.not_before_us;
+        if let Some((limit_us, share, length_us)) = next.filter(|_| due) {
             let probes = (LUCK.ln() / (1.0 - share).ln()).ceil();
             self.pace.trial = Some(Trial {
                 since_us: now_us + 1,
@@ -99,12 +117,10 @@ impl Path {
     fn limit_to_try(&self, now_us: u64, settled_us: u64) -> Option<(f64, f64, f64)> {
         let asks = self.load.has_latency(now_us.saturating_sub(JUST_US));
         // Of what is sent as fast as it may be, a limit as was found would let so much through.
-        let fast_us = [FAST_US, USUAL_US][usize::from(self.input.metered)];
+        let fast_us = [FAST_US, USUAL_US][usize::from(self.input.metered || !asks)];
         let through = fast_us as f64 / (SLOWER * self.pace.limit_us as f64);
-        let known = self.pace.limit_us > 0 && asks && through < SLOWER;
-        if known && now_us >= self.pace.blameless_until_us + MEMORY_US as u64 {
-            return Some((0.0, 1.0 - through, RECENT_US as f64));
-        }
+        let known = self.pace.limit_us > 0 && through < SLOWER;
+        let again = known.then_some((0.0, 1.0 - through, RECENT_US as f64));
         // Long enough for several runs of losses: a single outage is none of a limit's.
         let sampled_us = now_us.saturating_sub(RECENT_US);
         let more = |t: &Tally| t.sent < LEAST_ANSWERS || t.runs < RUNS || t.since_us > sampled_us;
@@ -118,7 +134,8 @@ impl Path {
         let limit_us = span_us / (SLOWER * (found.sent - found.lost) as f64);
         // So long that such runs would not stay away by luck either.
         let length_us = -LUCK.ln() * span_us / found.runs as f64;
-        (long && found.runs >= RUNS && share > LOSS_SHARE).then_some((limit_us, share, length_us))
+        let lossy = long && found.runs >= RUNS && share > LOSS_SHARE;
+        lossy.then_some((limit_us, share, length_us)).or(again)
     }
 }
 
@@ -133,9 +150,7 @@ impl Policy {
         let rest_us = now_us.saturating_sub(WINDOW_US);
         let idle = counted && !self.paths.iter().any(|p| p.load.has_any(rest_us));
         let young = p.probes.newest().take(LEAST_ANSWERS).count() < LEAST_ANSWERS;
-        // A limit shows at that pace only, however soon the flow that asked for it is silent again.
-        let fast = p.load.has_latency(now_us.saturating_sub(JUST_US)) || p.pace.tries_limit();
-        let wanted = match fast {
+        let wanted = match p.load.has_latency(now_us.saturating_sub(JUST_US)) {
             true if !p.input.metered => FAST_US,
             _ if idle && !young => IDLE_US,
             _ => USUAL_US,

@@ -287,10 +287,8 @@ impl Probes {
         let mut newest = self.answers().map(|(_, delay)| delay);
         let (l1, l2) = (newest.next().unwrap_or(0.0), newest.next().unwrap_or(0.0));
         // Two probes in a row are lost by chance now and then, which the next one shows: its answer is waited for.
-        let (oldest, second) = match judge.by_age {
-            true => self.waiting_us(now_us),
-            false => (0.0, 0.0),
-        };
+        let (oldest, second) = self.waiting_us(now_us);
+        let [oldest, second] = [oldest, second].map(|us| (us - judge.unanswered_us).max(0.0));
         let overdue = second > judge.median_us + FAST_US as f64;
         let (a1, a2) = (oldest, if overdue { second } else { 0.0 });
         let mut late_us = l1.min(l2).max(l1.min(a1)).max(a2);
@@ -351,8 +349,8 @@ pub struct Judge {
     pub d_us: f64,
     /// How much longer such a probe will take yet.
     pub overdue_us: f64,
-    /// Whether the ages of waiting probes count; not while our own clock is in doubt.
-    pub by_age: bool,
+    /// Ages of waiting probes up to this say nothing.
+    pub unanswered_us: f64,
 }
 
 fn fading(p: &Probe, now_us: u64, half_life_us: f64) -> f64 {

@@ -100,25 +100,18 @@ pub struct JudgedPath {
     pub path: usize,
     pub standing: Standing,
     pub view: View,
-    onsets: f64,
-    onsets_at_us: u64,
+    pub(super) onsets: f64,
+    pub(super) onsets_at_us: u64,
     /// Since when it has not been late (an onset is one only after as long as between two probes of an idle host); costs too much; been too long; and fit to join.
-    calm_since_us: Option<u64>,
-    dear_since_us: Option<u64>,
-    long_since_us: Option<u64>,
+    pub(super) calm_since_us: Option<u64>,
+    pub(super) dear_since_us: Option<u64>,
+    pub(super) long_since_us: Option<u64>,
     pub fit_since_us: Option<u64>,
-    random: f64,
+    pub(super) random: f64,
     pub used: crate::steer::explain::Use,
 }
 
 impl JudgedPath {
-    pub fn new(path: usize) -> Self {
-        JudgedPath {
-            path,
-            ..JudgedPath::default()
-        }
-    }
-
     pub(crate) fn in_use(&self) -> bool {
         !matches!(self.standing, Standing::Out(_))
     }
@@ -155,18 +148,8 @@ fn lasts(since_us: Option<u64>, for_us: u64, now_us: u64) -> bool {
     since_us.is_some_and(|t| now_us >= t + for_us)
 }
 
-fn lasts_less(since_us: Option<u64>, than_us: u64, now_us: u64) -> bool {
-    since_us.is_some_and(|t| now_us < t + than_us)
-}
-
 fn least(values: impl Iterator<Item = f64>) -> Option<f64> {
     values.min_by(f64::total_cmp)
-}
-
-impl super::Group {
-    fn is_spread(&self) -> bool {
-        self.spread.is_some_and(|s| !s.over)
-    }
 }
 
 impl Policy {
@@ -244,7 +227,7 @@ impl Policy {
                 median_us: slow.median_us,
                 d_us: scale.d_us,
                 overdue_us: D_SHARE * scale.m_us,
-                by_age: now_us >= self.grace_until_us && !path.pace.tries_limit(),
+                unanswered_us: self.unanswered_us(path, now_us),
             };
             let now = seen.map_or_else(|| path.probes.now(now_us, &judge), |m| m.view.now);
             let limit_us = slow.median_us + IDLE_US as f64;
@@ -274,6 +257,12 @@ impl Policy {
             .collect();
         let members = self.groups[g].members.iter_mut();
         members.zip(late).for_each(|(m, late)| m.view.late = late);
+    }
+
+    /// Up to which age a probe without an answer says nothing, µs: whatever its age while our own clock is in doubt.
+    fn unanswered_us(&self, path: &super::Path, now_us: u64) -> f64 {
+        let in_doubt = now_us < self.grace_until_us;
+        [path.pace.unanswered_us(), f64::INFINITY][usize::from(in_doubt)]
     }
 
     /// Whether a path is later now than another by more than d. One that is out is an alternative to a stopgap,
@@ -308,7 +297,7 @@ impl Policy {
     fn spread(&mut self, g: usize, scale: &Scale, now_us: u64) {
         let group = &mut self.groups[g];
         let spread = group.spread.filter(|s| now_us < s.until_us);
-        let left = lasts_less(group.left_us, RECENT_US, now_us);
+        let left = group.left_us.is_some_and(|t| now_us < t + RECENT_US);
         let is_crowded = |m: &JudgedPath| m.in_use() && self.paths[m.path].load.is_crowded(now_us);
         let crowded = |m: &JudgedPath| m.view.sudden && is_crowded(m);
         let found = || group.members.iter().position(crowded).filter(|_| left);
@@ -386,17 +375,15 @@ impl Policy {
     fn next(&mut self, g: usize, i: usize, scale: &Scale, now_us: u64) -> Standing {
         let members = &self.groups[g].members;
         let me = &members[i];
-        let others = || {
-            members
-                .iter()
-                .enumerate()
-                .filter(|(j, _)| *j != i)
-                .map(|(_, m)| m)
-        };
-        let answering = || others().filter(|m| m.view.known && m.view.alive);
-        let cheapest = answering().min_by(|a, b| a.view.cost_us.total_cmp(&b.view.cost_us));
+        let others = members.iter().enumerate().filter(|(j, _)| *j != i);
+        let answering = others
+            .map(|(_, m)| m)
+            .filter(|m| m.view.known && m.view.alive);
+        let cheapest = answering
+            .clone()
+            .min_by(|a, b| a.view.cost_us.total_cmp(&b.view.cost_us));
         let least_cost = cheapest.map_or(f64::INFINITY, |m| m.view.cost_us);
-        let shortest = least(answering().filter(|m| m.in_use()).map(|m| m.view.median_us));
+        let shortest = least(answering.filter(|m| m.in_use()).map(|m| m.view.median_us));
         let shortest = shortest.unwrap_or(f64::INFINITY);
         let patience_us = cheapest.map_or(0, |m| m.patience_us(now_us));
         let v = me.view;
@@ -439,7 +426,7 @@ impl Policy {
     fn masks(&self, g: usize, now_us: u64) -> PathMasks {
         let mut v = PathMasks::default();
         let (mut filled, mut joined) = (0, 0);
-        let spread = self.groups[g].is_spread();
+        let spread = self.groups[g].spread.is_some_and(|s| !s.over);
         for (i, m) in self.groups[g].members.iter().enumerate() {
             let bit = 1 << i;
             if !m.view.alive {
@@ -512,8 +499,8 @@ impl Policy {
             let path = &self.paths[m.path];
             let limit_us = limit_us(&scale, path.slow.median_us);
             let newest = path.probes.answers().next().map_or(f64::INFINITY, |a| a.1);
-            let by_age = now_us >= self.grace_until_us && !path.pace.tries_limit();
-            newest <= limit_us && !(by_age && path.probes.waiting_us(now_us).0 > limit_us)
+            let waiting_us = path.probes.waiting_us(now_us).0;
+            newest <= limit_us && waiting_us - self.unanswered_us(path, now_us) <= limit_us
         };
         let members = group.members.iter().enumerate();
         let in_time = members.fold(0, |bits, (i, m)| bits | u16::from(in_time(m)) << i);
