@@ -20,15 +20,26 @@ fn parsed(name: &str, list: &[(u16, &[u8])]) -> Expr {
     expr::parse(name, &Attributes::after(&attributes(list), 0))
 }
 
-fn load(source: Source, len: usize) -> Expr {
-    Expr::Load {
-        source,
-        dreg: 0,
-        len,
+fn be(number: u32) -> [u8; 4] {
+    number.to_be_bytes()
+}
+
+/// Loads into a register.
+fn load(dreg: expr::Reg, source: Source, len: usize) -> Expr {
+    Expr::Load { source, dreg, len }
+}
+
+/// Masks what is in a register.
+fn masked(reg: expr::Reg, mask: [u8; 4]) -> Expr {
+    Expr::Bitwise {
+        sreg: reg,
+        dreg: reg,
+        len: 4,
+        how: Bitwise::MaskXor(mask.to_vec(), vec![0; 4]),
     }
 }
 
-/// A look-up of what has been loaded, in a set or in a verdict map.
+/// Looks register 0 up in a set, or in a map of verdicts.
 fn look_up(set: &str, verdict: bool) -> Expr {
     Expr::Lookup(Lookup {
         set: set.to_owned(),
@@ -42,51 +53,27 @@ fn look_up(set: &str, verdict: bool) -> Expr {
 /// What `nft --debug=netlink add rule inet f c oifname "u1" ip daddr 192.0.2.0/24 drop` sends.
 #[test]
 fn expressions_of_nftables_are_decoded() {
-    let be = |n: u32| n.to_be_bytes();
-    assert_eq!(
-        parsed("meta", &[(2, &be(7)), (1, &be(1))]),
-        load(Source::Meta(expr::META_OIFNAME), 16)
-    );
-    let name = attributes(&[(1, b"u1\0\0\0\0\0\0\0\0\0\0\0\0\0\0")]);
-    assert_eq!(
-        parsed("cmp", &[(1, &be(1)), (2, &be(0)), (3, &name)]),
-        Expr::equals(0, b"u1\0\0\0\0\0\0\0\0\0\0\0\0\0\0", false)
-    );
-    assert_eq!(
-        parsed(
-            "payload",
-            &[(1, &be(9)), (2, &be(1)), (3, &be(16)), (4, &be(4))]
-        ),
-        Expr::Load {
-            source: Source::Payload(1, 16, 4),
-            dreg: 4,
-            len: 4
-        }
-    );
-    let (mask, xor) = (
-        attributes(&[(1, &[255, 255, 255, 0])]),
-        attributes(&[(1, &[0; 4])]),
-    );
-    let bitwise: &[(u16, &[u8])] = &[(1, &be(9)), (2, &be(9)), (3, &be(4)), (4, &mask), (5, &xor)];
-    assert_eq!(
-        parsed("bitwise", bitwise),
-        Expr::Bitwise {
-            sreg: 4,
-            dreg: 4,
-            len: 4,
-            how: Bitwise::MaskXor(vec![255, 255, 255, 0], vec![0; 4]),
-        }
-    );
+    let is = |name: &str, list: &[(u16, &[u8])], expected: Expr| {
+        assert_eq!(parsed(name, list), expected);
+    };
+    let oifname = load(0, Source::Meta(expr::META_OIFNAME), 16);
+    is("meta", &[(2, &be(7)), (1, &be(1))], oifname);
+    let device = b"u1\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    let name = attributes(&[(1, device)]);
+    let list: [(u16, &[u8]); 3] = [(1, &be(1)), (2, &be(0)), (3, &name)];
+    is("cmp", &list, Expr::equals(0, device, false));
+    let list: [(u16, &[u8]); 4] = [(1, &be(9)), (2, &be(1)), (3, &be(16)), (4, &be(4))];
+    is("payload", &list, load(4, Source::Payload(1, 16, 4), 4));
+    let network: [u8; 4] = [255, 255, 255, 0];
+    let [mask, xor] = [network, [0; 4]].map(|bytes| attributes(&[(1, &bytes)]));
+    let list: &[(u16, &[u8])] = &[(1, &be(9)), (2, &be(9)), (3, &be(4)), (4, &mask), (5, &xor)];
+    is("bitwise", list, masked(4, network));
     let verdict = |code: i32| attributes(&[(2, &attributes(&[(1, &code.to_be_bytes())]))]);
-    assert_eq!(
-        parsed("immediate", &[(1, &be(0)), (2, &verdict(0))]),
-        Expr::Verdict(Verdict::Drop)
-    );
-    // An errno of its own, as `drop` of newer kernels may have.
-    assert_eq!(
-        parsed("immediate", &[(1, &be(0)), (2, &verdict(0x6e_0000))]),
-        Expr::Verdict(Verdict::Drop)
-    );
+    // The second has an errno of its own, as `drop` of newer kernels may have.
+    for code in [0, 0x6e_0000] {
+        let list: [(u16, &[u8]); 2] = [(1, &be(0)), (2, &verdict(code))];
+        is("immediate", &list, Expr::Verdict(Verdict::Drop));
+    }
     // A register of the kernel's that is none, a second source register, and what nobody knows yet.
     for (name, list) in [
         ("meta", &[(2, &be(7)[..]), (1, &be(99))][..]),
@@ -97,17 +84,14 @@ fn expressions_of_nftables_are_decoded() {
         ("telepathy", &[]),
         ("cmp", &[]),
     ] {
-        assert_eq!(parsed(name, list), Expr::Unknown(name.to_owned()));
+        is(name, list, Expr::Unknown(name.to_owned()));
     }
 }
 
 #[test]
 fn comparisons_are_with_ranges() {
     let port = attributes(&[(1, &[0, 22])]);
-    let compared = |op: u32| match parsed(
-        "cmp",
-        &[(1, &1u32.to_be_bytes()), (2, &op.to_be_bytes()), (3, &port)],
-    ) {
+    let compared = |op| match parsed("cmp", &[(1, &be(1)), (2, &be(op)), (3, &port)]) {
         Expr::Range {
             invert, from, to, ..
         } => (invert, from, to),
@@ -248,8 +232,16 @@ fn ruleset(rules: Vec<Vec<Expr>>) -> Ruleset {
     }
 }
 
+/// The only table.
+fn table(ruleset: &mut Ruleset) -> &mut FirewallTable {
+    ruleset.tables.values_mut().next().unwrap()
+}
+
+fn output() -> Place {
+    Place::new(Packets::Ipv4, Hook::Output)
+}
+
 fn differs(ruleset: &Ruleset) -> bool {
-    let place = Place::new(Packets::Ipv4, Hook::Output);
     let [a, b] = [1u32, 2].map(|index| {
         let device = Link {
             ifindex: index,
@@ -261,7 +253,7 @@ fn differs(ruleset: &Ruleset) -> bool {
             iif: DeviceFact::Absent,
             ..Facts::default()
         };
-        ruleset.residue(&place, &facts)
+        ruleset.residue(&output(), &facts)
     });
     a.difference(&b).is_some()
 }
@@ -269,8 +261,9 @@ fn differs(ruleset: &Ruleset) -> bool {
 #[test]
 fn what_is_not_understood_is_a_difference_where_a_packet_may_reach_it() {
     let unknown = Expr::Unknown("telepathy".into());
-    let family = load(Source::Meta(expr::META_NFPROTO), 1);
-    let ipv6 = Expr::equals(0, &[10], false);
+    let family = load(0, Source::Meta(expr::META_NFPROTO), 1);
+    let ipv6 = vec![family, Expr::equals(0, &[10], false), unknown.clone()];
+    let set = look_up("gone", false);
     let [accept, gone, itself] = [
         Verdict::Accept,
         Verdict::Jump("gone".into()),
@@ -279,19 +272,11 @@ fn what_is_not_understood_is_a_difference_where_a_packet_may_reach_it() {
     .map(Expr::Verdict);
     for (rules, differ, why) in [
         (vec![vec![unknown.clone()]], true, "it is reached"),
-        (
-            vec![vec![family, ipv6, unknown.clone()]],
-            false,
-            "IPv6 alone",
-        ),
+        (vec![ipv6], false, "IPv6 alone"),
         (vec![vec![accept], vec![unknown]], false, "behind the end"),
         (vec![vec![gone]], true, "a chain that was not read"),
         (vec![vec![itself]], true, "a loop"),
-        (
-            vec![vec![look_up("gone", false)]],
-            true,
-            "a set that was not read",
-        ),
+        (vec![vec![set]], true, "a set that was not read"),
     ] {
         assert_eq!(differs(&ruleset(rules)), differ, "{why}");
     }
@@ -303,8 +288,8 @@ fn verdict_maps_are_compared_by_what_they_do() {
     // Of packets that leave by a device, the destination port.
     let port = |device: u32| {
         let by_device = Expr::equals(0, &device.to_ne_bytes(), false);
-        let oif = load(Source::Meta(expr::META_OIF), 4);
-        vec![oif, by_device, load(Source::Payload(2, 2, 2), 2)]
+        let oif = load(0, Source::Meta(expr::META_OIF), 4);
+        vec![oif, by_device, load(0, Source::Payload(2, 2, 2), 2)]
     };
     let looked_up = |device, set| [port(device), vec![look_up(set, true)]].concat();
     let ssh = |verdict| Element {
@@ -317,6 +302,7 @@ fn verdict_maps_are_compared_by_what_they_do() {
         value: Value::Verdict(V::Drop),
         ..Element::default()
     };
+    let but = |verdict| vec![ssh(verdict), others()];
     let dropped = vec![Expr::equals(0, &[0, 22], false), Expr::Verdict(V::Drop)];
     let by_rule = [port(2), dropped].concat();
     let by_map = || looked_up(2, "b");
@@ -324,22 +310,11 @@ fn verdict_maps_are_compared_by_what_they_do() {
         (vec![ssh(V::Drop)], vec![ssh(V::Drop)], by_map(), false),
         (vec![ssh(V::Drop)], vec![], by_rule, false),
         (vec![ssh(V::Drop)], vec![ssh(V::Return)], by_map(), true),
-        (
-            vec![ssh(V::Accept), others()],
-            vec![ssh(V::Accept), others()],
-            by_map(),
-            false,
-        ),
-        (
-            vec![ssh(V::Continue), others()],
-            vec![others()],
-            by_map(),
-            true,
-        ),
+        (but(V::Accept), but(V::Accept), by_map(), false),
+        (but(V::Continue), vec![others()], by_map(), true),
     ] {
         let what = format!("{a:?} {b:?} {rule:?}");
         let mut rules = ruleset(vec![looked_up(1, "a"), rule]);
-        let table = rules.tables.values_mut().next().unwrap();
         for (name, elements) in [("a", a), ("b", b)] {
             let set = Set {
                 flags: read::SET_ANONYMOUS,
@@ -347,7 +322,7 @@ fn verdict_maps_are_compared_by_what_they_do() {
                 elements: Some(elements),
                 ..Set::default()
             };
-            table.sets.insert(name.to_owned(), set);
+            table(&mut rules).sets.insert(name.to_owned(), set);
         }
         assert_eq!(differs(&rules), expected, "{what}");
     }
@@ -365,10 +340,9 @@ fn own_tables_can_be_left_out() {
 /// A match of iptables by states of connection tracking.
 fn xt_state(name: &str, states: u16, alias: u16) -> Expr {
     let mut info = vec![0; 164];
-    let at = if name == "state" { 0 } else { 150 };
+    let (at, revision) = if name == "state" { (0, 0) } else { (150, 3) };
     info[at..at + 2].copy_from_slice(&states.to_ne_bytes());
     info[146..148].copy_from_slice(&(1 | alias).to_ne_bytes());
-    let revision = if name == "state" { 0 } else { 3 };
     let name = name.to_owned();
     Expr::Match(expr::Extension {
         name,
@@ -382,18 +356,13 @@ fn xt_state(name: &str, states: u16, alias: u16) -> Expr {
 fn that_all_packets_are_dropped_is_said_where_it_is_certain() {
     // `ct state` or `ct status`, as nft writes it.
     let ct = |name: &str, mask: u32| {
-        let loaded = load(Source::Other(format!("ct {name}")), 4);
-        let masked = Expr::Bitwise {
-            sreg: 0,
-            dreg: 0,
-            len: 4,
-            how: Bitwise::MaskXor(mask.to_ne_bytes().to_vec(), vec![0; 4]),
-        };
-        vec![loaded, masked, Expr::equals(0, &[0; 4], true)]
+        let loaded = load(0, Source::Other(format!("ct {name}")), 4);
+        let is_set = Expr::equals(0, &[0; 4], true);
+        vec![loaded, masked(0, mask.to_ne_bytes()), is_set]
     };
-    let from = |network: [u8; 2]| {
-        let source = load(Source::Payload(1, 12, 2), 2);
-        vec![source, Expr::equals(0, &network, false)]
+    let local = || {
+        let source = load(0, Source::Payload(1, 12, 2), 2);
+        vec![source, Expr::equals(0, &[192, 168], false)]
     };
     let rule = |mut exprs: Vec<Expr>, verdict| {
         exprs.push(Expr::Verdict(verdict));
@@ -402,93 +371,49 @@ fn that_all_packets_are_dropped_is_said_where_it_is_certain() {
     let accept = |exprs| rule(exprs, Verdict::Accept);
     let drop = || rule(Vec::new(), Verdict::Drop);
     let (new, established, dnat) = (1 << 3, 1 << 1, 1 << 5);
-    let xt = |states, alias| vec![xt_state("conntrack", states, alias)];
+    let state = |states| accept(ct("state", states));
+    let xt = |states, alias| accept(vec![xt_state("conntrack", states, alias)]);
+    let by_state = accept(vec![xt_state("state", 1 << 1, 0)]);
+    let unknown = vec![Expr::Unknown("telepathy".into())];
     // By the first packet, by that of a translated connection, and by a reply.
-    for (what, rules, expected) in [
-        ("drop", vec![drop()], [true; 3]),
-        ("accept", vec![accept(Vec::new()), drop()], [false; 3]),
-        ("no rule", vec![], [false; 3]),
-        (
-            "established",
-            vec![accept(ct("state", established)), drop()],
-            [true, true, false],
-        ),
-        (
-            "new, established",
-            vec![accept(ct("state", new | established)), drop()],
-            [false; 3],
-        ),
-        (
-            "dnat",
-            vec![accept(ct("status", dnat)), drop()],
-            [true, false, false],
-        ),
-        (
-            "iptables: NEW",
-            vec![accept(xt(1 << 3, 0)), drop()],
-            [false, false, true],
-        ),
-        (
-            "iptables: state NEW, by another name",
-            vec![accept(xt(1 << 3, 1 << 13)), drop()],
-            [false, false, true],
-        ),
-        (
-            "iptables: DNAT",
-            vec![accept(xt(1 << 7, 0)), drop()],
-            [true, false, false],
-        ),
-        (
-            "iptables: SNAT",
-            vec![accept(xt(1 << 6, 0)), drop()],
-            [true, true, false],
-        ),
-        (
-            "iptables: state ESTABLISHED",
-            vec![accept(vec![xt_state("state", 1 << 1, 0)]), drop()],
-            [true, true, false],
-        ),
-        (
-            "a source",
-            vec![accept(from([192, 168])), drop()],
-            [false; 3],
-        ),
-        (
-            "a source that returns to the policy",
-            vec![rule(from([192, 168]), Verdict::Return), drop()],
-            [false; 3],
-        ),
-        (
-            "a source that is dropped before all others",
-            vec![rule(from([192, 168]), Verdict::Drop), drop()],
-            [true; 3],
-        ),
-        (
-            "an unknown statement",
-            vec![vec![Expr::Unknown("telepathy".into())], drop()],
-            [false; 3],
-        ),
-        (
-            "a map that was not read",
-            vec![vec![look_up("map", true)], drop()],
-            [false; 3],
-        ),
-    ] {
+    let dropped = |rules| {
         let mut rules = ruleset(rules);
-        let table = rules.tables.values_mut().next().unwrap();
-        table.sets.insert("map".to_owned(), Set::default());
-        let place = Place::new(Packets::Ipv4, Hook::Output);
-        let known = [(true, false), (true, true), (false, true)];
-        let dropped = known.map(|(begins, translated)| {
+        let sets = &mut table(&mut rules).sets;
+        sets.insert("map".to_owned(), Set::default());
+        [(true, false), (true, true), (false, true)].map(|(begins, translated)| {
             let facts = Facts {
                 begins,
                 answers: !begins,
                 translated,
                 ..Facts::default()
             };
-            rules.residue(&place, &facts).drops_all().is_some()
-        });
-        assert_eq!(dropped, expected, "{what}");
+            rules.residue(&output(), &facts).drops_all().is_some()
+        })
+    };
+    let (all, none) = ([true; 3], [false; 3]);
+    let first = [true, false, false];
+    let begun = [true, true, false];
+    let reply = [false, false, true];
+    assert_eq!(dropped(vec![]), none, "no rule");
+    assert_eq!(dropped(vec![drop()]), all, "drop");
+    // A rule that drops everything follows each.
+    for (what, rule, expected) in [
+        ("accept", accept(Vec::new()), none),
+        ("established", state(established), begun),
+        ("new, established", state(new | established), none),
+        ("dnat", accept(ct("status", dnat)), first),
+        ("iptables: NEW", xt(1 << 3, 0), reply),
+        ("iptables: NEW, by another name", xt(1 << 3, 1 << 13), reply),
+        ("iptables: DNAT", xt(1 << 7, 0), first),
+        ("iptables: SNAT", xt(1 << 6, 0), begun),
+        ("iptables: state ESTABLISHED", by_state, begun),
+        ("a source", accept(local()), none),
+        ("a source returns", rule(local(), Verdict::Return), none),
+        ("a source is dropped", rule(local(), Verdict::Drop), all),
+        ("an unknown statement", unknown, none),
+        ("a map that was not read", vec![look_up("map", true)], none),
+    ] {
+        assert_eq!(dropped(vec![rule, drop()]), expected, "{what}");
     }
 }
 
@@ -497,39 +422,24 @@ fn that_all_packets_are_dropped_is_said_where_it_is_certain() {
 fn chains_that_are_jumped_to_drop_for_their_caller() {
     let end = |verdict| vec![Expr::Verdict(verdict)];
     let maybe = |verdict| vec![Expr::Condition("limit".into()), Expr::Verdict(verdict)];
+    let drop = || end(Verdict::Drop);
+    let back = || maybe(Verdict::Return);
     let jump = || Verdict::Jump("more".into());
+    let (calls, some) = (|| end(jump()), maybe(jump()));
+    let accept = end(Verdict::Accept);
+    let goto = maybe(Verdict::Goto("more".into()));
+    let dropped = maybe(Verdict::Drop);
     for (what, rules, more, expected) in [
-        ("drop", vec![end(jump())], vec![end(Verdict::Drop)], true),
-        (
-            "back, for some",
-            vec![end(jump())],
-            vec![maybe(Verdict::Return), end(Verdict::Drop)],
-            false,
-        ),
-        (
-            "back, and dropped there",
-            vec![end(jump()), end(Verdict::Drop)],
-            vec![maybe(Verdict::Return)],
-            true,
-        ),
-        (
-            "accepted, for some",
-            vec![maybe(jump()), end(Verdict::Drop)],
-            vec![end(Verdict::Accept)],
-            false,
-        ),
-        (
-            "past a last rule by a goto",
-            vec![maybe(Verdict::Goto("more".into())), end(Verdict::Drop)],
-            vec![maybe(Verdict::Drop)],
-            false,
-        ),
+        ("drop", vec![calls()], vec![drop()], true),
+        ("back, for some", vec![calls()], vec![back(), drop()], false),
+        ("dropped there", vec![calls(), drop()], vec![back()], true),
+        ("accept, for some", vec![some, drop()], vec![accept], false),
+        ("past a last rule", vec![goto, drop()], vec![dropped], false),
     ] {
         let mut rules = ruleset(rules);
-        let table = rules.tables.values_mut().next().unwrap();
-        table.chains.insert("more".to_owned(), chain(None, more));
-        let place = Place::new(Packets::Ipv4, Hook::Output);
-        let residue = rules.residue(&place, &Facts::default());
+        let chains = &mut table(&mut rules).chains;
+        chains.insert("more".to_owned(), chain(None, more));
+        let residue = rules.residue(&output(), &Facts::default());
         assert_eq!(residue.drops_all().is_some(), expected, "{what}");
     }
 }
