@@ -282,6 +282,20 @@ fn what_is_not_understood_is_a_difference_where_a_packet_may_reach_it() {
     }
 }
 
+/// A rule may not apply because of what is not understood in it.
+#[test]
+fn packets_may_come_to_what_follows_a_rule_that_is_not_understood() {
+    let accept = Expr::Verdict(Verdict::Accept);
+    let unknown = Expr::Unknown("telepathy".into());
+    let drop = || vec![Expr::Verdict(Verdict::Drop)];
+    for (first, expected) in [(vec![accept.clone()], false), (vec![unknown, accept], true)] {
+        let rules = ruleset(vec![first, drop()]);
+        let effects = rules.residue(&output(), &Facts::default()).effects();
+        let drops = effects.iter().any(|e| e.kind == EffectKind::Drop);
+        assert_eq!(drops, expected, "{effects:?}");
+    }
+}
+
 #[test]
 fn verdict_maps_are_compared_by_what_they_do() {
     use Verdict as V;
