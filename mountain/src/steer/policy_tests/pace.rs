@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! How often paths are probed, and gateways that answer only so many probes a second.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use rand::rngs::StdRng;
 use rand::SeedableRng;
@@ -217,6 +217,28 @@ fn a_limit_is_tried_out_where_probes_are_fast_enough_to_tell() {
         sim.run(205 * S, |_| {});
         assert_eq!(limit_hz(&sim), None);
         assert_eq!(interval_ms(&sim), [50, 50]);
+    }
+}
+
+#[test]
+fn a_path_that_goes_dark_while_its_limit_is_tried_out_is_left() {
+    for hz in [5.0, 15.0, 50.0] {
+        let (bucket, dark) = (RefCell::new((1.0, 0)), Cell::new(u64::MAX));
+        let mut answers = limited(&bucket, hz, u64::MAX, 1);
+        let model: Model = Box::new(|t| answers(t).filter(|_| t < dark.get()));
+        let mut sim = Sim::new(vec![model, noisy(2)], 1);
+        sim.run(25 * S, |_| {});
+        assert!(limit_hz(&sim).is_some(), "{hz}: {}", sim.explain());
+        let mut left = None;
+        sim.run(120 * S, |s| {
+            if dark.get() == u64::MAX && limit_hz(s).is_none() {
+                dark.set(s.now + 100 * MS);
+            }
+            if s.now > dark.get() && s.mask().latency == 0b10 {
+                left.get_or_insert(s.now - dark.get());
+            }
+        });
+        assert!(left.is_some_and(|us| us <= S), "{hz}: {left:?}");
     }
 }
 
