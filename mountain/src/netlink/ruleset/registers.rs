@@ -37,10 +37,13 @@ impl Registers {
         self.read(reg, self.written.get(reg / 4).copied().unwrap_or(0))
     }
 
-    pub fn write(&mut self, reg: Reg, bytes: Vec<Byte>) {
+    pub fn write(&mut self, reg: Reg, mut bytes: Vec<Byte>) {
         if let Some(written) = self.written.get_mut(reg / 4) {
             *written = bytes.len();
         }
+        // The kernel clears the rest of the last 4 bytes: what a longer value has left there is no part of a key.
+        let rest = bytes.len().next_multiple_of(4) - bytes.len();
+        bytes.extend(named("unset", rest));
         for (place, byte) in self.bytes.iter_mut().skip(reg).zip(bytes) {
             *place = byte;
         }
@@ -118,5 +121,25 @@ pub(super) fn bitwise(bytes: &[Byte], how: &Bitwise) -> Vec<Byte> {
             .flat_map(|chunk| chunk.iter().rev().cloned())
             .collect(),
         Bitwise::Other(what) => named(&format!("({} {what})", render(bytes)), bytes.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_value_leaves_nothing_of_a_longer_one_behind_it() {
+        let mut registers = Registers::new();
+        let name = b"enp0s31f6\0\0\0\0\0\0\0".map(Byte::Known);
+        registers.write(0, name.to_vec());
+        // `ip saddr . tcp dport`
+        registers.write(0, named("ip saddr", 4));
+        registers.write(4, named("dport", 2));
+        assert_eq!(registers.read_written(4).len(), 2);
+        let key = render(&registers.read(0, 8));
+        assert_eq!(key, "ip saddr[0..4] . dport[0..2] . unset[0..2]");
+        // The rest of the name is still there.
+        assert_eq!(known(&registers.read(8, 2)), Some(b"6\0".to_vec()));
     }
 }
