@@ -122,6 +122,13 @@ impl fmt::Debug for Body<'_> {
 }
 
 impl Origin<'_> {
+    /// The same for one rule, or for one policy.
+    fn address(&self) -> *const () {
+        let policy = self.chain.as_ptr().cast();
+        self.rule
+            .map_or(policy, |rule| std::ptr::from_ref(rule).cast())
+    }
+
     pub fn rule_ref(&self) -> RuleRef {
         RuleRef {
             family: self.family,
@@ -234,9 +241,22 @@ pub struct Residue<'a> {
 impl<'a> Residue<'a> {
     /// Every statement that the packet may meet, each rule once.
     pub fn effects(&self) -> Vec<Effect> {
+        let mut once = HashSet::new();
+        let mut found = self.statements();
+        // Before their texts are made: a rule with a large map has very many lines, and a long text.
+        found.retain(|(kind, origin)| once.insert((*kind, origin.address())));
+        let effect = |(kind, origin): (EffectKind, Origin<'_>)| Effect {
+            kind,
+            rule: origin.rule_ref(),
+        };
+        found.into_iter().map(effect).collect()
+    }
+
+    /// What is done at which line.
+    fn statements(&self) -> Vec<(EffectKind, Origin<'a>)> {
         let mut found = Vec::new();
         let mut seen = HashSet::new();
-        let mut bodies: Vec<&Rc<Body<'_>>> = self.chains.iter().rev().map(|c| &c.body).collect();
+        let mut bodies: Vec<&Rc<Body<'a>>> = self.chains.iter().rev().map(|c| &c.body).collect();
         while let Some(body) = bodies.pop() {
             if !seen.insert(Rc::as_ptr(body)) {
                 continue;
@@ -247,18 +267,13 @@ impl<'a> Residue<'a> {
                     Step::Do(kind, _) => Some(*kind),
                     Step::If(_) => None,
                 });
-                let effect = |kind| Effect {
-                    kind,
-                    rule: line.origin.rule_ref(),
-                };
-                found.extend(drops.into_iter().chain(does).map(effect));
+                let kinds = drops.into_iter().chain(does);
+                found.extend(kinds.map(|kind| (kind, line.origin)));
                 if let End::Jump(body) | End::Goto(body) = &line.end {
                     bodies.push(body);
                 }
             }
         }
-        let mut once = HashSet::new();
-        found.retain(|e: &Effect| once.insert((e.kind, format!("{}", e.rule))));
         found
     }
 
@@ -274,9 +289,8 @@ impl<'a> Residue<'a> {
     }
 
     pub(super) fn writes(&self, kinds: &[EffectKind]) -> bool {
-        self.effects()
-            .iter()
-            .any(|effect| kinds.contains(&effect.kind))
+        let statements = self.statements();
+        statements.iter().any(|(kind, _)| kinds.contains(kind))
     }
 
     /// The first rule by which the two differ: one that holds for either alone. `None`: they do the

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What sets and maps say about keys that are not known altogether.
 
-use std::cmp::Reverse;
+use sha2::{Digest, Sha256};
 
+use super::expr::hex;
 use super::read::{SET_ANONYMOUS, SET_CONCAT, SET_INTERVAL};
 use super::registers::{in_range, known, render, Byte};
 use super::{Element, Set};
@@ -23,7 +24,7 @@ impl Element {
 pub(super) fn in_order(set: &Set, mut elements: Vec<Element>) -> Vec<Element> {
     if set.flags & SET_INTERVAL != 0 && set.flags & SET_CONCAT == 0 {
         let is_end = |element: &Element| element.flags & INTERVAL_END != 0;
-        elements.sort_by_key(|element| (Reverse(element.key.clone()), is_end(element)));
+        elements.sort_by(|a, b| b.key.cmp(&a.key).then(is_end(a).cmp(&is_end(b))));
         let mut above: Option<Vec<u8>> = None;
         elements.retain_mut(|element| {
             let next = above.replace(element.key.clone());
@@ -112,7 +113,9 @@ pub(super) fn question(
         Some(elements) if is_split => {
             let each = |e: &&Element| format!("{} {:?}", condition(set, key, e), e.value);
             let all: Vec<String> = elements.iter().map(each).collect();
-            all.join(" or ")
+            // They may be very many, and what asks for them is repeated for each element of a map.
+            let digest: [u8; 32] = Sha256::digest(all.join(" or ")).into();
+            hex(&digest)
         }
         _ => format!("{} in {name}", render(key)),
     }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Parsing of fixed bytes, and evaluation of rules that no program would load.
 
+mod maps;
+
 use std::collections::BTreeMap;
 
 use super::expr::{self, Bitwise, Expr, Lookup, Source, Verdict};
