@@ -226,7 +226,16 @@ impl<'a> Run<'a, '_> {
         let ran = exprs.try_for_each(|expr| self.run(&mut run, expr));
         let end = ran.break_value().unwrap_or(End::Continue);
         let asked = run.steps.iter().filter(|step| matches!(step, Step::If(_)));
+        // The kernel asks once. Lines ask again, for what the rule or a chain that comes back may have changed.
+        let does = asked.clone().count() < run.steps.len();
+        let comes_back = |(_, end): &(String, End<'a>)| matches!(end, End::Jump(_));
+        let count = run.branches.len();
+        let once = does || (count > 1 && run.branches.iter().any(comes_back));
         let branch = |(key, end): (String, End<'a>)| {
+            let key = match once {
+                true => format!("once, of {count}: {key}"),
+                false => key,
+            };
             let steps = asked.clone().cloned().chain([Step::If(key)]);
             ResidueLine::new(steps.collect(), end, here)
         };

@@ -53,3 +53,36 @@ fn large_maps_take_as_long_as_they_have_elements() {
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(20), "{took:?}");
 }
+
+#[test]
+fn a_map_is_not_taken_for_rules_where_a_chain_comes_back() {
+    let jump = || Verdict::Jump("more".into());
+    // Of packets that leave by a device, the mark.
+    let mark = |device: u32| {
+        let by_device = Expr::equals(0, &device.to_ne_bytes(), false);
+        let oif = load(Source::Meta(expr::META_OIF), 4);
+        vec![oif, by_device, load(Source::Meta(expr::META_MARK), 4)]
+    };
+    let by_map = |device, map| [mark(device), vec![look_up(map, true)]].concat();
+    let by_rule = |device, value: u8| {
+        let is_jump = vec![Expr::equals(0, &[value; 4], false), Expr::Verdict(jump())];
+        [mark(device), is_jump].concat()
+    };
+    let marked = |value: u8| element([value; 4], Value::Verdict(jump()));
+    for (what, second, expected) in [
+        ("the same map", vec![by_map(2, "both")], false),
+        ("rules", vec![by_rule(2, 1), by_rule(2, 2)], true),
+        ("two maps", vec![by_map(2, "one"), by_map(2, "other")], true),
+    ] {
+        let mut rules = ruleset([vec![by_map(1, "both")], second].concat());
+        for (name, values) in [("both", &[1, 2][..]), ("one", &[1]), ("other", &[2])] {
+            let elements = values.iter().map(|value| marked(*value));
+            add_set(&mut rules, name, 0, elements.collect());
+        }
+        let table = rules.tables.values_mut().next().unwrap();
+        let limited = Expr::Condition("limit".into());
+        let more = chain(None, vec![vec![limited, Expr::Verdict(Verdict::Drop)]]);
+        table.chains.insert("more".to_owned(), more);
+        assert_eq!(differs(&rules), expected, "{what}");
+    }
+}
