@@ -9,7 +9,7 @@
 //! 2. [`Ruleset::residue`] evaluates the base chains at a [`Place`] (family, hook, priorities) with
 //!    the [`Facts`] known about the packet filled in and everything else left open. It follows
 //!    jumps, gotos, sets and verdict maps. What remains is a [`Residue`], in a canonical form:
-//!    names of chains and handles of rules do not count.
+//!    names of chains and handles of rules do not count, but for the order of base chains of one priority.
 //! 3. Compare: [`Residue::difference`] names the first rule by which two residues differ. Steering
 //!    evaluates a hook once per member of a group and moves flows only where nothing differs.
 //! 4. Or ask what could matter: [`Residue::effects`] lists every statement that such a packet may

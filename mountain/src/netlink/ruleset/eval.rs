@@ -71,8 +71,9 @@ impl Ruleset {
             }
         }
         let mut chains = run.chains;
-        // The order of those of one priority is not to be seen.
-        chains.sort_by_key(|chain| (chain.priority, chain.body.digest));
+        // In which order the kernel has those of one priority is not to be seen, but it is one for all devices. So they
+        // stay in the order of their names: one may ask for what another one sets.
+        chains.sort_by_key(|chain| chain.priority);
         Residue { chains }
     }
 }

@@ -344,6 +344,39 @@ fn verdict_maps_are_compared_by_what_they_do() {
     }
 }
 
+/// One sets a mark, the other one drops what bears it.
+#[test]
+fn chains_of_one_priority_have_one_order_for_all_devices() {
+    let sets = vec![Expr::Effect(expr::Statement {
+        kind: EffectKind::Mark,
+        name: "meta mark set",
+        fixed: "1".to_owned(),
+        registers: Vec::new(),
+        ends: false,
+    })];
+    let drops = vec![
+        load(Source::Meta(expr::META_MARK), 4),
+        Expr::equals(0, &1u32.to_ne_bytes(), false),
+        Expr::Verdict(Verdict::Drop),
+    ];
+    let by_device = |device: u32, what: &[Expr]| {
+        let oif = load(Source::Meta(expr::META_OIF), 4);
+        let asked = [oif, Expr::equals(0, &device.to_ne_bytes(), false)];
+        [&asked[..], what].concat()
+    };
+    // What a table does to packets that leave by either device.
+    let table = |[a, b]: [&Vec<Expr>; 2]| ruleset(vec![by_device(1, a), by_device(2, b)]);
+    for (first, second, expected) in [
+        ([&sets, &sets], [&drops, &drops], false),
+        ([&sets, &drops], [&drops, &sets], true),
+    ] {
+        let mut rules = table(first);
+        let other = table(second).tables.into_values().next().unwrap();
+        rules.tables.insert((Family::Inet, "z".to_owned()), other);
+        assert_eq!(differs(&rules), expected);
+    }
+}
+
 #[test]
 fn own_tables_can_be_left_out() {
     let drop = vec![Expr::Verdict(Verdict::Drop)];
