@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! /sys/fs/bpf/mountain/cc/NAME/link       the registration
-//!                              flows      reading it lists the live flows
+//!                              flows      reading it lists the live flows of the reader's namespace
 //!                              flow_map   their state, kept when the program is replaced
 //!                              settings   what the program was loaded with
 //!                              cgroup-ID  a cgroup whose sockets use it
@@ -32,7 +32,7 @@ use super::scope::ScopeState;
 use super::{flows, types, Behaviour, Loaded};
 use crate::bpf::read_from;
 use crate::host::atomic_file;
-use crate::host::namespaces::{named, this_namespace};
+use crate::host::namespaces::{named, this_namespace, within};
 
 const BPFFS: &str = "/sys/fs/bpf";
 const RUN: &str = "/run/mountain";
@@ -365,21 +365,39 @@ impl Pinned {
         Ok(Behaviour::of_mode(rodata.params.mode))
     }
 
-    /// The live flows of all network namespaces.
-    pub(crate) fn flows(&self) -> Result<Vec<flows::CcFlow>> {
+    /// The live flows of all network namespaces, and why those of some are not among them.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub(crate) fn flows(&self) -> Result<(Vec<flows::CcFlow>, Option<anyhow::Error>)> {
         let path = self.path("flows");
         // It lists those of the namespace in which it is opened.
         let read = || {
             let file = File::open(&path);
             flows::read(file.with_context(|| format!("cannot open {}", path.display()))?)
         };
-        let here = this_namespace()?;
         let mut all = read()?;
-        for namespace in named().filter(|namespace| namespace.inode != here) {
-            all.extend(namespace.within(read)?);
+        let mut hidden = None;
+        let info = Link::open(&path).and_then(|link| link.info());
+        if info.is_ok_and(|link| is_everywhere(&link.info)) {
+            return Ok((all, hidden));
         }
-        Ok(all)
+        let here = this_namespace()?;
+        for namespace in named().filter(|namespace| namespace.inode != here) {
+            match within(&namespace.file, || Ok(read())) {
+                Ok(flows) => all.extend(flows?),
+                Err(e) => {
+                    hidden = Some(e.context(format!("cannot enter {}", namespace.path.display())));
+                }
+            }
+        }
+        Ok((all, hidden))
     }
+}
+
+/// Whether an iterator lists the flows of all namespaces wherever it is opened, as that of an earlier version.
+fn is_everywhere(link: &LinkTypeInfo) -> bool {
+    matches!(link, LinkTypeInfo::Iter(iterator) if iterator.target_name == "bpf_sk_storage_map")
 }
 
 /// Names that have something to put back.
@@ -446,4 +464,24 @@ fn unmount_bpffs() {
         }
     }
     let _ = fs::remove_file(MOUNTED);
+}
+
+#[cfg(test)]
+mod tests {
+    use libbpf_rs::query::{IterLinkInfo, IterType};
+
+    use super::*;
+
+    #[test]
+    fn the_list_of_an_earlier_version_is_read_once() {
+        let iterator = |target: &str| {
+            LinkTypeInfo::Iter(IterLinkInfo {
+                target_name: target.into(),
+                iter_type: IterType::Unknown,
+                _non_exhaustive: (),
+            })
+        };
+        assert!(is_everywhere(&iterator("bpf_sk_storage_map")));
+        assert!(!is_everywhere(&iterator("tcp")));
+    }
 }

@@ -237,7 +237,7 @@ fn status(name: &str) -> Result<CcStatus> {
     }
     if enabled {
         let state = pinned.state()?;
-        let flows = pinned.flows()?;
+        let flows = flows_told(&pinned)?;
         let (cgroups, no_cgroups): (Vec<_>, Vec<_>) =
             (state.cgroups.into_iter()).partition(|(id, path)| {
                 path.is_relative() || fs::metadata(path).is_ok_and(|found| found.ino() == *id)
@@ -265,6 +265,15 @@ fn status(name: &str) -> Result<CcStatus> {
         });
     }
     Ok(status)
+}
+
+/// The live flows. Says so where those of some network namespaces are left out.
+fn flows_told(pinned: &Pinned) -> Result<Vec<CcFlow>> {
+    let (flows, hidden) = pinned.flows()?;
+    if let Some(why) = hidden {
+        eprintln!("mountain: flows of some other network namespaces are not listed: {why:#}");
+    }
+    Ok(flows)
 }
 
 fn status_text(s: &CcStatus) -> String {
@@ -326,11 +335,11 @@ fn top(name: &str, once: bool, json: bool) -> Result<()> {
         bail!("{name} is not enabled: `mountain cc enable` does it");
     }
     let once = once || !std::io::stdout().is_terminal();
-    let mut before = pinned.flows()?;
+    let mut before = flows_told(&pinned)?;
     let mut read_at = Instant::now();
     std::thread::sleep(FIRST_RATE);
     loop {
-        let mut flows = pinned.flows()?;
+        let (mut flows, _) = pinned.flows()?;
         flows::measure(&before, &mut flows, read_at.elapsed());
         read_at = Instant::now();
         before.clone_from(&flows);

@@ -44,3 +44,23 @@ fn a_bpf_file_system_that_enable_mounted_is_unmounted() {
     let output = shell.args(["sh", "-c", &script]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
 }
+
+/// As a service of few capabilities that only watches.
+#[test]
+fn who_may_not_enter_other_namespaces_sees_the_flows_of_its_own() {
+    let (ns, name) = enabled();
+    let connected = ns.with(|| pair(Some(&name.0)).unwrap());
+    let without = ["--bounding-set=-sys_admin", "--inh-caps=-sys_admin"];
+    let top = [MOUNTAIN, "cc", "top", "--json", "--name", &name.0];
+    let (out, err) = texts(&ns.output("setpriv", &[&without[..], &top].concat()));
+    let flows: Vec<CcFlow> = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {err}"));
+    let remotes: Vec<SocketAddr> = flows.iter().map(|flow| flow.remote).collect();
+    assert_eq!(remotes, [connected.0.peer_addr().unwrap()]);
+    assert_has(
+        &err,
+        &["other network namespaces are not listed", "cannot enter"],
+    );
+    // Who may enter them misses nothing.
+    let all = ns.mountain(&format!("cc top --json --name {}", name.0));
+    assert_eq!(stderr(&all), "");
+}
