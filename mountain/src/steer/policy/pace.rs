@@ -116,11 +116,12 @@ impl Path {
     /// The time between probes that is to be tried, the share of losses that it tells apart, and how long that takes.
     fn limit_to_try(&self, now_us: u64, settled_us: u64) -> Option<(f64, f64, f64)> {
         let asks = self.load.has_latency(now_us.saturating_sub(JUST_US));
-        // Of what is sent as fast as it may be, a limit as was found would let so much through.
+        // Of what is sent as fast as it may be, a limit as was found would take so much. Where that is little, for longer:
+        // a gateway that has answered less for a while may make up for that at first.
         let fast_us = [FAST_US, USUAL_US][usize::from(self.input.metered || !asks)];
-        let through = fast_us as f64 / (SLOWER * self.pace.limit_us as f64);
-        let known = self.pace.limit_us > 0 && through < SLOWER;
-        let again = known.then_some((0.0, 1.0 - through, RECENT_US as f64));
+        let taken = 1.0 - fast_us as f64 / (SLOWER * self.pace.limit_us as f64);
+        let known = self.pace.limit_us > 0 && taken > 1.0 - SLOWER;
+        let again = known.then_some((0.0, taken, RECENT_US as f64 / taken));
         // Long enough for several runs of losses: a single outage is none of a limit's.
         let sampled_us = now_us.saturating_sub(RECENT_US);
         let more = |t: &Tally| t.sent < LEAST_ANSWERS || t.runs < RUNS || t.since_us > sampled_us;

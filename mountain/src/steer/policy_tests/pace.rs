@@ -52,13 +52,22 @@ fn metered_paths_are_never_probed_fast() {
 
 /// A gateway that answers `hz` probes a second, a fifth of a second's worth at once, and is dark from `dark_us` on.
 fn limited<'a>(bucket: &'a RefCell<(f64, u64)>, hz: f64, dark_us: u64, seed: u64) -> Model<'a> {
+    let mut answers = saving(bucket, hz, (hz / 5.0).max(1.0), seed);
+    Box::new(move |t| match t < dark_us {
+        true => answers(t),
+        false => None,
+    })
+}
+
+/// One that answers up to `most` at once, after a while in which it was asked for less.
+fn saving<'a>(bucket: &'a RefCell<(f64, u64)>, hz: f64, most: f64, seed: u64) -> Model<'a> {
     let mut rng = StdRng::seed_from_u64(seed);
     Box::new(move |t| {
         let mut bucket = bucket.borrow_mut();
         let passed = t.saturating_sub(bucket.1) as f64 / 1e6;
-        bucket.0 = (bucket.0 + passed * hz).min((hz / 5.0).max(1.0));
+        bucket.0 = (bucket.0 + passed * hz).min(most);
         bucket.1 = t;
-        if bucket.0 < 1.0 || t >= dark_us {
+        if bucket.0 < 1.0 {
             return None;
         }
         bucket.0 -= 1.0;
@@ -182,18 +191,20 @@ fn limit_hz(sim: &Sim) -> Option<f64> {
     sim.policy.status(sim.now)[0].answer_limit_hz
 }
 
-/// It is probed 20 times a second at most, which such a limit all but lets through.
+/// It is probed 20 times a second at most, which such a limit all but lets through, at first or for good.
 #[test]
 fn a_metered_path_is_not_taken_for_unlimited_time_and_again() {
-    let bucket = RefCell::new((1.0, 0));
-    let mut sim = Sim::new(vec![limited(&bucket, 18.0, u64::MAX, 1), noisy(2)], 1);
-    sim.with_metered([true, false]);
-    sim.run(90 * S, |_| {});
-    assert!(limit_hz(&sim).is_some(), "{}", sim.explain());
-    let before = sim.verdicts.len();
-    sim.run(600 * S, |_| {});
-    assert_eq!(sim.verdicts.len(), before, "{}", sim.explain());
-    assert_eq!(sim.mask().latency, 0b11, "{}", sim.explain());
+    for (hz, most, bucket) in [(18.0, 3.6, (1.0, 0)), (12.0, 18.0, (0.0, S))] {
+        let bucket = RefCell::new(bucket);
+        let mut sim = Sim::new(vec![saving(&bucket, hz, most, 1), noisy(2)], 1);
+        sim.with_metered([true, false]);
+        sim.run(90 * S, |_| {});
+        assert!(limit_hz(&sim).is_some(), "{hz}: {}", sim.explain());
+        let before = sim.verdicts.len();
+        sim.run(600 * S, |_| {});
+        assert_eq!(sim.verdicts.len(), before, "{hz}: {}", sim.explain());
+        assert_eq!(sim.mask().latency, 0b11, "{hz}: {}", sim.explain());
+    }
 }
 
 #[test]
