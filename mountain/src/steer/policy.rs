@@ -359,9 +359,8 @@ impl Policy {
         p.slow = p.probes.slow(now_us, least_us, blameless_until_us);
         if p.look_for_limit(now_us) {
             let members = self.groups.iter_mut().flat_map(|g| &mut g.members);
-            members
-                .filter(|m| m.path == path)
-                .for_each(JudgedPath::forgive);
+            let these = members.filter(|m| m.path == path);
+            these.for_each(JudgedPath::forgive);
         }
     }
 

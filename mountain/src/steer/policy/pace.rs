@@ -86,7 +86,8 @@ impl Path {
             }
             if is_limit {
                 self.pace.blameless_until_us = now_us;
-                self.probes.forget_lost(trial.since_us);
+                self.probes
+                    .forget_lost(trial.since_us, settled_us.saturating_sub(tried_us as u64));
             }
             // One that has just been found is tried out at once, and then less and less often.
             let longer_us = self.pace.wait_us + self.pace.wait_us;
@@ -130,12 +131,11 @@ impl Path {
         let from_us = recent_us.max(self.pace.blameless_until_us);
         let found = self.probes.tally(from_us, settled_us, more);
         let share = found.lost as f64 / found.sent.max(1) as f64;
-        let long = found.sent >= LEAST_ANSWERS && found.since_us <= sampled_us;
         let span_us = settled_us.saturating_sub(found.since_us) as f64;
         let limit_us = span_us / (SLOWER * (found.sent - found.lost) as f64);
         // So long that such runs would not stay away by luck either.
         let length_us = -LUCK.ln() * span_us / found.runs as f64;
-        let lossy = long && found.runs >= RUNS && share > LOSS_SHARE;
+        let lossy = !more(&found) && share > LOSS_SHARE;
         lossy.then_some((limit_us, share, length_us)).or(again)
     }
 }

@@ -146,10 +146,12 @@ impl Probes {
         self.probes.clear();
     }
 
-    /// Forgets the probes without an answer that were sent since a time.
-    pub(crate) fn forget_lost(&mut self, from_us: u64) {
-        let answered = |p: &Probe| matches!(p.fate, Fate::Answered { .. });
-        self.probes.retain(|p| p.sent_us < from_us || answered(p));
+    /// Forgets the probes without an answer that were sent since a time; not those that were sent before `dark_us`
+    /// without an answer since: the path is dark.
+    pub(crate) fn forget_lost(&mut self, from_us: u64, dark_us: u64) {
+        let dark = self.answers().next().map_or(0, |(p, _)| p.sent_us)..dark_us;
+        let kept = |p: &Probe| dark.contains(&p.sent_us) || matches!(p.fate, Fate::Answered { .. });
+        self.probes.retain(|p| p.sent_us < from_us || kept(p));
     }
 
     /// Drops what no longer counts.

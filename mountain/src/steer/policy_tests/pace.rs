@@ -191,6 +191,37 @@ fn limit_hz(sim: &Sim) -> Option<f64> {
     sim.policy.status(sim.now)[0].answer_limit_hz
 }
 
+/// What is missing then is the limit's doing only up to the newest answer.
+#[test]
+fn a_path_that_goes_dark_while_a_limit_is_tried_out_stays_left() {
+    let (bucket, dark_us) = (RefCell::new((1.0, 0)), Cell::new(u64::MAX));
+    let (mut answers, dark) = (limited(&bucket, 1.0, u64::MAX, 1), &dark_us);
+    let model: Model = Box::new(move |t| match t < dark.get() {
+        true => answers(t),
+        false => None,
+    });
+    let mut sim = Sim::new(vec![model, noisy(2)], 1);
+    sim.run(60 * S, |_| {});
+    wait_for_limit(&mut sim, true);
+    wait_for_limit(&mut sim, false);
+    assert_eq!(sim.mask().latency, 0b11, "{}", sim.explain());
+    dark_us.set(sim.now + 100 * MS);
+    let left_us = dark_us.get() + 2_500 * MS;
+    let mut used = 0;
+    sim.run(left_us + 20 * S, |s| {
+        used += u64::from(s.now > left_us && s.mask().latency & 1 == 1) * TICK
+    });
+    assert_eq!(used, 0, "{}", sim.explain());
+}
+
+/// Until a limit is known and not tried out, or is so no more.
+fn wait_for_limit(sim: &mut Sim, is_known: bool) {
+    while limit_hz(sim).is_some() != is_known {
+        assert!(sim.now < 200 * S, "{}", sim.explain());
+        sim.run(sim.now + TICK, |_| {});
+    }
+}
+
 /// It is probed 20 times a second at most, which such a limit all but lets through, at first or for good.
 #[test]
 fn a_metered_path_is_not_taken_for_unlimited_time_and_again() {
