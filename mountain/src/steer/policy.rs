@@ -353,11 +353,12 @@ impl Policy {
         }
         p.slow_at_us = Some(now_us);
         p.probes.expire(now_us);
-        // What is missing while a limit is tried out is judged when that is over.
-        let tried = usize::from(p.pace.unanswered_us() > 0.0);
-        let blameless_until_us = [p.pace.blameless_until_us, now_us][tried];
-        p.slow = p.probes.slow(now_us, least_us, blameless_until_us);
+        // What is missing while a limit is tried out is judged when that is over. What was lost before stays lost.
+        let loss = (p.pace.unanswered_us() > 0.0).then_some(p.slow.loss);
+        p.slow = p.probes.slow(now_us, least_us, p.pace.blameless_until_us);
+        p.slow.loss = loss.unwrap_or(p.slow.loss);
         if p.look_for_limit(now_us) {
+            p.pace.blameless_until_us = now_us;
             let members = self.groups.iter_mut().flat_map(|g| &mut g.members);
             let these = members.filter(|m| m.path == path);
             these.for_each(JudgedPath::forgive);

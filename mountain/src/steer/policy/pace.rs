@@ -85,7 +85,6 @@ impl Path {
                 self.pace.limit_us = trial.limit_us;
             }
             if is_limit {
-                self.pace.blameless_until_us = now_us;
                 self.probes
                     .forget_lost(trial.since_us, settled_us.saturating_sub(tried_us as u64));
             }

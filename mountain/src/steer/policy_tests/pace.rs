@@ -222,6 +222,30 @@ fn wait_for_limit(sim: &mut Sim, is_known: bool) {
     }
 }
 
+/// It answers one probe a second, and a third of these answers is lost: too few to ask in another way what that is.
+#[test]
+fn losses_beside_a_limit_are_not_forgotten_when_it_is_tried_out() {
+    let bucket = RefCell::new((1.0, 0));
+    let mut answers = limited(&bucket, 1.0, u64::MAX, 1);
+    let mut answered = 0;
+    let model: Model = Box::new(move |t| {
+        let answer = answers(t)?;
+        answered += u32::from(t > 60 * S);
+        (answered % 3 != 1).then_some(answer)
+    });
+    let mut sim = Sim::new(vec![model, noisy(2)], 1);
+    sim.run(60 * S, |_| {});
+    assert_eq!(sim.mask().latency, 0b11, "{}", sim.explain());
+    sim.run(80 * S, |_| {});
+    let (mut used, mut tried_out) = (0, 0);
+    sim.run(300 * S, |s| {
+        used += u64::from(s.mask().latency & 1 == 1) * TICK;
+        tried_out += u64::from(limit_hz(s).is_none()) * TICK;
+    });
+    assert!(tried_out > 0, "the test proves nothing");
+    assert_eq!(used, 0, "{}", sim.explain());
+}
+
 /// It is probed 20 times a second at most, which such a limit all but lets through, at first or for good.
 #[test]
 fn a_metered_path_is_not_taken_for_unlimited_time_and_again() {
