@@ -191,9 +191,14 @@ impl Policy {
             };
             let (from, to) = (d.at_us, d.at_us + JUDGED_AFTER_US);
             let after = |path: usize| {
-                let probes = self.paths[path].probes.newest();
+                let path = &self.paths[path];
+                // A limit that is tried out takes probes for which the path is not to blame.
+                let tries_limit = path.pace.unanswered_us() > 0.0;
+                let probes = path.probes.newest();
                 let sent = probes.filter(|p| (from..to).contains(&p.sent_us));
-                p95(sent.map(|p| delay_or_age(p, now_us)).collect())
+                let counted =
+                    sent.filter(|p| !tries_limit || matches!(p.fate, Fate::Answered { .. }));
+                p95(counted.map(|p| delay_or_age(p, now_us)).collect())
             };
             let path_p95_us = after(d.path);
             let others = group.members.iter().map(|m| m.path);

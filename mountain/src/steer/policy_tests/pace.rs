@@ -7,6 +7,7 @@ use rand::rngs::StdRng;
 use rand::SeedableRng;
 
 use super::sim::*;
+use crate::steer::explain::Use;
 use crate::steer::policy::*;
 
 fn interval_ms(sim: &Sim) -> Vec<u64> {
@@ -220,6 +221,24 @@ fn wait_for_limit(sim: &mut Sim, is_known: bool) {
         assert!(sim.now < 200 * S, "{}", sim.explain());
         sim.run(sim.now + TICK, |_| {});
     }
+}
+
+/// It is used again as soon as the limit is found, and so while that is tried out.
+#[test]
+fn the_use_of_a_path_with_a_limit_is_not_judged_by_what_the_limit_takes() {
+    let bucket = RefCell::new((1.0, 0));
+    let mut sim = Sim::new(vec![limited(&bucket, 5.0, u64::MAX, 1), noisy(2)], 1);
+    sim.run(30 * S, |_| {});
+    let decisions = sim.policy.decisions();
+    let again = decisions.filter(|d| d.path == 0 && d.to == Use::All);
+    let used = again.last().expect("it is used again");
+    assert!(
+        used.at_us > 4 * S,
+        "before its limit is known: {}",
+        sim.explain()
+    );
+    let right = used.outcome.and_then(|outcome| outcome.right);
+    assert_eq!(right, Some(true), "{:?}: {}", used.outcome, sim.explain());
 }
 
 /// It answers one probe a second, and a third of these answers is lost: too few to ask in another way what that is.
