@@ -440,10 +440,16 @@ impl Daemon {
             let seconds = (at_us - then_us) as f64 / 1e6;
             let bps = |now: u64, before: u64| now.saturating_sub(before) as f64 * 8.0 / seconds;
             memory.rate_bps = bps(traffic.bytes, before.bytes);
+            // Nothing is counted on a device without Ethernet headers. It may be busy, so the host is not idle.
+            let is_counted = self.paths.path(path).is_none_or(|path| path.ethernet);
             self.policy.event(Event::Egress {
                 path,
                 at_us,
-                rate_bps: if is_idle { 0.0 } else { memory.rate_bps },
+                rate_bps: match is_counted {
+                    true if is_idle => 0.0,
+                    true => memory.rate_bps,
+                    false => 1.0,
+                },
                 latency_bps: bps(traffic.latency_bytes, before.latency_bytes),
             });
         }

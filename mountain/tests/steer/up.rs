@@ -298,6 +298,15 @@ fn an_idle_host_is_probed_seldom_until_something_is_sent() {
     };
     // Two a second each; 20 of them otherwise.
     wait_until("it is probed seldom", 2 * LEAVE, || in_two_seconds() <= 12);
-    let _traffic = Traffic::start(&net, SERVER4, 1);
+    let traffic = Traffic::start(&net, SERVER4, 1);
     wait_until("it is probed often", LEAVE, || in_two_seconds() > 24);
+    drop(traffic);
+    wait_until("it is idle again", 2 * LEAVE, || in_two_seconds() <= 12);
+    // What is sent by an uplink without Ethernet headers is not counted.
+    net.client.ip("tuntap add t0 mode tun");
+    net.client.bring_up("t0", &["10.30.9.1/24"]);
+    net.client
+        .ip("route add 10.97.0.0/16 nexthop via 10.30.0.2 dev u0 \
+         nexthop via 10.30.9.2 dev t0");
+    wait_until("it may be busy", LEAVE, || in_two_seconds() > 24);
 }
