@@ -355,12 +355,12 @@ fn chains_of_one_priority_have_one_order_for_all_devices() {
         ends: false,
     })];
     let drops = vec![
-        load(Source::Meta(expr::META_MARK), 4),
+        load(0, Source::Meta(expr::META_MARK), 4),
         Expr::equals(0, &1u32.to_ne_bytes(), false),
         Expr::Verdict(Verdict::Drop),
     ];
     let by_device = |device: u32, what: &[Expr]| {
-        let oif = load(Source::Meta(expr::META_OIF), 4);
+        let oif = load(0, Source::Meta(expr::META_OIF), 4);
         let asked = [oif, Expr::equals(0, &device.to_ne_bytes(), false)];
         [&asked[..], what].concat()
     };

@@ -33,7 +33,7 @@ fn large_maps_take_as_long_as_they_have_elements() {
         let ports = (0..4_000u16).map(|port| element(port.to_be_bytes(), value.clone()));
         ports.collect::<Vec<_>>()
     };
-    let port = |at| load(Source::Payload(2, at, 2), 2);
+    let port = |at| load(0, Source::Payload(2, at, 2), 2);
     let rule = vec![
         port(0),
         look_up("ports", false),
@@ -60,8 +60,8 @@ fn a_map_is_not_taken_for_rules_where_a_chain_comes_back() {
     // Of packets that leave by a device, the mark.
     let mark = |device: u32| {
         let by_device = Expr::equals(0, &device.to_ne_bytes(), false);
-        let oif = load(Source::Meta(expr::META_OIF), 4);
-        vec![oif, by_device, load(Source::Meta(expr::META_MARK), 4)]
+        let oif = load(0, Source::Meta(expr::META_OIF), 4);
+        vec![oif, by_device, load(0, Source::Meta(expr::META_MARK), 4)]
     };
     let by_map = |device, map| [mark(device), vec![look_up(map, true)]].concat();
     let by_rule = |device, value: u8| {
