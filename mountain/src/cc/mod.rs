@@ -28,6 +28,7 @@ mod settle_tests;
 pub mod status;
 
 use std::ffi::c_char;
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::ptr;
@@ -37,6 +38,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapHandle};
 
 use crate::bpf::{self, hooks};
+use crate::host::namespaces::within;
 pub use behaviour::Behaviour;
 pub(crate) use skel::types;
 
@@ -159,10 +161,13 @@ impl Loaded {
             .context("attaching the iterator over flows")
     }
 
-    /// The live flows of the calling thread's network namespace.
-    pub fn flows(&mut self) -> Result<Vec<flows::CcFlow>> {
+    /// The live flows of a network namespace.
+    ///
+    /// # Errors
+    /// It cannot be entered, or the list cannot be read.
+    pub fn flows(&mut self, namespace: &File) -> Result<Vec<flows::CcFlow>> {
         let link = self.iterate()?;
-        flows::read(libbpf_rs::Iter::new(&link)?)
+        within(namespace, || flows::read(libbpf_rs::Iter::new(&link)?))
     }
 
     /// Of [`Self::programs`], the one that runs once for each ACK.

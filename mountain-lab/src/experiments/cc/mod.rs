@@ -10,6 +10,7 @@ mod flows;
 mod oracle;
 mod plots;
 
+use std::fs::File;
 use std::net::Ipv4Addr;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -218,7 +219,7 @@ impl CcRig {
             std::thread::sleep(Duration::from_millis(20));
         }
         let live = match &mut who.ours {
-            Some((loaded, _)) => loaded.flows()?,
+            Some((loaded, _)) => loaded.flows(&File::open(self.client.path())?)?,
             None => Vec::new(),
         };
         let flows = flows.finish()?;
