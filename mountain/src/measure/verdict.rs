@@ -273,7 +273,7 @@ mod tests {
             (of(5, 100), of(0, 100), 1.0 / 16.0),
             // Three or all of four on the side with a third of the trials: twice (8 + 1) / 3^4.
             (of(3, 100), of(1, 200), 2.0 / 9.0),
-            // What is rare is that it does not occur.
+            // Its absence is the rare event.
             (of(100, 100), of(95, 100), 1.0 / 16.0),
             (of(0, 100), of(0, 50), 1.0),
             (of(2, 100), of(2, 100), 1.0),
