@@ -195,8 +195,8 @@ fn forget_to(
         .sum()
 }
 
-/// By family, what asks for the entries of what is sent to where these rules redirect from. Each look goes through all of
-/// the kernel's table, of all namespaces. A filter that a kernel does not know is ignored: all entries are looked at then.
+/// Requests, one for each family, for the entries of packets to the addresses that these rules redirect. Each one goes through
+/// the kernel's whole table, of all namespaces. A filter that a kernel does not know is ignored: all entries are looked at then.
 fn looks<'a>(rules: impl IntoIterator<Item = &'a Redirected> + Clone) -> Vec<(bool, Vec<u8>)> {
     let look = |ipv6| {
         let rules = rules.clone().into_iter();

@@ -284,7 +284,7 @@ fn what_is_not_understood_is_a_difference_where_a_packet_may_reach_it() {
     }
 }
 
-/// A rule may not apply because of what is not understood in it.
+/// Whether a rule applies may depend on a part of it that Mountain does not understand.
 #[test]
 fn packets_may_come_to_what_follows_a_rule_that_is_not_understood() {
     let accept = Expr::Verdict(Verdict::Accept);
