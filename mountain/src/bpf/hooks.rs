@@ -13,6 +13,9 @@ use std::ptr;
 
 use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
 use libbpf_sys as sys;
+use nix::net::if_::if_nameindex;
+
+use crate::netlink;
 
 /// A place for programs on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -166,10 +169,8 @@ pub fn detach(hook: DeviceHook, ifindex: u32, program: BorrowedFd) -> io::Result
 /// ENODEV when the device is gone.
 pub fn programs(hook: DeviceHook, ifindex: u32) -> io::Result<Vec<u32>> {
     if hook == DeviceHook::Xdp {
-        let mut id = 0;
-        // SAFETY: the kernel's answer goes to `id`.
-        result(unsafe { sys::bpf_xdp_query_id(ifindex as i32, 0, &mut id) })?;
-        return Ok(Vec::from_iter((id != 0).then_some(id)));
+        // libbpf's look-up has the kernel describe all devices each time.
+        return netlink::xdp_programs_of(ifindex);
     }
     let mut ids = vec![0; MAX_AT_HOOK];
     let mut opts = sys::bpf_prog_query_opts {
@@ -183,6 +184,27 @@ pub fn programs(hook: DeviceHook, ifindex: u32) -> io::Result<Vec<u32>> {
     // SAFETY: the kernel filled it in.
     ids.truncate(unsafe { opts.__bindgen_anon_1.count } as usize);
     Ok(ids)
+}
+
+/// Where programs are on the devices of the calling thread's network namespace, with their ids: first XDP's, then
+/// those at tcx.
+///
+/// # Errors
+/// When the devices cannot be listed.
+pub fn everywhere() -> io::Result<Vec<(DeviceHook, u32, u32)>> {
+    let mut all = Vec::new();
+    for (ifindex, ids) in netlink::xdp_programs()? {
+        all.extend(ids.into_iter().map(|id| (DeviceHook::Xdp, ifindex, id)));
+    }
+    for device in &if_nameindex()? {
+        for hook in [DeviceHook::TcxIngress, DeviceHook::TcxEgress] {
+            let ifindex = device.index();
+            // Devices come and go.
+            let ids = programs(hook, ifindex).unwrap_or_default();
+            all.extend(ids.into_iter().map(|id| (hook, ifindex, id)));
+        }
+    }
+    Ok(all)
 }
 
 /// The number by which the kernel lists a program.

@@ -11,8 +11,11 @@ use crate::control::run_dir::{self, Request, RunDir};
 use crate::host::namespaces;
 use crate::{placement, redirect};
 
-/// How long the daemon may take to end.
-const TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the daemon may take to end before that is said.
+const QUIET: Duration = Duration::from_secs(2);
+/// How long it may take after that. Each device of a host with hundreds of them takes 10 ms, and more under load: the
+/// kernel waits for all packets that are under way (`tcx_entry_sync`, include/net/tcx.h).
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Args)]
 pub(crate) struct Down {
@@ -52,13 +55,16 @@ impl Down {
 fn here() -> Result<Found> {
     let run_dir = RunDir::of_this_namespace()?;
     match run_dir.ask(&Request::Stop)? {
-        Some(_) if run_dir.wait_gone(TIMEOUT)? => {
+        Some(_) if is_gone(&run_dir)? => {
             clear_after(&run_dir)?;
             Ok(Found::Daemon)
         }
-        Some(_) => bail!("the daemon did not end within {} s", TIMEOUT.as_secs()),
+        Some(_) => bail!(
+            "the daemon did not end within {} s: end its process",
+            (QUIET + TIMEOUT).as_secs()
+        ),
         // One that was just killed holds its lock until it is gone.
-        None if !run_dir.wait_gone(TIMEOUT)? => {
+        None if !is_gone(&run_dir)? => {
             bail!("the daemon runs but does not answer: end its process")
         }
         None => {
@@ -70,6 +76,15 @@ fn here() -> Result<Found> {
             Ok(if left { Found::Left } else { Found::Nothing })
         }
     }
+}
+
+/// Waits for the end of the daemon, and says so if that takes long. Whether it has ended.
+fn is_gone(run_dir: &RunDir) -> Result<bool> {
+    if run_dir.wait_gone(QUIET)? {
+        return Ok(true);
+    }
+    eprintln!("mountain: waiting for the daemon to take its programs off all devices");
+    run_dir.wait_gone(TIMEOUT)
 }
 
 /// Takes back what the daemon that has just ended, or was killed, could not, unless another one runs by now.

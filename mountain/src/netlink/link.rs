@@ -17,6 +17,10 @@ use super::kinds::{Lower, Pppoe};
 use super::wire::{self, bytes_at, push_attribute, u16_at, u32_at, Attributes};
 
 const IFLA_VRF_TABLE: u16 = 1;
+const IFLA_XDP: u16 = 43;
+const IFLA_XDP_DRV_PROG_ID: u16 = 5;
+const IFLA_XDP_SKB_PROG_ID: u16 = 6;
+const IFLA_XDP_HW_PROG_ID: u16 = 7;
 const NETNSA_NSID: u16 = 1;
 const NETNSA_FD: u16 = 3;
 /// Length of `struct ifinfomsg`, and of `struct ifaddrmsg`.
@@ -76,9 +80,7 @@ impl Link {
 /// # Errors
 /// ENODEV when there is none.
 pub fn link(ifindex: u32) -> io::Result<Link> {
-    let mut body = vec![0; LINK_HEADER_LEN];
-    body[4..8].copy_from_slice(&ifindex.to_ne_bytes());
-    let answer = wire::request(NETLINK_ROUTE, libc::RTM_GETLINK, 0, &body)?;
+    let answer = wire::request(NETLINK_ROUTE, libc::RTM_GETLINK, 0, &header_of(ifindex))?;
     let found = answer.as_deref().and_then(decode_link);
     found.ok_or_else(|| io::Error::other("the kernel's answer describes no device"))
 }
@@ -94,6 +96,47 @@ pub(crate) fn links() -> io::Result<Vec<Link>> {
         found.extend(decode_link(payload));
     })?;
     Ok(found)
+}
+
+/// Every device of the calling thread's namespace that has XDP programs, by its index, with their ids.
+///
+/// # Errors
+/// When the kernel refuses the dump.
+pub(crate) fn xdp_programs() -> io::Result<Vec<(u32, Vec<u32>)>> {
+    let mut found = Vec::new();
+    let all = [0; LINK_HEADER_LEN];
+    wire::dump(NETLINK_ROUTE, libc::RTM_GETLINK, &all, |payload| {
+        let device = decode_link_head(payload).map(|(ifindex, _)| ifindex);
+        found.extend(device.zip(Some(decode_xdp(payload)).filter(|ids| !ids.is_empty())));
+    })?;
+    Ok(found)
+}
+
+/// Ids of the XDP programs of a device.
+///
+/// # Errors
+/// ENODEV when there is none.
+pub(crate) fn xdp_programs_of(ifindex: u32) -> io::Result<Vec<u32>> {
+    let answer = wire::request(NETLINK_ROUTE, libc::RTM_GETLINK, 0, &header_of(ifindex))?;
+    Ok(answer.as_deref().map(decode_xdp).unwrap_or_default())
+}
+
+/// One for each mode in which there is a program: in the driver, for sockets' buffers, in the hardware.
+fn decode_xdp(payload: &[u8]) -> Vec<u32> {
+    let xdp = Attributes::after(payload, LINK_HEADER_LEN).inside(IFLA_XDP);
+    let modes = [
+        IFLA_XDP_DRV_PROG_ID,
+        IFLA_XDP_SKB_PROG_ID,
+        IFLA_XDP_HW_PROG_ID,
+    ];
+    modes.into_iter().filter_map(|mode| xdp.u32(mode)).collect()
+}
+
+/// `struct ifinfomsg` that asks for a device.
+fn header_of(ifindex: u32) -> [u8; LINK_HEADER_LEN] {
+    let mut body = [0; LINK_HEADER_LEN];
+    body[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+    body
 }
 
 /// Index of a device, and whether it is up, of a link message: what events need.

@@ -32,7 +32,7 @@ pub(crate) mod uapi;
 pub(crate) mod wire;
 mod xfrm;
 
-pub(crate) use link::{addresses, namespace_id};
+pub(crate) use link::{addresses, namespace_id, xdp_programs, xdp_programs_of};
 pub use link::{link, Link};
 pub use monitor::{Change, Monitor};
 pub use neighbour::resolve_neighbour;

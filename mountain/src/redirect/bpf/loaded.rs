@@ -10,7 +10,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use anyhow::{Context, Result};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
-use nix::net::if_::if_nameindex;
 
 use super::super::store::Store;
 use super::super::Backend;
@@ -175,31 +174,25 @@ fn all_attached() -> Result<Vec<AttachedProgram>> {
     let mut links = None;
     let mut found = vec![];
     let mut known: BTreeMap<u32, Option<Prog>> = BTreeMap::new();
-    for device in &if_nameindex().context("cannot list the devices")? {
-        let ifindex = device.index();
-        for hook in DeviceHook::ALL {
-            // Devices come and go.
-            for id in hooks::programs(hook, ifindex).unwrap_or_default() {
-                if known.get(&id) == Some(&None) {
-                    continue;
-                }
-                let Ok(program) = LoadedProgram::by_id(id) else {
-                    continue;
-                };
-                let prog = Prog::named(&program.name);
-                known.insert(id, prog);
-                if let Some(prog) = prog {
-                    found.push(AttachedProgram {
-                        ifindex,
-                        prog,
-                        program,
-                        link: links
-                            .get_or_insert_with(hooks::links)
-                            .get(&(id, ifindex))
-                            .copied(),
-                    });
-                }
-            }
+    for (_, ifindex, id) in hooks::everywhere().context("cannot list the devices")? {
+        if known.get(&id) == Some(&None) {
+            continue;
+        }
+        let Ok(program) = LoadedProgram::by_id(id) else {
+            continue;
+        };
+        let prog = Prog::named(&program.name);
+        known.insert(id, prog);
+        if let Some(prog) = prog {
+            found.push(AttachedProgram {
+                ifindex,
+                prog,
+                program,
+                link: links
+                    .get_or_insert_with(hooks::links)
+                    .get(&(id, ifindex))
+                    .copied(),
+            });
         }
     }
     Ok(found)
