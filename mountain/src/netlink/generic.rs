@@ -44,6 +44,12 @@ impl GenericFamily {
         self.socket.request(self.id, 0, body).map(|_| ())
     }
 
+    /// Asks for one object; gives its message.
+    pub(crate) fn ask(&mut self, body: &[u8]) -> io::Result<Vec<u8>> {
+        let answer = self.socket.request(self.id, 0, body)?;
+        Ok(answer.unwrap_or_default())
+    }
+
     /// Asks for all objects; `each` gets their messages.
     pub(crate) fn dump(&mut self, body: &[u8], each: impl FnMut(&[u8])) -> io::Result<()> {
         self.socket.dump(self.id, body, each).map(drop)

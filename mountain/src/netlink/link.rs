@@ -13,6 +13,7 @@ use libc::{IFLA_ADDRESS, IFLA_GROUP, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND
 use libc::{IFLA_LINKINFO, IFLA_LINK_NETNSID, IFLA_MASTER, IFLA_MTU, IFLA_QDISC};
 use netlink_sys::protocols::NETLINK_ROUTE;
 
+use super::generic::{self, GenericFamily};
 use super::kinds::{Lower, Pppoe};
 use super::wire::{self, bytes_at, push_attribute, u16_at, u32_at, Attributes};
 
@@ -23,6 +24,8 @@ const IFLA_XDP_SKB_PROG_ID: u16 = 6;
 const IFLA_XDP_HW_PROG_ID: u16 = 7;
 const NETNSA_NSID: u16 = 1;
 const NETNSA_FD: u16 = 3;
+/// The family of generic netlink that knows devices.
+const NETDEV: &str = "netdev";
 /// Length of `struct ifinfomsg`, and of `struct ifaddrmsg`.
 const LINK_HEADER_LEN: usize = 16;
 const ADDRESS_HEADER_LEN: usize = 8;
@@ -119,6 +122,24 @@ pub(crate) fn xdp_programs() -> io::Result<Vec<(u32, Vec<u32>)>> {
 pub(crate) fn xdp_programs_of(ifindex: u32) -> io::Result<Vec<u32>> {
     let answer = wire::request(NETLINK_ROUTE, libc::RTM_GETLINK, 0, &header_of(ifindex))?;
     Ok(answer.as_deref().map(decode_xdp).unwrap_or_default())
+}
+
+/// What a device can do with XDP, as the bits NETDEV_XDP_ACT_* of linux/netdev.h. None on kernels that do not tell.
+///
+/// # Errors
+/// ENODEV when there is no such device.
+pub(crate) fn xdp_features(ifindex: u32) -> io::Result<u64> {
+    const NETDEV_CMD_DEV_GET: u8 = 1;
+    const NETDEV_A_DEV_IFINDEX: u16 = 1;
+    const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
+    let Some(mut family) = GenericFamily::open(NETDEV)? else {
+        return Ok(0);
+    };
+    let mut question = generic::body(NETDEV_CMD_DEV_GET, 1);
+    push_attribute(&mut question, NETDEV_A_DEV_IFINDEX, &ifindex.to_ne_bytes());
+    let answer = family.ask(&question)?;
+    let features = Attributes::after(&answer, generic::HEADER_LEN).u64(NETDEV_A_DEV_XDP_FEATURES);
+    Ok(features.unwrap_or(0))
 }
 
 /// One for each mode in which there is a program: in the driver, for sockets' buffers, in the hardware.
@@ -268,6 +289,19 @@ mod tests {
         );
         let all = addresses().unwrap();
         assert!(all.contains(&(1, "127.0.0.1".parse().unwrap())), "{all:?}");
+    }
+
+    #[test]
+    fn xdp_of_one_device_is_told_by_its_index() {
+        // It has no driver, so nothing is native there.
+        assert_eq!(xdp_features(1).unwrap(), 0);
+        let gone = u32::MAX >> 1;
+        let error = xdp_programs_of(gone).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
+        if GenericFamily::open(NETDEV).unwrap().is_some() {
+            let error = xdp_features(gone).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
+        }
     }
 
     #[test]

@@ -32,13 +32,13 @@ pub(crate) mod uapi;
 pub(crate) mod wire;
 mod xfrm;
 
-pub(crate) use link::{addresses, namespace_id, xdp_programs, xdp_programs_of};
+pub(crate) use link::{addresses, namespace_id, xdp_features, xdp_programs, xdp_programs_of};
 pub use link::{link, Link};
 pub use monitor::{Change, Monitor};
 pub use neighbour::resolve_neighbour;
 pub(crate) use neighbour::{keep_neighbour, neighbour_usable};
 pub(crate) use path_metrics::PathMetrics;
-pub(crate) use qdisc::{filtered_at_egress, qdiscs, Qdiscs};
+pub(crate) use qdisc::{filtered_at_egress, qdisc_kinds, qdiscs, QdiscKinds, Qdiscs};
 pub(crate) use route::{egress_route, policy_rules, route_to, ways_on};
 pub(crate) use route::{EgressRoute, RouteTo, WayOn, MANY_WAYS};
 pub use ruleset::translates_sources;

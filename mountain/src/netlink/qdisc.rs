@@ -21,17 +21,28 @@ pub struct Qdiscs {
     pub filters: bool,
 }
 
-/// Reads both, in the calling thread's network namespace.
+/// By device, the kinds of its disciplines. A kernel without traffic control has none.
+pub(crate) type QdiscKinds = BTreeMap<u32, Vec<String>>;
+
+/// Those of all devices of the calling thread's network namespace: the kernel tells them only together.
 ///
 /// # Errors
 /// When the kernel cannot be asked.
-pub fn qdiscs(ifindex: u32) -> io::Result<Qdiscs> {
-    let mut socket = Socket::open()?;
-    let kinds = kinds(&mut socket)?.remove(&ifindex).unwrap_or_default();
+pub(crate) fn qdisc_kinds() -> io::Result<QdiscKinds> {
+    kinds(&mut Socket::open()?)
+}
+
+/// What traffic control does on a device of the calling thread's network namespace. `of_all`: see [`qdisc_kinds`].
+///
+/// # Errors
+/// When the kernel cannot be asked.
+pub(crate) fn qdiscs(ifindex: u32, of_all: &QdiscKinds) -> io::Result<Qdiscs> {
+    let kinds = of_all.get(&ifindex).cloned().unwrap_or_default();
     let has_hooks = kinds.iter().any(|k| k == "clsact" || k == "ingress");
-    let filters = has_hooks
-        && (has_filters(&mut socket, ifindex, INGRESS)?
-            || has_filters(&mut socket, ifindex, EGRESS)?);
+    let filters = has_hooks && {
+        let mut socket = Socket::open()?;
+        has_filters(&mut socket, ifindex, INGRESS)? || has_filters(&mut socket, ifindex, EGRESS)?
+    };
     Ok(Qdiscs { kinds, filters })
 }
 
@@ -54,9 +65,8 @@ pub(crate) fn filtered_at_egress(devices: &BTreeSet<u32>) -> io::Result<BTreeSet
     Ok(found)
 }
 
-/// By device, the kinds of its disciplines. A kernel without traffic control has none.
-fn kinds(socket: &mut Socket) -> io::Result<BTreeMap<u32, Vec<String>>> {
-    let mut found: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+fn kinds(socket: &mut Socket) -> io::Result<QdiscKinds> {
+    let mut found = QdiscKinds::new();
     let dumped = socket.dump(libc::RTM_GETQDISC, &header(0, 0), |payload| {
         let kind = Attributes::after(payload, HEADER_LEN).string(libc::TCA_KIND);
         if let Some(device) = u32_at(payload, 4) {

@@ -2,9 +2,9 @@
 //! Which backends would be correct for a rule on this host's actual devices, why others would not,
 //! and what would make them so.
 //!
-//! Theory of operation. [`gather`] reads [`facts`] by rtnetlink, ethtool's ioctl, libbpf's XDP
-//! query and /proc, those of the far ends of veths on a thread inside their namespaces; it
-//! changes nothing. [`decide`] is a pure function from these to one [`Finding`] for each backend.
+//! Theory of operation. [`gather`] reads [`facts`] by rtnetlink, generic netlink, ethtool's ioctl
+//! and /proc, those of the far ends of veths on a thread inside their namespaces; it changes
+//! nothing. [`decide`] is a pure function from these to one [`Finding`] for each backend.
 //! A backend is refused when it would lose or corrupt packets, not when it would be slow. What a
 //! setting would mend is a [`Fix`]: with `fix` it goes into the plan, otherwise it refuses the
 //! backend and says which command does the same by hand. `docs/redirect.md` lists what is looked at.

@@ -14,7 +14,7 @@ use crate::bpf::hooks::{self, DeviceHook, LoadedProgram};
 use crate::host::namespaces::{named, this_namespace, within, Namespace};
 use crate::host::{kernel, sysctl};
 use crate::netlink::ruleset::has_legacy;
-use crate::netlink::{self, Link, RouteTo, WayOn};
+use crate::netlink::{self, Link, QdiscKinds, RouteTo, WayOn};
 use crate::redirect::{module, Rule};
 
 use super::facts::{Client, DeviceFacts, Far, FarEnd, Host, HostFacts, Sysctls, Xdp};
@@ -23,11 +23,31 @@ use super::{features, firewall};
 /// What is read once for many rules, when it is first asked for.
 #[derive(Default)]
 pub(super) struct Known {
+    devices: Option<AllDevices>,
     /// The routes that lead on, of IPv6 or not; `None`: they cannot be read.
     ways: HashMap<bool, Option<Vec<WayOn>>>,
     /// Settings of this namespace for IPv6 or not, some of which take a look through all routes.
     hosts: HashMap<bool, Host>,
     namespaces: Namespaces,
+}
+
+/// What the kernel tells of all devices together, however few are asked about.
+struct AllDevices {
+    /// With the index of the device.
+    addresses: Vec<(u32, IpAddr)>,
+    qdiscs: QdiscKinds,
+    /// /proc/net/vlan/config. Without VLAN devices the file may not be there.
+    vlans: String,
+}
+
+impl AllDevices {
+    fn read() -> Result<Self> {
+        Ok(Self {
+            addresses: netlink::addresses().context("cannot list the addresses")?,
+            qdiscs: netlink::qdisc_kinds().context("cannot list the queueing disciplines")?,
+            vlans: table("vlan/config"),
+        })
+    }
 }
 
 /// Other network namespaces. Each is looked at once: they are found by all processes of this host.
@@ -66,12 +86,17 @@ impl Namespaces {
 /// Everything that matters for `rule`.
 pub(super) fn gather(rule: &Rule, known: &mut Known) -> Result<HostFacts> {
     let Known {
+        devices: all,
         ways,
         hosts,
         namespaces,
     } = known;
-    let addresses = netlink::addresses().context("cannot list the addresses")?;
-    let holder = addresses.iter().find(|(_, ip)| *ip == rule.from.ip());
+    let all: &AllDevices = match all {
+        Some(all) => all,
+        none => none.insert(AllDevices::read()?),
+    };
+    let mut addresses = all.addresses.iter();
+    let holder = addresses.find(|(_, ip)| *ip == rule.from.ip());
     // The whole of 127.0.0.0/8 is this host's.
     let from_here = holder.is_some() || rule.from.ip().is_loopback();
     let client = match (&rule.dev, holder) {
@@ -98,7 +123,7 @@ pub(super) fn gather(rule: &Rule, known: &mut Known) -> Result<HostFacts> {
     }
     let devices = indices
         .into_iter()
-        .map(|ifindex| device(ifindex, &addresses, rule.from.ip(), namespaces));
+        .map(|ifindex| device(ifindex, all, rule.from.ip(), namespaces));
     let read = || netlink::ways_on(ipv6).ok();
     let ways = match client {
         Client::Device(_) => ways.entry(ipv6).or_insert_with(read).as_deref(),
@@ -155,7 +180,7 @@ fn elsewhere(
 
 fn device(
     ifindex: u32,
-    addresses: &[(u32, IpAddr)],
+    all: &AllDevices,
     from: IpAddr,
     namespaces: &mut Namespaces,
 ) -> Result<DeviceFacts> {
@@ -176,45 +201,31 @@ fn device(
         .into_iter()
         .flat_map(|hook| programs_at(hook, ifindex).unwrap_or_default())
         .collect();
-    let own = addresses.iter().filter(|(index, _)| *index == ifindex);
+    let own = all.addresses.iter().filter(|(index, _)| *index == ifindex);
     Ok(DeviceFacts {
         master,
         driver: features::driver(&link.name).ok(),
-        // Without VLAN devices the file may not be there.
-        vlans: has_vlans(&table("vlan/config"), &link.name),
+        vlans: has_vlans(&all.vlans, &link.name),
         xdp: xdp(ifindex).with_context(|| format!("cannot tell what XDP does on {}", link.name))?,
         tcx,
         addresses: own.map(|(_, address)| *address).collect(),
         far,
         sysctls: sysctls(&link.name),
-        qdiscs: netlink::qdiscs(ifindex)
+        qdiscs: netlink::qdiscs(ifindex, &all.qdiscs)
             .with_context(|| format!("cannot read the qdiscs of {}", link.name))?,
         link,
     })
 }
 
+/// Not by libbpf's look-up, which has the kernel describe all devices each time.
 fn xdp(ifindex: u32) -> io::Result<Xdp> {
-    let mut options = libbpf_sys::bpf_xdp_query_opts {
-        sz: std::mem::size_of::<libbpf_sys::bpf_xdp_query_opts>() as libbpf_sys::size_t,
-        ..Default::default()
-    };
-    // SAFETY: `options` says its size and lives through the call.
-    hooks::result(unsafe {
-        libbpf_sys::bpf_xdp_query(ifindex.cast_signed(), 0, &raw mut options)
-    })?;
-    // With programs in several modes at once the one id is 0.
-    let ids = [
-        options.prog_id,
-        options.drv_prog_id,
-        options.skb_prog_id,
-        options.hw_prog_id,
-    ];
-    let program = ids.into_iter().find(|id| *id != 0).map(|id| {
+    let ids = hooks::programs(DeviceHook::Xdp, ifindex)?;
+    let program = ids.first().map(|&id| {
         LoadedProgram::by_id(id).map_or_else(|_| format!("number {id}"), |program| program.name)
     });
     Ok(Xdp {
         program,
-        features: options.feature_flags,
+        features: netlink::xdp_features(ifindex)?,
     })
 }
 
@@ -248,10 +259,9 @@ fn far_end(ifindex: u32, from: IpAddr) -> Result<FarEnd> {
     let addresses = netlink::addresses().context("its addresses cannot be listed")?;
     Ok(FarEnd {
         features: features::read(&link.name).context("its offload features cannot be read")?,
-        xdp: xdp(ifindex)
+        xdp: !hooks::programs(DeviceHook::Xdp, ifindex)
             .context("its XDP cannot be read")?
-            .program
-            .is_some(),
+            .is_empty(),
         reverse_route: matches!(netlink::route_to(from), Ok(RouteTo::Out { .. })),
         addresses: addresses.into_iter().map(|(_, address)| address).collect(),
         link,
