@@ -2,16 +2,16 @@
 //! Other people's BPF programs that judge packets by the device that they leave by: at Netfilter's
 //! hooks and at the egress of cgroups. The kernel announces neither, nor those at the tcx egress of devices.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use anyhow::{Context, Result};
-use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
+use libbpf_rs::query::{LinkInfo, LinkTypeInfo};
 use tracing::debug;
 
 use super::hooks::{self, DeviceHook, LoadedProgram};
@@ -55,22 +55,42 @@ pub(super) fn knows_cgroups() -> bool {
 /// # Errors
 /// Without CAP_SYS_ADMIN, where the kernel knows such links.
 pub fn netfilter_links() -> io::Result<Vec<(u32, u32)>> {
-    let mut id = 0;
-    // The iterator ends at an error, too.
-    // SAFETY: writes the next id to `id`.
-    if unsafe { libbpf_sys::bpf_link_get_next_id(0, &mut id) } != 0 {
-        let error = io::Error::last_os_error();
-        return match error.raw_os_error() {
-            Some(libc::ENOENT) => Ok(Vec::new()),
-            _ if !has_netfilter_links() => Ok(Vec::new()),
-            _ => Err(error),
+    // Links of all kinds by id, as of the last look. A link stays where it is, and the kernel does not use ids again
+    // before two billion others, so only new links are asked where they are: our own may be hundreds.
+    static KNOWN: Mutex<BTreeMap<u32, Option<(u32, u32)>>> = Mutex::new(BTreeMap::new());
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let (mut links, mut id) = (BTreeMap::new(), 0);
+    loop {
+        // SAFETY: writes the next id to `id`.
+        let next = hooks::result(unsafe { libbpf_sys::bpf_link_get_next_id(id, &mut id) });
+        match next {
+            Ok(()) => {}
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => break,
+            Err(_) if !has_netfilter_links() => return Ok(Vec::new()),
+            Err(e) => return Err(e),
+        }
+        let place = match known.get(&id) {
+            Some(place) => *place,
+            None => match hooks::link_by_id(id) {
+                Ok(link) => netfilter_place(link.as_fd()),
+                // It is gone by now, or not ready yet.
+                Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EAGAIN)) => continue,
+                Err(e) => return Err(e),
+            },
         };
+        links.insert(id, place);
     }
-    let links = LinkInfoIter::default().filter_map(|link| match link.info {
+    *known = links;
+    Ok(known.values().flatten().copied().collect())
+}
+
+/// Where at Netfilter a link's program is; `None`: elsewhere. Of other kinds of links the kernel may fail to say where
+/// they are.
+fn netfilter_place(link: BorrowedFd) -> Option<(u32, u32)> {
+    match LinkInfo::from_fd(link).ok()?.info {
         LinkTypeInfo::Netfilter(at) => Some((at.protocol_family, at.hooknum)),
         _ => None,
-    });
-    Ok(links.collect())
+    }
 }
 
 /// Whether the kernel can attach programs to Netfilter (CONFIG_NETFILTER_BPF_LINK).

@@ -132,13 +132,18 @@ pub fn links() -> HashMap<(u32, u32), u32> {
         .collect()
 }
 
+/// The link that the kernel lists by a number.
+pub(super) fn link_by_id(id: u32) -> io::Result<OwnedFd> {
+    // SAFETY: a plain number.
+    opened(unsafe { sys::bpf_link_get_fd_by_id(id) })
+}
+
 /// Takes the program of a link off, whoever holds the link.
 ///
 /// # Errors
 /// ENOENT when the link is gone.
 pub fn cut(link: u32) -> io::Result<()> {
-    // SAFETY: a plain number.
-    let fd = opened(unsafe { sys::bpf_link_get_fd_by_id(link) })?;
+    let fd = link_by_id(link)?;
     // SAFETY: an open descriptor.
     result(unsafe { sys::bpf_link_detach(fd.as_raw_fd()) })
 }
