@@ -46,6 +46,8 @@ use topology::Paths;
 const TICK: Duration = Duration::from_millis(10);
 /// How often rates are taken and single moves are collected.
 const RATES: Duration = Duration::from_millis(100);
+/// How often that is done where there is no path to measure or steer: the processor of a laptop wants to sleep.
+const RATES_IDLE: Duration = Duration::from_millis(500);
 /// After attaching or a change of mode, flows first seen stay where the kernel has them.
 const ADOPT_MS: u64 = 2_000;
 /// A change that could not be followed is tried again after this.
@@ -187,12 +189,14 @@ async fn run_locked(
 
     let mut ticks = ticker(TICK);
     let mut rates = ticker(RATES);
+    let mut idle = ticker(RATES_IDLE);
     while !daemon.stop {
         let due = daemon.next_probe();
         let late = daemon.next_late();
+        let has_paths = daemon.paths.any();
         tokio::select! {
             biased;
-            answer = daemon.prober.recv(), if daemon.paths.any() => daemon.answered(&answer),
+            answer = daemon.prober.recv(), if has_paths => daemon.answered(&answer),
             change = monitor.next() => daemon.changed(change),
             () = daemon.firewall.changed() => daemon.firewall_changed(),
             read = daemon.reader.next() => {
@@ -201,13 +205,11 @@ async fn run_locked(
                     daemon.reader.fill(fill);
                 }
             }
-            _ = tokio::time::sleep_until(due.into()) => daemon.send_probes(),
-            _ = at(late) => daemon.tick(),
-            _ = ticks.tick() => daemon.tick(),
-            _ = rates.tick() => {
-                daemon.take_rates();
-                daemon.try_again();
-            }
+            () = at(due) => daemon.send_probes(),
+            () = at(late) => daemon.tick(),
+            _ = ticks.tick(), if has_paths => daemon.tick(),
+            _ = rates.tick(), if has_paths => daemon.look_around(),
+            _ = idle.tick(), if !has_paths => daemon.look_around(),
             (request, reply) = server.next() => {
                 let response = daemon.respond(request);
                 let _ = reply.send(response);
@@ -453,6 +455,11 @@ impl Daemon {
                 latency_bps: bps(traffic.latency_bytes, before.latency_bytes),
             });
         }
+    }
+
+    fn look_around(&mut self) {
+        self.take_rates();
+        self.try_again();
     }
 
     fn take_rates(&mut self) {

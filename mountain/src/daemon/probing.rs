@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use super::{now_us, Daemon, TICK};
+use super::{now_us, Daemon};
 use crate::config::Config;
 use crate::measure::probe::{Answer, Target};
 use crate::netlink::egress_route;
@@ -84,14 +84,9 @@ impl Daemon {
     }
 
     /// When the next probe of any path is due.
-    pub(super) fn next_probe(&self) -> Instant {
-        let due = self
-            .paths
-            .probed()
-            .into_iter()
-            .map(|path| self.probe_due(path))
-            .min();
-        due.unwrap_or_else(|| Instant::now() + TICK)
+    pub(super) fn next_probe(&self) -> Option<Instant> {
+        let paths = self.paths.probed().into_iter();
+        paths.map(|path| self.probe_due(path)).min()
     }
 
     /// When a path turns late that new flows may choose by now, unless its probe is answered before.
