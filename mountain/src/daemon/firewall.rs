@@ -271,6 +271,8 @@ struct Look {
     seen: Option<Firewall>,
     /// Of the ruleset in `seen`.
     stamp: Option<u32>,
+    /// What `seen` has answered: evaluating thousands of rules takes a while.
+    known: BTreeMap<Question, Option<Difference>>,
 }
 
 impl Look {
@@ -293,28 +295,60 @@ impl Look {
                 Some(Difference::new(format!("the firewall cannot be read: {e}")))
             }
         };
-        let answer = |question: &Question| match (&unread, &self.seen) {
-            (None, Some(seen)) => seen.difference(question),
-            (unread, _) => unread.clone(),
-        };
         Answers {
-            by_question: questions.iter().map(|q| (q.clone(), answer(q))).collect(),
+            by_question: match unread {
+                None => self.answers(questions),
+                unread => questions
+                    .iter()
+                    .map(|q| (q.clone(), unread.clone()))
+                    .collect(),
+            },
             cgroups: cgroups.unwrap_or_default(),
             announced: 0,
         }
     }
 
+    /// What the firewall as it was seen last answers.
+    fn answers(
+        &mut self,
+        questions: &BTreeSet<Question>,
+    ) -> BTreeMap<Question, Option<Difference>> {
+        self.known
+            .retain(|question, _| questions.contains(question));
+        for question in questions {
+            let difference = || {
+                self.seen
+                    .as_ref()
+                    .and_then(|seen| seen.difference(question))
+            };
+            self.known
+                .entry(question.clone())
+                .or_insert_with(difference);
+        }
+        self.known.clone()
+    }
+
     /// Reads what may have changed.
     fn look(&mut self, is_new: bool, at_egress: &BTreeSet<u32>) -> io::Result<()> {
         let stamp = Ruleset::stamp()?;
-        let ruleset = match self.seen.take() {
-            Some(seen) if !is_new && stamp.is_some() && stamp == self.stamp => seen.ruleset,
-            _ => read_rules()?,
-        };
+        let is_same = !is_new && stamp.is_some() && stamp == self.stamp;
         self.stamp = stamp;
-        self.seen = Some(with_rules(ruleset, at_egress)?);
+        let mut before = self.seen.take().filter(|_| is_same);
+        let ruleset = match &mut before {
+            Some(before) => std::mem::take(&mut before.ruleset),
+            None => read_rules()?,
+        };
+        let now = with_rules(ruleset, at_egress)?;
+        let holds = before.is_some_and(|before| is_same_around_rules(&before, &now));
+        self.known.retain(|_, _| holds);
+        self.seen = Some(now);
         Ok(())
     }
+}
+
+/// Whether two readings differ in their rules at most.
+fn is_same_around_rules(before: &Firewall, now: &Firewall) -> bool {
+    before.devices == now.devices && before.bpf == now.bpf && before.egress == now.egress
 }
 
 /// The devices at whose egress is looked to answer these questions.
@@ -520,20 +554,4 @@ impl Daemon {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn programs_are_named_where_they_can_be() {
-        assert_eq!(in_brackets("guard"), "(guard)");
-        assert!(in_brackets("").contains("CAP_SYS_ADMIN"));
-    }
-
-    #[test]
-    fn a_large_ruleset_is_not_read_without_rest() {
-        let [short, long, longest] = [10, 400, 60_000].map(Duration::from_millis);
-        assert_eq!(short + rest(short), PAUSE);
-        assert_eq!(rest(long), 3 * long);
-        assert_eq!(rest(longest), LOOK);
-    }
-}
+mod tests;
