@@ -20,7 +20,7 @@ use tracing::{info, warn};
 
 use super::Daemon;
 use crate::bpf::{now_ns, MAX_PERMITS, PERMIT_NS};
-use crate::netlink::{self, RouteTo};
+use crate::netlink::{RouteLookUps, RouteTo};
 
 /// Sources that are judged again in one go, two system calls each.
 const AGAIN_AT_ONCE: usize = 256;
@@ -158,12 +158,22 @@ impl SnatSources {
     }
 }
 
-/// Whether replies to a source need no uplink, so that its flows may take any.
-fn is_movable(source: IpAddr, devices: &[u32], configured: &[IpNet]) -> Result<bool> {
+/// Whether replies to a source need no uplink, so that its flows may take any. `look_ups`: opened by the first source
+/// that needs them.
+fn is_movable(
+    source: IpAddr,
+    devices: &[u32],
+    configured: &[IpNet],
+    look_ups: &mut Option<RouteLookUps>,
+) -> Result<bool> {
     if configured.iter().any(|net| net.contains(&source)) {
         return Ok(true);
     }
-    let route = netlink::route_to(source);
+    let look_ups = match look_ups {
+        Some(open) => open,
+        none => none.insert(RouteLookUps::open()?),
+    };
+    let route = look_ups.to(source);
     Ok(
         match route.with_context(|| format!("cannot look up the route to {source}"))? {
             RouteTo::Host => true,
@@ -197,7 +207,10 @@ impl Daemon {
         let mut forget = std::mem::take(&mut t.revoked);
         let mut sources = t.take_again();
         sources.extend(steer.asked());
-        let (movable, mut judged) = t.judge(sources, now, |s| is_movable(s, &devices, configured));
+        let mut look_ups = None;
+        let (movable, mut judged) = t.judge(sources, now, |source| {
+            is_movable(source, &devices, configured, &mut look_ups)
+        });
         for source in movable {
             if let Some(since_ns) = t.permit(source, now) {
                 judged = judged.and(steer.permit(source, since_ns));

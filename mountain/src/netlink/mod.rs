@@ -40,7 +40,7 @@ pub(crate) use neighbour::{keep_neighbour, neighbour_usable};
 pub(crate) use path_metrics::PathMetrics;
 pub(crate) use qdisc::{filtered_at_egress, qdisc_kinds, qdiscs, QdiscKinds, Qdiscs};
 pub(crate) use route::{egress_route, policy_rules, route_to, ways_on};
-pub(crate) use route::{EgressRoute, RouteTo, WayOn, MANY_WAYS};
+pub(crate) use route::{EgressRoute, RouteLookUps, RouteTo, WayOn, MANY_WAYS};
 pub use ruleset::translates_sources;
 pub use snapshot::ds_field;
 pub(crate) use sock_diag::{reset_unanswered, unconnected};

@@ -68,6 +68,29 @@ pub enum RouteTo {
 /// # Errors
 /// When the kernel refuses to say.
 pub fn route_to(target: IpAddr) -> io::Result<RouteTo> {
+    RouteLookUps::open()?.to(target)
+}
+
+/// Look-ups of the calling thread's network namespace, by one socket for all of them.
+pub(crate) struct RouteLookUps(Socket);
+
+impl RouteLookUps {
+    /// # Errors
+    /// When there is no socket to be had.
+    pub(crate) fn open() -> io::Result<Self> {
+        Socket::open().map(Self)
+    }
+
+    /// See [`route_to`].
+    ///
+    /// # Errors
+    /// When the kernel refuses to say.
+    pub(crate) fn to(&mut self, target: IpAddr) -> io::Result<RouteTo> {
+        look_up(&mut self.0, target)
+    }
+}
+
+fn look_up(socket: &mut Socket, target: IpAddr) -> io::Result<RouteTo> {
     // What the kernel says of no route, and of blackhole, unreachable and prohibit routes.
     const NONE: [i32; 4] = [
         libc::ENETUNREACH,
@@ -75,7 +98,6 @@ pub fn route_to(target: IpAddr) -> io::Result<RouteTo> {
         libc::EINVAL,
         libc::EACCES,
     ];
-    let mut socket = Socket::open()?;
     let mut body = request(target, None, None);
     let Some(answer) = unless(socket.request(RTM_GETROUTE, 0, &body), &NONE)? else {
         return Ok(RouteTo::Nowhere);
@@ -309,10 +331,19 @@ mod tests {
 
     #[test]
     fn own_addresses_and_none_are_told_apart() {
-        let way = |target: &str| route_to(target.parse().unwrap()).unwrap();
-        assert_eq!(way("127.0.0.2"), RouteTo::Host);
-        assert_eq!(way("::1"), RouteTo::Host);
-        assert_eq!(way("255.255.255.255"), RouteTo::Broadcast);
+        let mut look_ups = RouteLookUps::open().unwrap();
+        for (target, expected) in [
+            ("127.0.0.2", RouteTo::Host),
+            ("::1", RouteTo::Host),
+            ("255.255.255.255", RouteTo::Broadcast),
+            // Refused, or a multicast route. The next look-up is not disturbed.
+            ("224.0.0.9", RouteTo::Nowhere),
+            ("127.0.0.3", RouteTo::Host),
+        ] {
+            let target = target.parse().unwrap();
+            assert_eq!(look_ups.to(target).unwrap(), expected, "{target}");
+            assert_eq!(route_to(target).unwrap(), expected, "{target}");
+        }
     }
 
     #[test]
