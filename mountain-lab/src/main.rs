@@ -81,6 +81,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    mountain::host::program::complete_path();
     // A reader that is gone must not end a run whose namespaces are still there.
     mountain::host::stdout::keep_going();
     catch_signals();

@@ -48,7 +48,7 @@ use crate::control::run_dir::{AlreadyRuns, RunDir};
 use crate::control::status::Status;
 use crate::daemon;
 use crate::host::text::{count, prefix};
-use crate::host::{descriptors, stdout};
+use crate::host::{descriptors, program, stdout};
 use crate::measure::reflect::{Reflector, DEFAULT_LISTEN};
 use crate::placement;
 use crate::steer::PolicyKind;
@@ -198,6 +198,7 @@ pub fn command() -> clap::Command {
 
 /// Parses the arguments, runs the command, prints an error if there is one.
 pub fn main() -> ExitCode {
+    program::complete_path();
     CompleteEnv::with_factory(Cli::command)
         .var(COMPLETE)
         .complete();

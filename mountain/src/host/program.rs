@@ -2,7 +2,7 @@
 //! Other programs that Mountain starts: a missing one is named, with the package that has it.
 
 use std::env;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -19,6 +19,9 @@ const PACKAGES: [(&str, &str); 9] = [
     ("sysctl", "procps"),
     ("modprobe", "kmod"),
 ];
+
+/// Where system programs are. The PATH of a user, which `su` without `-` keeps, has no folder named `sbin`.
+const SYSTEM_FOLDERS: [&str; 5] = ["/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
 /// A program is in none of the folders of `$PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +57,26 @@ impl fmt::Display for Missing {
 
 impl std::error::Error for Missing {}
 
+/// Appends the folders of system programs to `$PATH`, for this process and those that it starts. Call it before there
+/// are other threads, which might read the environment.
+pub fn complete_path() {
+    env::set_var("PATH", completed(env::var_os("PATH").as_deref()));
+}
+
+fn completed(path: Option<&OsStr>) -> OsString {
+    let mut all = path.unwrap_or_default().to_owned();
+    for folder in SYSTEM_FOLDERS {
+        if env::split_paths(&all).any(|known| known == Path::new(folder)) {
+            continue;
+        }
+        if !all.is_empty() {
+            all.push(":");
+        }
+        all.push(folder);
+    }
+    all
+}
+
 /// Where a program is: itself if its name has a slash, else in the first folder of `$PATH` that
 /// has an executable file of that name.
 ///
@@ -85,6 +108,21 @@ fn find_in(program: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, Missing> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_gets_the_folders_that_it_lacks() {
+        let completed = |path: Option<&str>| completed(path.map(OsStr::new));
+        let all = "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin";
+        for empty in [None, Some("")] {
+            assert_eq!(completed(empty), all);
+        }
+        let user = completed(Some("/home/me/bin:/usr/bin:/bin"));
+        assert_eq!(
+            user,
+            "/home/me/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+        );
+        assert_eq!(completed(Some(all)), all);
+    }
 
     #[test]
     fn a_missing_program_is_named_with_its_package() {

@@ -127,6 +127,17 @@ fn assert_ends_service(output: Output) {
     assert!(is_named, "{code}: {}", stderr(&output));
 }
 
+/// `su` without `-` keeps the PATH of the user, in which /usr/sbin is missing.
+#[test]
+fn programs_of_the_system_are_found_without_their_folders_in_path() {
+    let mut command = Command::new(MOUNTAIN);
+    command.args(["ab", "127.0.0.1", "--a", "tc -V", "--b", "no-such-program"]);
+    let output = command.env("PATH", "/nonexistent").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    // Not tc, which is asked for first.
+    assert_has(&stderr(&output), &["no-such-program is not installed"]);
+}
+
 /// `systemctl start` returns then.
 #[test]
 fn systemd_is_told_when_it_runs() {

@@ -42,8 +42,7 @@ pub struct FirewallEffects {
 
 /// Whether the nft program is installed.
 pub(crate) fn has_nft() -> bool {
-    let usual = ["nft", "/usr/sbin/nft", "/sbin/nft", "/usr/local/sbin/nft"];
-    usual.iter().any(|file| program::find(file).is_ok())
+    program::find("nft").is_ok()
 }
 
 /// All rules of others, nftables' and legacy ones, of the calling thread's namespace.
