@@ -2,11 +2,12 @@
 //! What the congestion control needs of the kernel.
 
 use std::ffi::CStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use libbpf_rs::btf::{types, Btf};
 
+use crate::host::program::{self, Missing};
 use crate::host::sysctl;
 
 /// What is missing here and what to do about it, as a sentence; `None` when it should work.
@@ -54,11 +55,8 @@ pub(crate) fn lacking() -> Option<(&'static str, &'static str)> {
                 "start the machine anew with tcp_bbr in /etc/modules-load.d",
             ));
         }
-        if modprobe(&["--dry-run"]).is_err() {
-            return Some((
-                "the kernel has no BBR",
-                "install the module tcp_bbr, or use a kernel with CONFIG_TCP_CONG_BBR=y",
-            ));
+        if let Some(why) = unloadable(program::find("modprobe")) {
+            return Some(why);
         }
     }
     if bbr_is_another() {
@@ -75,6 +73,22 @@ pub(crate) fn lacking() -> Option<(&'static str, &'static str)> {
         ));
     }
     None
+}
+
+/// Why BBR, which is not in the kernel yet, is not there to be loaded by this program.
+fn unloadable(modprobe: Result<PathBuf, Missing>) -> Option<(&'static str, &'static str)> {
+    let Ok(modprobe) = modprobe else {
+        return Some((
+            "BBR is not in the kernel yet, and modprobe, which loads modules, is not installed",
+            "install kmod; in a container, run `modprobe tcp_bbr` on its host",
+        ));
+    };
+    let tried = succeeds(Command::new(modprobe).args(["--dry-run", "tcp_bbr"]));
+    tried.is_err().then_some((
+        "the kernel has no BBR",
+        "install the module tcp_bbr, or use a kernel with CONFIG_TCP_CONG_BBR=y; in a container, run \
+         `modprobe tcp_bbr` on its host",
+    ))
 }
 
 /// Whether the module's `bbr_main()` takes a socket of a type of the module's own. For the verifier that is
@@ -225,7 +239,10 @@ fn no_more_modules() -> bool {
 /// Why it is not there after that.
 fn load_bbr() -> Result<(), String> {
     match is_to_be_loaded() {
-        true => came_of(modprobe(&[]), bbr_is_loaded()),
+        true => came_of(
+            succeeds(Command::new("modprobe").arg("tcp_bbr")),
+            bbr_is_loaded(),
+        ),
         false => Ok(()),
     }
 }
@@ -238,13 +255,6 @@ fn came_of(modprobe: Result<(), String>, is_loaded: bool) -> Result<(), String> 
         Ok(()) => Err("modprobe does not fail, but there is no /sys/kernel/btf/tcp_bbr".into()),
         failed => failed,
     }
-}
-
-/// # Errors
-/// What modprobe says, on one line.
-fn modprobe(options: &[&str]) -> Result<(), String> {
-    let mut command = Command::new("modprobe");
-    succeeds(command.args(options).arg("tcp_bbr"))
 }
 
 /// Runs a command to its end.
@@ -281,6 +291,18 @@ mod tests {
     fn this_kernel_is_able() {
         assert_eq!(lacking(), None);
         assert_eq!(missing(), None);
+    }
+
+    #[test]
+    fn a_module_that_is_missing_is_told_from_a_missing_modprobe() {
+        let (what, todo) = unloadable(Err(Missing::new("modprobe"))).unwrap();
+        assert!(what.contains("modprobe") && todo.contains("kmod"), "{what}");
+        let (what, todo) = unloadable(program::find("false")).unwrap();
+        assert!(
+            what.contains("no BBR") && todo.contains("tcp_bbr"),
+            "{what}"
+        );
+        assert_eq!(unloadable(program::find("true")), None);
     }
 
     /// What `modprobe --dry-run` finds may fail to load all the same.
