@@ -18,6 +18,7 @@ use crate::cc::pinned::{available, names_on_record, Enabled, Pinned};
 use crate::cc::status::{CcDetails, CcFlowTotals, CcSettings, CcStatus};
 use crate::cc::{routes, scope, Behaviour, NAME};
 use crate::cli::{log, need_root, print_json, show_for_a_second};
+use crate::host::descriptors;
 use crate::host::namespaces::this_namespace;
 use crate::host::text::count;
 use crate::report::table::{align, row, Words};
@@ -105,6 +106,8 @@ impl Cc {
     pub(crate) fn run(self) -> Result<()> {
         log::if_asked();
         log_libbpf();
+        // What was before is put back in all network namespaces, which are held open meanwhile.
+        descriptors::raise_limit();
         match self.command {
             Command::Enable(enable) => enable.run(),
             Command::Disable { name } => disable(&name.name),

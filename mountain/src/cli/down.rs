@@ -8,7 +8,7 @@ use clap::Args;
 
 use crate::cli::need_root;
 use crate::control::run_dir::{self, Request, RunDir};
-use crate::host::namespaces;
+use crate::host::{descriptors, namespaces};
 use crate::{placement, redirect};
 
 /// How long the daemon may take to end before that is said.
@@ -104,6 +104,8 @@ pub(super) fn clear_after(run_dir: &RunDir) -> Result<()> {
 
 /// In each network namespace; one where it fails does not keep it from the others.
 fn everywhere() -> Result<()> {
+    // All of them are held open meanwhile.
+    descriptors::raise_limit();
     let (mut found, mut failed) = (0, Vec::new());
     for namespace in namespaces::all()? {
         let name = namespace.path.display();

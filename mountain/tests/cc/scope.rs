@@ -23,6 +23,22 @@ fn default_is_set_inherited_and_restored() {
     assert!(!name.is_available());
 }
 
+/// A process may have 1024 files open by default, and a host more containers than that.
+#[test]
+fn a_default_is_put_back_on_a_host_with_many_namespaces() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    ns.sysctl("net.ipv4.tcp_congestion_control", "reno");
+    name.cc(&ns, "enable --default");
+    let _others: Vec<Ns> = (0..24).map(|_| Ns::new("cco")).collect();
+    let disable = [MOUNTAIN, "cc", "disable", "--name", &name.0];
+    let mut command = ns.command("prlimit");
+    let output = command.arg("--nofile=24:4096").args(disable).output();
+    let output = output.unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(default_in(&ns), "reno");
+    assert!(!name.is_available());
+}
+
 #[test]
 fn a_default_that_is_set_by_hand_meanwhile_stays_or_is_put_back() {
     let (ns, name) = (Ns::new("cc"), Name::new());

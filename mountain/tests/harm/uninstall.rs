@@ -62,7 +62,9 @@ if [[ $5 == install ]]; then
     "$2/packaging/install" --remove "" "$3"
     [[ ! -e $mountain ]] || { echo "the program is still there" >&2; exit 1; }
 else
-    nsenter --net=/run/netns/running -- "$mountain" down --all-namespaces
+    # There are more than a process may have files open, unless it raises that limit.
+    for i in {1..24}; do ip netns add more$i; done
+    nsenter --net=/run/netns/running -- prlimit --nofile=20:4096 "$mountain" down --all-namespaces
     again=$(nsenter --net=/run/netns/running -- "$mountain" down --all-namespaces)
     [[ $again == nothing* ]] || { echo "found once more: $again" >&2; exit 1; }
 fi
