@@ -2,7 +2,8 @@
 //! `mountain compare` and `mountain import`: arguments and printing.
 
 use std::fmt::Write;
-use std::io::Read;
+use std::fs::File;
+use std::io::{stdin, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use anyhow::{bail, Context, Result};
@@ -10,7 +11,7 @@ use clap::error::ErrorKind;
 use clap::Args;
 
 use crate::cli::print_answer;
-use crate::cli::results::label;
+use crate::cli::results::{is_stdout, keep, label};
 use crate::measure::compare::{compare, Against, CompareOptions, Compared, Comparison, Run, Side};
 use crate::measure::import::import;
 use crate::measure::runfile::RunFile;
@@ -42,7 +43,7 @@ pub(crate) struct Compare {
 pub(crate) struct Import {
     /// Read this log of ping(8), JSON of irtt or .flent.gz; `-` is standard input
     file: PathBuf,
-    /// Write the run file here [default: FILE.run.json]
+    /// Write the run file here; `-` is standard output [default: FILE.run.json]
     #[arg(long, short, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Use this name for the run in comparisons [default: the file's name]
@@ -118,34 +119,33 @@ fn side(name: &str, files: &[PathBuf]) -> Result<Side> {
 impl Import {
     pub(crate) fn run(self) -> Result<()> {
         let name = self.file.display();
-        let (content, out) = match (self.file.as_os_str() == "-", &self.out) {
-            (true, None) => bail!("give --out a name: what comes from standard input has none"),
-            (true, Some(out)) => {
-                let mut content = Vec::new();
-                std::io::stdin()
-                    .read_to_end(&mut content)
-                    .context("cannot read standard input")?;
-                (content, out.clone())
-            }
-            (false, out) => {
-                let content =
-                    std::fs::read(&self.file).with_context(|| format!("cannot read {name}"))?;
-                let beside = || {
-                    let mut out = self.file.clone().into_os_string();
-                    out.push(".run.json");
-                    out.into()
-                };
-                (content, out.clone().unwrap_or_else(beside))
-            }
-        };
+        let (content, out): (Box<dyn BufRead>, PathBuf) =
+            match (self.file.as_os_str() == "-", &self.out) {
+                (true, None) => bail!("give --out a name: what comes from standard input has none"),
+                (true, Some(out)) => (Box::new(stdin().lock()), out.clone()),
+                (false, out) => {
+                    let file =
+                        File::open(&self.file).with_context(|| format!("cannot read {name}"))?;
+                    let beside = || {
+                        let mut out = self.file.clone().into_os_string();
+                        out.push(".run.json");
+                        out.into()
+                    };
+                    let out = out.clone().unwrap_or_else(beside);
+                    (Box::new(BufReader::new(file)), out)
+                }
+            };
         let same = |a: &Path, b: &Path| Some(a.canonicalize().ok()? == b.canonicalize().ok()?);
         if same(&self.file, &out) == Some(true) {
             bail!("{name} would be overwritten by what is read from it: give --out another name");
         }
         let command = format!("import of {}", file_name(&self.file));
-        let mut run = import(&content, &command, self.series.as_deref())
+        let mut run = import(content, &command, self.series.as_deref())
             .with_context(|| format!("cannot import {name}"))?;
         run.label = self.label.clone();
+        if is_stdout(&out) {
+            return keep(Some(&out), &run);
+        }
         run.write(&out)?;
         let answered = run.samples.rtt_us.iter().flatten().count();
         println!(

@@ -19,9 +19,13 @@ mod ping;
 const LARGEST: u64 = 256 << 20;
 
 /// Understands `content`. `command` names the imported file; `series`: which of flent's.
-pub fn import(content: &[u8], command: &str, series: Option<&str>) -> Result<RunFile> {
-    ensure!(!content.is_empty(), "the file is empty");
-    let mut run = if content.starts_with(&[0x1f, 0x8b]) {
+pub fn import(mut content: impl BufRead, command: &str, series: Option<&str>) -> Result<RunFile> {
+    let mut start = Vec::new();
+    let read = content.by_ref().take(2).read_to_end(&mut start);
+    read.context("it cannot be read")?;
+    ensure!(!start.is_empty(), "the file is empty");
+    let content = start.as_slice().chain(content);
+    let mut run = if start == [0x1f, 0x8b] {
         let unpacked = flate2::read::MultiGzDecoder::new(content);
         understand(BufReader::new(unpacked), series)
     } else {

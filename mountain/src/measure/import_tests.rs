@@ -20,14 +20,13 @@ rtt min/avg/max/mdev = 0.500/31.700/112.000/46.6 ms
 ";
 
 fn ok(content: impl AsRef<[u8]>) -> RunFile {
-    import(content.as_ref(), "a file", None).unwrap()
+    let content: &[u8] = content.as_ref();
+    import(content, "a file", None).unwrap()
 }
 
 fn refused(content: impl AsRef<[u8]>, why: &str) {
-    let error = format!(
-        "{:#}",
-        import(content.as_ref(), "a file", None).unwrap_err()
-    );
+    let content: &[u8] = content.as_ref();
+    let error = format!("{:#}", import(content, "a file", None).unwrap_err());
     assert!(error.contains(why), "{error}");
 }
 

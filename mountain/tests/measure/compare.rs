@@ -7,6 +7,7 @@ use std::process::Command;
 
 use crate::support::{assert_has, mountain_in, texts, MOUNTAIN};
 use mountain::measure::compare::Comparison;
+use mountain::measure::runfile::RunFile;
 use mountain::measure::verdict::RowVerdict;
 
 fn ok(dir: &Path, args: &str) -> String {
@@ -131,8 +132,15 @@ fn bad_input_is_named_and_nothing_is_written() {
         "nothing else is there"
     );
     assert_eq!(fs::read_to_string(dir.join("whole")).unwrap(), whole);
+    // More than there is memory for.
+    let sparse = fs::File::create(dir.join("sparse")).unwrap();
+    sparse.set_len(1 << 40).unwrap();
+    fails(dir, "import sparse -o out.json", "larger than 256 MiB");
 
+    let printed: RunFile = serde_json::from_str(&ok(dir, "import whole -o -")).unwrap();
+    assert!(!dir.join("-").exists());
     ok(dir, "import whole -o whole.json");
+    assert_eq!(RunFile::read(&dir.join("whole.json")).unwrap(), printed);
     fails(dir, "compare whole.json whole", "mountain import");
     fails(dir, "compare whole.json none", "cannot read none");
     let output = mountain_in(dir, "compare whole.json");

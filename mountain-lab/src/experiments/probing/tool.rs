@@ -145,8 +145,8 @@ impl Tool {
         );
         match self {
             Tool::MountainIcmp | Tool::MountainUdp => RunFile::read(&file),
-            Tool::Ping => import(&out.stdout, shown, None).context(shown),
-            Tool::Irtt => import(&std::fs::read(&file)?, shown, None).context(shown),
+            Tool::Ping => import(out.stdout.as_slice(), shown, None).context(shown),
+            Tool::Irtt => import(std::fs::read(&file)?.as_slice(), shown, None).context(shown),
         }
     }
 }
