@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{anyhow, Context, Result};
+use anyhow::{anyhow, ensure, Context, Result};
 use clap::Args;
 use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::cli::compare::text;
+use crate::cli::measure::LONGEST;
 use crate::cli::results::{check_writable, is_stdout, keep, progress};
 use crate::cli::{exit_code, print_json};
 use crate::control::steering;
@@ -99,6 +100,7 @@ impl Ab {
             Setting::parse(&self.a).context("--a")?,
             Setting::parse(&self.b).context("--b")?,
         ];
+        ensure!(self.settle <= LONGEST, "--settle: at most a year");
         check_writable(self.out.as_deref())?;
         let asked = Asked::to_end()?;
         let mut options = self.options();
@@ -110,7 +112,10 @@ impl Ab {
             options,
             settle: self.settle,
             last: None,
-            bar: progress(order.len() * self.count, "{bar:30} {msg} ETA {eta}"),
+            bar: progress(
+                order.len().saturating_mul(self.count),
+                "{bar:30} {msg} ETA {eta}",
+            ),
             runs: Default::default(),
         };
         let failed = course.all(&order).err();

@@ -26,8 +26,8 @@ use crate::report::table::{align, Words};
 
 /// Highest RTT of the live figures, µs.
 const LIVE_MAX: u64 = 60_000_000;
-/// What `mountain cpu` may be told to wait: far more overflows when it is added to a time.
-const LONGEST: Duration = Duration::from_secs(366 * 86_400);
+/// What may be waited for: far more overflows when it is added to a time.
+pub(super) const LONGEST: Duration = Duration::from_secs(366 * 86_400);
 
 #[derive(Args)]
 pub(crate) struct Ping {

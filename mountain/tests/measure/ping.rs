@@ -135,6 +135,10 @@ fn what_cannot_be_measured_is_said() {
     fails("127.0.0.1 --threshold inf", "above 0");
     fails("127.0.0.1 --threshold 0", "above 0");
     fails("127.0.0.1 --out /nonexistent/run.json", "cannot write");
+    ns.mountain_fails(
+        "ab 127.0.0.1 --a true --b true --settle 580000000000y",
+        "--settle: at most a year",
+    );
     // And what the defaults are.
     assert_has(&ns.mountain_ok("ping --help"), &["1200", "10ms"]);
 }
