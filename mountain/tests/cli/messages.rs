@@ -118,13 +118,28 @@ fn a_bad_configuration_is_named_by_file_line_and_key() {
 /// systemd does not try again what would come to the same.
 #[track_caller]
 fn assert_ends_service(output: Output) {
-    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/mountain.service");
-    let unit = fs::read_to_string(unit).unwrap();
+    assert_ends("mountain", &output);
+}
+
+#[track_caller]
+fn assert_ends(service: &str, output: &Output) {
+    let packaging = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging");
+    let unit = fs::read_to_string(format!("{packaging}/{service}.service")).unwrap();
     let mut lines = unit.lines();
     let codes = lines.find_map(|line| line.strip_prefix("RestartPreventExitStatus="));
     let code = output.status.code().unwrap().to_string();
     let is_named = codes.unwrap().split(' ').any(|named| named == code);
-    assert!(is_named, "{code}: {}", stderr(&output));
+    assert!(is_named, "{code}: {}", stderr(output));
+}
+
+/// As with a file in /etc/default that sets no address, or one with a typing error.
+#[test]
+fn a_reflector_without_an_address_is_not_started_again() {
+    for address in ["", "192.0.2.1", "192.0.2.256:8629"] {
+        let mut command = Command::new(MOUNTAIN);
+        let output = command.args(["reflect", "--listen", address]).output();
+        assert_ends("mountain-reflect", &output.unwrap());
+    }
 }
 
 /// `su` without `-` keeps the PATH of the user, in which /usr/sbin is missing.
