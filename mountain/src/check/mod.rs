@@ -244,8 +244,9 @@ fn say_no_route(report: &mut Report, filter: &Filter, up: &str) {
         report.fail(
             "routes",
             "no multipath route that can be steered",
-            "make one: `ip route replace default nexthop via GATEWAY1 dev DEVICE1 nexthop via GATEWAY2 dev \
-             DEVICE2`, with your gateways and devices",
+            "with a single uplink there is nothing to choose. With two, make one route of both: `ip route replace \
+             default nexthop via GATEWAY1 dev DEVICE1 nexthop via GATEWAY2 dev DEVICE2`, with your gateways and \
+             devices (for IPv6: `ip -6 route`)",
         );
         return;
     };

@@ -3,6 +3,7 @@
 
 use std::net::UdpSocket;
 
+use crate::support::assert_has;
 use crate::support::netns::{nets, Net, TWO_HOPS, TWO_HOPS_V6};
 use crate::support::tcx::link_passing;
 use mountain::bpf::hooks::{DeviceHook, Order};
@@ -48,7 +49,7 @@ fn a_host_without_multipath_routes_fails() {
     assert_eq!(report.worst(), Level::Fail);
     let routes = item(&report, "routes", "no multipath route");
     assert_eq!(routes.level, Level::Fail);
-    assert!(routes.todo.contains("nexthop via"));
+    assert_has(&routes.todo, &["a single uplink", "nexthop via"]);
     assert_eq!(item(&report, "privileges", "all").level, Level::Ok);
     assert_eq!(items(&report, "kernel")[0].level, Level::Ok);
     assert_eq!(items(&report, "BTF")[0].level, Level::Ok);
