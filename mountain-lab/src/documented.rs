@@ -408,7 +408,11 @@ fn row(argument: &clap::Arg) -> Option<String> {
         help += &format!(" Default: `{}`.", defaults.join(" "));
     }
     let cell = |text: &str| text.replace('|', "\\|");
-    let name = cell(&argument.to_string());
+    let name = match (argument.get_short(), argument.get_long()) {
+        (Some(short), Some(_)) => format!("-{short}, {argument}"),
+        _ => argument.to_string(),
+    };
+    let name = cell(&name);
     Some(format!("| `{name}` | {} |", cell(&help)))
 }
 
