@@ -413,13 +413,19 @@ impl Up {
     }
 }
 
+/// Waits until the daemon that is `child` answers, or ends. Another one, which was started at the same moment, may
+/// answer in its place: `child` finds the lock taken then, and ends.
 fn wait_ready(mut child: Child, run_dir: &RunDir, said: &mut File) -> Result<Status> {
     let end = Instant::now() + START_TIMEOUT;
     loop {
-        if let Ok(Some(status)) = run_dir.status() {
+        let status = run_dir.status().ok().flatten();
+        if let Some(status) = status.filter(|status| status.pid == child.id()) {
             return Ok(status);
         }
-        if child.try_wait()?.is_some() {
+        if let Some(ended) = child.try_wait()? {
+            if ended.code() == Some(ALREADY_RUNS.into()) {
+                bail!(AlreadyRuns);
+            }
             let text = last_said(said, "mountain: ")?;
             bail!("{text}");
         }

@@ -98,6 +98,22 @@ fn a_second_instance_and_unknown_policies_are_refused_and_the_first_goes_on() {
     assert_eq!(net.client.pid(), pid);
 }
 
+/// Both look for a daemon before there is one.
+#[test]
+fn of_two_that_start_at_the_same_moment_one_is_told_that_the_other_runs() {
+    let net = Net::new();
+    let start = || Guard::piped(net.client.command(MOUNTAIN).arg("up"));
+    let outputs = [start(), start()].map(Guard::finish);
+    let (won, lost): (Vec<_>, Vec<_>) = outputs.iter().partition(|o| o.status.success());
+    let ([won], [lost]) = (&won[..], &lost[..]) else {
+        panic!("{outputs:#?}");
+    };
+    assert_has(&stdout(won), &["u0", "runs in the background"]);
+    assert_eq!(lost.status.code(), Some(75), "{}", stderr(lost));
+    assert_has(&stderr(lost), &["already runs"]);
+    assert_eq!(net.client.status().groups.len(), 2, "the other goes on");
+}
+
 #[test]
 fn a_bad_configuration_is_named_by_file_line_and_key() {
     let ns = Ns::new("c");
