@@ -177,14 +177,26 @@ impl PingOptions {
             .map_err(|e| anyhow!("cannot resolve {name:?}: {e}"))?
             .collect();
         let wanted = |a: &&SocketAddr| self.ipv6.is_none_or(|v6| a.is_ipv6() == v6);
-        found.iter().find(wanted).copied().with_context(|| {
+        let address = found.iter().find(wanted).copied().with_context(|| {
             let family = if self.ipv6 == Some(true) {
                 "IPv6"
             } else {
                 "IPv4"
             };
             format!("{name:?} has no {family} address")
-        })
+        })?;
+        // The kernel would send to this host, and answers come from the loopback address. Who blocks names by DNS
+        // answers so, too, which is nothing to measure.
+        let own = match address.ip() {
+            IpAddr::V4(_) => "127.0.0.1",
+            IpAddr::V6(_) => "::1",
+        };
+        ensure!(
+            !address.ip().is_unspecified(),
+            "{name:?} means {}, which is no host's address: to measure this host itself, say {own}",
+            address.ip()
+        );
+        Ok(address)
     }
 
     /// The source to bind to; a link-local one is on the device.
@@ -460,5 +472,8 @@ mod tests {
         refused(|o| o.interval = Duration::ZERO, "10us");
         refused(|o| o.interval = Duration::MAX, "at most a day");
         refused(|o| o.ipv6 = Some(true), "no IPv6 address");
+        refused(|o| o.target = "0".into(), "means 0.0.0.0");
+        refused(|o| o.target = "0.0.0.0".into(), "say 127.0.0.1");
+        refused(|o| o.target = "::".into(), "say ::1");
     }
 }

@@ -122,6 +122,7 @@ fn what_cannot_be_measured_is_said() {
     let fails = |args: &str, why: &str| ns.mountain_fails(&format!("ping {args}"), why);
     fails("no-such-host.invalid", "cannot resolve");
     fails("::1 -4", "no IPv4 address");
+    fails("0 -c 3", "say 127.0.0.1");
     fails("192.0.2.1", "unreachable");
     fails("127.0.0.1 --dev nodev0", "no device");
     fails("127.0.0.1 --size 3", "16 to 65000");
