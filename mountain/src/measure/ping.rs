@@ -26,11 +26,12 @@ mod log;
 mod packets;
 
 use connects::Connects;
-use log::{Clock, ProbeLog};
+use log::{Clock, ProbeLog, LINGER};
 use packets::PingPackets;
 
-/// Answers to the last probes are waited for at least this long.
-const LINGER: Duration = Duration::from_secs(1);
+/// Answers are waited for so long after the last probe while there is none, as ping(8) does: nothing tells how long the
+/// path takes.
+const SILENCE: Duration = Duration::from_secs(10);
 /// Longer than any that measures; a sum with far more would overflow.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(86_400);
 /// Shortest one to a reflector: its limit for one source would show as loss.
@@ -110,8 +111,23 @@ trait Probes {
         log.complete()
     }
 
+    /// What has not come so long after its probe does not count.
+    fn longest(&self) -> Duration {
+        Duration::MAX
+    }
+
     /// Takes in what can be told in the end only.
     fn finish(&mut self, log: &mut ProbeLog);
+}
+
+/// Until when answers are taken in.
+#[derive(Clone, Copy)]
+enum Until {
+    /// The next probe is due.
+    Next(Instant),
+    /// Nothing is missing any more, or what is missing is lost. The last probe was sent at `since`; see
+    /// [`ProbeLog::linger`].
+    Answered { since: Instant, silence: Duration },
 }
 
 /// Everything ready to send, and what has been measured so far.
@@ -296,10 +312,12 @@ impl Pinger {
             }
             // After a delay of our own there is no burst to catch up: the far end would see it.
             next = (next + self.options.interval).max(Instant::now());
-            interrupted = self.wait_until(next, &mut progress, false)?;
+            interrupted = self.wait_until(Until::Next(next), &mut progress)?;
         }
-        let linger = LINGER.max(Duration::from_nanos(self.log.slowest_ns.max(0) as u64 * 2));
-        let asked = self.wait_until(Instant::now() + linger, &mut progress, true)?;
+        // Who has asked to end does not wait for a target that may be dead.
+        let silence = if interrupted { LINGER } else { SILENCE };
+        let since = Instant::now();
+        let asked = self.wait_until(Until::Answered { since, silence }, &mut progress)?;
         let seconds = start.elapsed().as_secs_f64();
         let outcome = self.finish(environment, start, started, seconds)?;
         Ok(PingOutcome {
@@ -375,19 +393,18 @@ impl Pinger {
         })
     }
 
-    /// Takes in answers until `deadline`, a signal (returns true) or, with `all`, until nothing
-    /// is missing.
-    fn wait_until(
-        &mut self,
-        deadline: Instant,
-        progress: &mut Progress,
-        all: bool,
-    ) -> Result<bool> {
+    /// Takes in answers until then, or until a signal (returns true).
+    fn wait_until(&mut self, until: Until, progress: &mut Progress) -> Result<bool> {
         loop {
             self.probes.receive(&mut self.log, progress);
-            if all && self.probes.is_complete(&self.log) {
-                return Ok(false);
-            }
+            let deadline = match until {
+                Until::Next(at) => at,
+                Until::Answered { .. } if self.probes.is_complete(&self.log) => return Ok(false),
+                // An answer that has just come may have shown that the path takes longer, or less long.
+                Until::Answered { since, silence } => {
+                    since + self.log.linger(silence).min(self.probes.longest())
+                }
+            };
             let left = deadline.saturating_duration_since(Instant::now());
             let fds = [self.probes.fd(), self.ended.as_fd()];
             if !wait_readable(&fds, left).context("cannot wait for answers")? {

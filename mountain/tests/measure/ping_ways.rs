@@ -193,6 +193,11 @@ fn the_kernel_s_measure_is_the_path_s_delay_whatever_this_process_does() {
         "{kernel:?} {user:?}"
     );
     assert!(kernel.1 <= user.1, "{kernel:?} {user:?}");
+
+    // Also where the last probe is sent before the first answer comes.
+    let (_, run) = ping(&ns, "10.40.0.2 --tcp 80 -c 3 -i 10ms");
+    let answered = run.samples.rtt_us.iter().flatten().count();
+    assert!(answered >= 2, "{:?}", run.samples.rtt_us);
 }
 
 #[test]

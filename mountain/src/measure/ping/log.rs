@@ -2,7 +2,7 @@
 //! What a run has seen so far, whatever the method, and the columns it becomes.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::super::runfile::{arrival, Samples};
 use super::super::timing::RoundTrip;
@@ -12,6 +12,9 @@ const MAX_UNSTAMPED: f64 = 0.01;
 /// A direction's delays do not differ by more, nor do clocks drift so far apart: one of them was set
 /// under way. An hour, ns.
 const MOST_SPAN_NS: i128 = 3_600_000_000_000;
+
+/// Answers are waited for at least this long after the last probe.
+pub(super) const LINGER: Duration = Duration::from_secs(1);
 
 /// One probe.
 pub(super) struct LoggedProbe {
@@ -56,7 +59,8 @@ pub(super) struct ProbeLog {
     pub(super) repeated: usize,
     pub(super) errors: u64,
     pub(super) last_error: Option<String>,
-    pub(super) slowest_ns: i64,
+    /// The longest round trip so far.
+    slowest_ns: i64,
     /// Probes that did not leave.
     unsent: usize,
 }
@@ -95,6 +99,15 @@ impl ProbeLog {
     /// Whether every probe that left has its answer.
     pub(super) fn complete(&self) -> bool {
         self.arrival.len() + self.unsent == self.probes.len()
+    }
+
+    /// How long after the last probe its answer may still come: twice the slowest so far, as for ping(8), or `silence`
+    /// while there is neither an answer nor an error that tells why.
+    pub(super) fn linger(&self, silence: Duration) -> Duration {
+        if self.arrival.is_empty() && self.errors == 0 {
+            return silence;
+        }
+        LINGER.max(Duration::from_nanos(self.slowest_ns.max(0) as u64 * 2))
     }
 
     fn answers(&self) -> impl Iterator<Item = &RoundTrip> {
@@ -239,6 +252,36 @@ mod tests {
         let samples = log.samples(start, Clock::Kernel);
         let lost = |i: &usize| samples.rtt_us[*i].is_none();
         assert_eq!((0..202).filter(lost).collect::<Vec<_>>(), [7, 201]);
+    }
+
+    #[test]
+    fn late_answers_are_waited_for_as_long_as_the_path_takes() {
+        let (mut log, start) = (ProbeLog::default(), Instant::now());
+        let silence = 10 * LINGER;
+        for _ in 0..4 {
+            log.sent(start);
+        }
+        assert_eq!(
+            log.linger(silence),
+            silence,
+            "nothing tells how long it takes"
+        );
+        let mut answered = |at: usize, ms: i64| {
+            let answer = RoundTrip {
+                user_ns: ms * 1_000_000,
+                ..answer(true, None)
+            };
+            log.answered(at, answer);
+            log.linger(silence)
+        };
+        assert_eq!(answered(0, 20), LINGER);
+        assert_eq!(answered(1, 1_200), Duration::from_millis(2_400));
+        assert_eq!(answered(2, 20), Duration::from_millis(2_400));
+
+        let mut refused = ProbeLog::default();
+        refused.sent(start);
+        refused.failed("no route");
+        assert_eq!(refused.linger(silence), LINGER, "an error is news");
     }
 
     #[test]
