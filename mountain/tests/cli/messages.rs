@@ -131,6 +131,15 @@ fn a_bad_configuration_is_named_by_file_line_and_key() {
     assert_eq!(other, Some(1));
 }
 
+/// What a systemd unit sets an option to.
+fn unit_option(unit: &str, key: &str) -> String {
+    let file = format!("{}/../packaging/{unit}", env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(file).unwrap();
+    let mut options = text.lines().filter_map(|line| line.split_once('='));
+    let found = options.find(|(name, _)| *name == key);
+    found.unwrap_or_else(|| panic!("{unit}: no {key}")).1.into()
+}
+
 /// systemd does not try again what would come to the same.
 #[track_caller]
 fn assert_ends_service(output: Output) {
@@ -139,12 +148,9 @@ fn assert_ends_service(output: Output) {
 
 #[track_caller]
 fn assert_ends(service: &str, output: &Output) {
-    let packaging = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging");
-    let unit = fs::read_to_string(format!("{packaging}/{service}.service")).unwrap();
-    let mut lines = unit.lines();
-    let codes = lines.find_map(|line| line.strip_prefix("RestartPreventExitStatus="));
+    let codes = unit_option(&format!("{service}.service"), "RestartPreventExitStatus");
     let code = output.status.code().unwrap().to_string();
-    let is_named = codes.unwrap().split(' ').any(|named| named == code);
+    let is_named = codes.split(' ').any(|named| named == code);
     assert!(is_named, "{code}: {}", stderr(output));
 }
 
@@ -167,6 +173,34 @@ fn programs_of_the_system_are_found_without_their_folders_in_path() {
     assert_eq!(output.status.code(), Some(1));
     // Not tc, which is asked for first.
     assert_has(&stderr(&output), &["no-such-program is not installed"]);
+}
+
+/// By the rule of systemd.service(5): the delays grow exponentially, in so many steps.
+#[test]
+fn systemd_overcomes_a_short_fault_and_tries_what_lasts_ever_less_often() {
+    for unit in [
+        "mountain.service",
+        "mountain-redirect.service",
+        "mountain-reflect.service",
+    ] {
+        let number = |key: &str| unit_option(unit, key).parse::<f64>().unwrap();
+        let (first, longest) = (number("RestartSec"), number("RestartMaxDelaySec"));
+        let (limit, span) = (number("StartLimitBurst"), number("StartLimitIntervalSec"));
+        let steps = number("RestartSteps");
+        let delay = |n: f64| first * (longest / first).powf((n / steps).min(1.0));
+        let after = |tries: u32| (0..tries).map(|n| delay(n.into())).sum::<f64>();
+        assert!(after(3) <= 40.0, "{unit}: three take {} s", after(3));
+        assert!(delay(10.0) >= 60.0, "{unit}: too often for what lasts");
+        // A systemd that knows of steps never gives up, even if a try takes no time.
+        let within = (0..).take_while(|&tries| after(tries) <= span).count();
+        assert!((within as f64) < limit, "{unit}: given up after {within}");
+        // Another one does, even if a try takes 3 s, but not at once.
+        assert!(
+            limit * (first + 3.0) < span,
+            "{unit}: every {first} s for ever"
+        );
+        assert!(limit * first >= 30.0, "{unit}: given up at once");
+    }
 }
 
 /// `systemctl start` returns then.
