@@ -7,6 +7,7 @@
 
 mod feed;
 pub(crate) mod firewall;
+mod headerless;
 mod ids;
 mod neighbours;
 pub(crate) mod probing;
@@ -16,7 +17,7 @@ mod server;
 pub(crate) mod snat_sources;
 mod topology;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
@@ -38,6 +39,7 @@ use crate::steer::PolicyKind;
 use crate::topology::{Filter, Memory, PathMasks, Topology, MAX_PATHS};
 use feed::Feed;
 use firewall::Follower;
+use headerless::Headerless;
 use reading::Reader;
 use snat_sources::SnatSources;
 use topology::Paths;
@@ -127,6 +129,8 @@ struct Daemon {
     probes_seen: u64,
     /// Packets to hosts on the paths' links by the last look.
     to_link: u64,
+    /// Whose packets the program does not count.
+    headerless: Headerless,
     /// Time of the last decision that was logged.
     decided_us: u64,
     stop: bool,
@@ -293,6 +297,7 @@ impl Daemon {
             seq: 0,
             probes_seen: 0,
             to_link: 0,
+            headerless: Headerless::default(),
             decided_us: 0,
             stop: false,
             config,
@@ -433,6 +438,10 @@ impl Daemon {
             .sum();
         let to_link = told.saturating_sub(std::mem::replace(&mut self.to_link, told));
         let is_idle = packets <= std::mem::take(&mut self.probes_seen) + to_link;
+        let paths = now.iter().filter_map(|(path, _)| self.paths.path(*path));
+        let headerless = paths.filter(|path| !path.ethernet);
+        let devices: BTreeSet<u32> = headerless.map(|path| path.key.ifindex).collect();
+        self.headerless.look(&devices, at_us);
         for (path, traffic) in now {
             let memory = &mut self.memory[path];
             let last = memory.traffic.replace((traffic, at_us));
@@ -442,15 +451,17 @@ impl Daemon {
             let seconds = (at_us - then_us) as f64 / 1e6;
             let bps = |now: u64, before: u64| now.saturating_sub(before) as f64 * 8.0 / seconds;
             memory.rate_bps = bps(traffic.bytes, before.bytes);
-            // Nothing is counted on a device without Ethernet headers. It may be busy, so the host is not idle.
-            let is_counted = self.paths.path(path).is_none_or(|path| path.ethernet);
+            let headerless = self.paths.path(path).filter(|path| !path.ethernet);
+            let is_busy = headerless.map(|path| self.headerless.is_busy(path.key.ifindex));
             self.policy.event(Event::Egress {
                 path,
                 at_us,
-                rate_bps: match is_counted {
-                    true if is_idle => 0.0,
-                    true => memory.rate_bps,
-                    false => 1.0,
+                rate_bps: match is_busy {
+                    None if is_idle => 0.0,
+                    None => memory.rate_bps,
+                    Some(false) => 0.0,
+                    // It is not known how much.
+                    Some(true) => 1.0,
                 },
                 latency_bps: bps(traffic.latency_bytes, before.latency_bytes),
             });

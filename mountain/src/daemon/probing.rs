@@ -113,9 +113,14 @@ impl Daemon {
         let at_us = now_us();
         match self.prober.send(path, seq) {
             Ok(()) => {
-                // The program knows a path's packets by the gateway's address.
-                let is_seen = |path: &Path| path.gateway_mac.is_some();
-                self.probes_seen += u64::from(self.paths.path(path).is_some_and(is_seen));
+                match self.paths.path(path) {
+                    Some(path) if !path.ethernet => {
+                        self.headerless.probed(path.key.ifindex, at_us);
+                    }
+                    // The program knows a path's packets by the gateway's address.
+                    Some(path) => self.probes_seen += u64::from(path.gateway_mac.is_some()),
+                    None => {}
+                }
                 self.policy.event(Event::Sent { path, seq, at_us });
             }
             Err(e) => {

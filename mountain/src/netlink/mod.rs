@@ -6,7 +6,8 @@
 //! second, so that no change falls between. `route` looks one route up, `link` reads devices and
 //! addresses, `neighbour` neighbours, `ruleset` reads nftables rules, `conntrack` lists connections,
 //! `sock_diag` sockets, and `generic` finds families of generic netlink, of which `path_metrics` is
-//! one. `own` tells the routes and rules that Mountain itself has made.
+//! one. `sent` reads how much a device has sent. `own` tells the routes and rules that Mountain
+//! itself has made.
 //!
 //! Attributes are picked one by one instead of decoding whole messages with `netlink-packet-route`.
 //! There one attribute of a newer kernel, or an encapsulation inside a multipath next hop, makes the
@@ -26,6 +27,7 @@ mod path_metrics;
 mod qdisc;
 mod route;
 pub mod ruleset;
+mod sent;
 pub(crate) mod snapshot;
 mod sock_diag;
 pub(crate) mod uapi;
@@ -42,6 +44,7 @@ pub(crate) use qdisc::{filtered_at_egress, qdisc_kinds, qdiscs, QdiscKinds, Qdis
 pub(crate) use route::{egress_route, policy_rules, route_to, ways_on};
 pub(crate) use route::{EgressRoute, RouteLookUps, RouteTo, WayOn, MANY_WAYS};
 pub use ruleset::translates_sources;
+pub(crate) use sent::SentPackets;
 pub use snapshot::ds_field;
 pub(crate) use sock_diag::{reset_unanswered, unconnected};
 pub(crate) use xfrm::{has_ipsec_policies, offloading_devices};

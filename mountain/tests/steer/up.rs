@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain up` end to end: it moves traffic, leaves alone what it must, and undoes everything.
 
+use std::io::Read;
 use std::time::Duration;
 
 use crate::support::*;
@@ -302,11 +303,30 @@ fn an_idle_host_is_probed_seldom_until_something_is_sent() {
     wait_until("it is probed often", LEAVE, || in_two_seconds() > 24);
     drop(traffic);
     wait_until("it is idle again", 2 * LEAVE, || in_two_seconds() <= 12);
-    // What is sent by an uplink without Ethernet headers is not counted.
+    // An uplink without Ethernet headers that has never counted a packet may count none.
     net.client.ip("tuntap add t0 mode tun");
+    net.client.sysctl("net.ipv6.conf.t0.disable_ipv6", "1");
     net.client.bring_up("t0", &["10.30.9.1/24"]);
     net.client
         .ip("route add 10.97.0.0/16 nexthop via 10.30.0.2 dev u0 \
          nexthop via 10.30.9.2 dev t0");
     wait_until("it may be busy", LEAVE, || in_two_seconds() > 24);
+    // With a program that reads, it counts what it sends.
+    let _modem = Worker::inside(&net.client, |stop| {
+        let mut modem = tun::attach("t0");
+        while !stop.is_set() {
+            if tun::readable([&modem], 20) == [true] {
+                let _ = modem.read(&mut [0; 2048]);
+            }
+        }
+    });
+    wait_until("only probes leave", 3 * LEAVE, || in_two_seconds() <= 12);
+    let socket = net.client.udp("10.30.9.1:0");
+    wait_until("something leaves by the tunnel", LEAVE, || {
+        socket.send_to(b"x", "10.30.9.2:9").unwrap();
+        in_two_seconds() > 24
+    });
+    wait_until("only probes leave again", 3 * LEAVE, || {
+        in_two_seconds() <= 12
+    });
 }
