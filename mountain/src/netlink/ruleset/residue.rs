@@ -44,6 +44,15 @@ impl EffectKind {
     pub(super) fn ends(self) -> bool {
         matches!(self, Self::Nat | Self::Queue | Self::Drop)
     }
+
+    /// Whether a rule that does this may end there for some packets, as by a condition: what is not known may be one,
+    /// an element is not there or not added, a limit is used up, a header or a socket is missing.
+    fn asks(self) -> bool {
+        matches!(
+            self,
+            Self::Modify | Self::Forward | Self::Remember | Self::Object | Self::Unknown
+        )
+    }
 }
 
 /// A statement that a packet may meet.
@@ -152,12 +161,14 @@ impl<'a> ResidueLine<'a> {
         };
         let by_end = end.fate();
         let is_stopped = matches!(end, End::Stop) && !does(&[E::Drop]);
-        let asks = steps.iter().any(|step| matches!(step, Step::If(_)));
+        let asks = steps.iter().any(|step| match step {
+            Step::If(_) => true,
+            Step::Do(kind, _) => kind.asks(),
+        });
         let fate = Fate {
             through: by_end.through || is_stopped || does(&[E::Unknown, E::Queue, E::Forward]),
             back: by_end.back,
-            // What is not known may be a condition.
-            past: by_end.past || asks || does(&[E::Unknown]),
+            past: by_end.past || asks,
         };
         let digest = Sha256::digest(format!("{steps:?} {end:?}")).into();
         Self {

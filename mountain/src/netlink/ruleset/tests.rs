@@ -284,17 +284,33 @@ fn what_is_not_understood_is_a_difference_where_a_packet_may_reach_it() {
     }
 }
 
-/// Whether a rule applies may depend on a part of it that Mountain does not understand.
+/// Whether a rule applies may depend on a part of it that Mountain does not understand, or on what a statement finds.
 #[test]
-fn packets_may_come_to_what_follows_a_rule_that_is_not_understood() {
-    let accept = Expr::Verdict(Verdict::Accept);
-    let unknown = Expr::Unknown("telepathy".into());
+fn packets_may_come_to_what_follows_a_rule_that_may_not_apply() {
+    let rule = |what: Expr| vec![what, Expr::Verdict(Verdict::Accept)];
     let drop = || vec![Expr::Verdict(Verdict::Drop)];
-    for (first, expected) in [(vec![accept.clone()], false), (vec![unknown, accept], true)] {
+    let unknown = Expr::Unknown("telepathy".into());
+    let mark = parsed("meta", &[(2, &be(3)), (3, &be(1))]);
+    // `add @s { ip daddr limit rate 1/second }`, a limit that has a name, and iptables' way to remember.
+    let add = parsed("dynset", &[(1, b"s\0"), (4, &be(1))]);
+    let limit = parsed("objref", &[(1, &be(4)), (2, b"l\0")]);
+    let recent = Expr::Match(expr::Extension {
+        name: "recent".into(),
+        revision: 0,
+        info: Vec::new(),
+    });
+    for (what, first, expected) in [
+        ("accept", vec![Expr::Verdict(Verdict::Accept)], false),
+        ("a mark", rule(mark), false),
+        ("not understood", rule(unknown), true),
+        ("a set", rule(add), true),
+        ("a named limit", rule(limit), true),
+        ("recent", rule(recent), true),
+    ] {
         let rules = ruleset(vec![first, drop()]);
         let effects = rules.residue(&output(), &Facts::default()).effects();
         let drops = effects.iter().any(|e| e.kind == EffectKind::Drop);
-        assert_eq!(drops, expected, "{effects:?}");
+        assert_eq!(drops, expected, "{what}: {effects:?}");
     }
 }
 
