@@ -30,7 +30,7 @@ pub(super) struct Forwarding {
     pub(super) inner_devices: Vec<u32>,
     /// The uplinks at which replies are checked by the main table alone ([`by_metric`]).
     pub(super) by_metric: Vec<String>,
-    /// The nftables table as it was made; `None`: it is not there.
+    /// The nftables table as it was made; `None`: it is not there, or an earlier run's.
     pub(super) table: Option<Made>,
     /// Makes the table anew.
     pub(super) making: Aside<Made>,
@@ -74,6 +74,11 @@ impl Forwarding {
     pub(super) fn follow(&mut self, topology: &Topology) {
         self.inner_devices.clone_from(&topology.inner_devices);
         self.by_metric = by_metric(topology);
+    }
+
+    /// Whether there is a table, or will be. One that an earlier run has left counts: connections of that time stand on it.
+    fn has_table(&self) -> bool {
+        self.table.is_some() || self.making.is_busy() || matches!(nft::is_there(), Ok(true))
     }
 
     /// Waits until a table that is being made is there.
@@ -145,9 +150,9 @@ impl Placer {
 
     /// Whether the table is not wanted, but has been too lately to say that it is so for good.
     fn may_be_reloading(&mut self, wanted: bool) -> bool {
-        let is_idle = self.is_idle();
+        let is_lasting = self.is_idle() || self.config.forward == Forward::Never;
         let forwarding = &mut self.forwarding;
-        if wanted || is_idle || forwarding.table.is_none() {
+        if wanted || is_lasting || !forwarding.has_table() {
             forwarding.unwanted_since = None;
             return false;
         }
@@ -182,8 +187,7 @@ impl Placer {
 
     /// Marks nothing new. A table that there was is kept: running connections stand on it.
     fn hold_forwarded(&mut self) -> Result<()> {
-        let was_there = self.forwarding.table.is_some() || self.forwarding.making.is_busy();
-        let kept = match was_there {
+        let kept = match self.forwarding.has_table() {
             true => self.make_sure_of_table().map(drop),
             false => Ok(()),
         };

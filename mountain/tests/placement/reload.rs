@@ -6,6 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
+
 use crate::net::*;
 use crate::support::*;
 
@@ -97,6 +99,29 @@ fn forwarded_connections_go_on_when_the_firewall_is_made_anew_in_steps() {
     // Where nothing is translated any more, the table is of no use.
     net.home.nft("delete table inet home");
     wait_until("it is gone", LEAVE, || !is_there());
+    assert_eq!(net.refused(), 0);
+}
+
+/// The firewall and Mountain restart at once, as where both are upgraded.
+#[test]
+fn forwarded_connections_go_on_when_mountain_restarts_while_the_firewall_is_away() {
+    let net = Home::new().with_lan().running();
+    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
+    let opened = flows.open("tcp", EACH, SERVER[0]);
+    assert_by_both(&opened);
+    let rules = net.home.run("nft list table inet home");
+    // What acknowledges the last answers would leave untranslated.
+    thread::sleep(Duration::from_millis(500));
+    net.home.nft("delete table inet home");
+    net.home.end_daemon(Signal::SIGUSR1);
+    net.start();
+    assert!(net.has_table(), "an earlier run's");
+    net.home.nft(&rules);
+    net.wait_forwarding();
+    assert_eq!(flows.ask(), opened);
+    // Without a firewall it goes as any other.
+    net.home.nft("delete table inet home");
+    wait_until("it is gone", LEAVE, || !net.has_table());
     assert_eq!(net.refused(), 0);
 }
 
