@@ -463,9 +463,7 @@ pub fn snmp(ns: &Ns, counter: &str) -> u64 {
 pub fn wait_counted(ns: &Ns, counter: &str, count: u64) {
     let value = || snmp(ns, counter);
     let before = value();
-    wait_until("it is under way", Duration::from_secs(20), || {
-        value() >= before + count
-    });
+    wait_until("it is under way", 2 * LEAVE, || value() >= before + count);
 }
 
 /// Waits until `test` holds; panics after `limit`.
