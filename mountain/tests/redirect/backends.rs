@@ -13,7 +13,8 @@ use mountain::redirect::bpf::hooks::DeviceHook;
 use mountain::redirect::{Backend, Installed};
 
 const BACKENDS: [&str; 5] = ["nft", "tcx", "tcx-peer", "xdp", "xdp-redirect"];
-const TIMEOUT: Duration = Duration::from_secs(10);
+/// Far ends are looked at every 5 s, and then the programs are made anew.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Addresses of one family: client, where it sends to, target.
 fn places(ipv6: bool) -> (&'static str, &'static str, &'static str) {

@@ -3,17 +3,15 @@
 //! GiB by TCP.
 
 use std::path::Path;
-use std::time::Duration;
 
 use crate::net::Net;
 use crate::support::stream::transfer;
-use crate::support::{stderr, wait_until, Guard, DNSMASQ};
+use crate::support::{stderr, wait_until, Guard, DNSMASQ, LEAVE};
 use serde_json::Value;
 
 const BACKENDS: [&str; 5] = ["nft", "tcx", "tcx-peer", "xdp", "xdp-redirect"];
 const FROM: &str = "10.0.8.17";
 const TO: &str = "10.0.1.2";
-const START: Duration = Duration::from_secs(10);
 const GIB: u64 = 1 << 30;
 
 /// Adds the rules of `ports` (from, to) by a backend.
@@ -36,7 +34,7 @@ fn iperf3_tcp_and_udp() {
             let line = format!("iperf3 -J -c {FROM} -p 5300 {args}");
             let mut result = Value::Null;
             // The server ends a test a little later than its client.
-            wait_until("iperf3 takes another client", START, || {
+            wait_until("iperf3 takes another client", LEAVE, || {
                 let text = net.client.output("sh", &["-c", &line]);
                 result = serde_json::from_slice(&text.stdout).unwrap();
                 let busy = result["error"].as_str().is_some_and(|e| e.contains("busy"));
@@ -90,7 +88,7 @@ fn a_dns_server() {
     for backend in BACKENDS {
         redirect(&net, backend, &["udp", "tcp"], (53, 5353));
         for how in ["+notcp", "+tcp"] {
-            let line = format!("dig +short +time=3 +tries=1 {how} @{FROM} a.steady.test");
+            let line = format!("dig +short +time=20 +tries=1 {how} @{FROM} a.steady.test");
             assert_eq!(net.client.run(&line), "192.0.2.7\n", "{backend} {how}");
         }
         net.redirect("del --all");
@@ -135,7 +133,7 @@ fn nginx_by_curl() {
         net.add("tcp", "[fd08::17]:80", "[fd01::2]:8083", backend);
         for host in [FROM, "[fd08::17]"] {
             let url = format!("http://{host}/file");
-            let args = ["-gsS", "--max-time", "20", &url];
+            let args = ["-gsS", "--max-time", "60", &url];
             let got = net.client.output("curl", &args);
             let (said, bytes) = (stderr(&got), got.stdout);
             assert!(

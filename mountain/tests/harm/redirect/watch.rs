@@ -5,7 +5,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpStream, UdpSocket};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
@@ -17,7 +17,7 @@ use crate::support::*;
 
 pub const RULE: &str = "--proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083";
 pub const FROM: &str = "10.0.8.17:8080";
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Between two looks at a socket.
 const PAUSE: Option<Duration> = Some(Duration::from_millis(200));
 
@@ -307,14 +307,26 @@ fn devices_that_no_longer_forward_ipv6_are_noticed() {
     }
     net.redirect("add --proto udp --from [fd08::17]:1 --to [fd01::2]:1 --backend auto");
     let _watching = watch(&net);
-    wait_for(&net, "tcx-peer");
-    // What follows a new program has been looked at by then.
-    std::thread::sleep(Duration::from_secs(1));
-    net.router.sysctl("net.ipv6.conf.all.force_forwarding", "0");
-    // Sooner than far ends are looked at again.
-    wait_until("by nft", Duration::from_secs(3), || {
-        carried(&net) == ["nft"]
-    });
+    let force = |value| {
+        net.router
+            .sysctl("net.ipv6.conf.all.force_forwarding", value)
+    };
+    let mut took = Vec::new();
+    let mut is_noticed_soon = || {
+        force("1");
+        wait_for(&net, "tcx-peer");
+        // What follows a new program has been looked at by then.
+        std::thread::sleep(Duration::from_secs(1));
+        let began = Instant::now();
+        force("0");
+        wait_for(&net, "nft");
+        took.push(began.elapsed());
+        // Sooner than far ends are looked at again, which is 5 s after the last look.
+        began.elapsed() < Duration::from_secs(3)
+    };
+    // A busy machine has more than one try.
+    let soon = (0..3).any(|_| is_noticed_soon());
+    assert!(soon, "only when far ends are looked at: {took:?}");
 }
 
 /// The client has another address, 10.9.9.9, which it is reached at by a way of its own.

@@ -5,7 +5,7 @@ use mountain::redirect::preflight::HostReadings;
 use mountain::redirect::{fixes, Backend, Fix};
 
 use super::net::*;
-use crate::support::{assert_has, Ns};
+use crate::support::{assert_has, wait_until, Ns, LEAVE};
 use Backend::{Nft, Tcx, TcxPeer, Xdp, XdpRedirect};
 
 #[test]
@@ -78,7 +78,7 @@ fn forwarding_is_needed_and_can_be_switched_on() {
         assert!(!pings());
         net.router.within(async || fixes::apply(fixes).unwrap());
         net.look(&rule).only(&FASTEST_FIRST);
-        assert!(pings(), "{fixes:#?}");
+        wait_until(&format!("packets pass: {fixes:#?}"), LEAVE, pings);
         net.router.within(async || fixes::undo(fixes).unwrap());
         assert_eq!(values(), before);
     }
