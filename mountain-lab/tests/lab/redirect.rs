@@ -210,7 +210,7 @@ fn serve_listens_to_nobody_outside_unless_told() {
             assert_eq!(listens, ["0100007F:1F93"]);
             return;
         }
-        assert!(start.elapsed() < Duration::from_secs(10), "{table}");
+        assert!(start.elapsed() < Duration::from_secs(60), "{table}");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
