@@ -90,7 +90,7 @@ fn other_routes_do_not_put_off_a_forced_move() {
         let before = Instant::now();
         rig.masks(only(1));
         while rig.send(0, &p) == 0 {
-            assert!(before.elapsed() < Duration::from_secs(5), "never forced");
+            assert!(before.elapsed() < Duration::from_secs(30), "never forced");
             sleep(ms(10));
             rig.topology(&[]);
             rig.masks(only(1));

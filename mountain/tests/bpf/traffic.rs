@@ -223,7 +223,8 @@ fn port_unreachable_travels_with_the_flow() {
             let peer = net.server.with(bind);
             let mut source = Source::new(client(v6), peer.local_addr().unwrap());
             source.send(10);
-            peer.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            peer.set_read_timeout(Some(Duration::from_secs(30)))
+                .unwrap();
             let (_, from) = peer.recv_from(&mut [0; 16]).unwrap();
             peer.connect(from).unwrap();
             drop(source);

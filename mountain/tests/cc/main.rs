@@ -299,13 +299,14 @@ fn every_behaviour_transfers() {
     }
 }
 
-/// Connections that send one small message after another until told to stop; comes to the rounds of each.
-fn load(ns: &Ns, name: &str, flows: usize) -> Worker<Vec<u64>> {
+/// Connections that send one small message after another until told to stop, and so many times in any case; comes to
+/// the rounds of each.
+fn load(ns: &Ns, name: &str, flows: usize, least: u64) -> Worker<Vec<u64>> {
     let connected = || pair(Some(name)).expect("a connection");
     let pairs: Vec<_> = ns.with(|| (0..flows).map(|_| connected()).collect());
     Worker::start(move |stop| {
         thread::scope(|scope| {
-            let begin = |(from, to)| scope.spawn(move || rounds(from, to, stop));
+            let begin = |(from, to)| scope.spawn(move || rounds(from, to, stop, least));
             let threads: Vec<_> = pairs.into_iter().map(begin).collect();
             let joined = threads.into_iter().map(|t| t.join());
             joined.map(|n| n.expect("no connection was lost")).collect()
@@ -313,10 +314,10 @@ fn load(ns: &Ns, name: &str, flows: usize) -> Worker<Vec<u64>> {
     })
 }
 
-fn rounds(mut from: TcpStream, mut to: TcpStream, stop: &Stop) -> u64 {
+fn rounds(mut from: TcpStream, mut to: TcpStream, stop: &Stop, least: u64) -> u64 {
     let (mut out, mut back, mut rounds) = ([0; 8_000], [0; 8_000], 0);
-    // Once in any case: on a busy machine some of many threads have no turn before.
-    while rounds == 0 || !stop.is_set() {
+    // On a busy machine some of many threads have no turn before they are told to stop.
+    while rounds < least || !stop.is_set() {
         fill(&mut out, rounds);
         from.write_all(&out).expect("the connection lives");
         to.read_exact(&mut back).expect("the connection lives");
@@ -329,7 +330,7 @@ fn rounds(mut from: TcpStream, mut to: TcpStream, stop: &Stop) -> u64 {
 #[test]
 fn disable_and_replace_while_flows_run() {
     let (ns, name) = enabled();
-    let load = load(&ns, &name.0, 4);
+    let load = load(&ns, &name.0, 4, 101);
     let mut flows = vec![];
     wait_until("four flows are busy", LEAVE, || {
         flows = name.flows(&ns);
@@ -353,7 +354,7 @@ fn disable_and_replace_while_flows_run() {
 #[test]
 fn on_and_off_a_hundred_times_under_load() {
     let (ns, name) = enabled();
-    let load = load(&ns, &name.0, 4);
+    let load = load(&ns, &name.0, 4, 101);
     for i in 0..100 {
         name.cc(&ns, "disable");
         assert!(!name.is_available(), "round {i}");
@@ -371,7 +372,7 @@ fn on_and_off_a_hundred_times_under_load() {
 #[test]
 fn five_hundred_flows_at_once() {
     let (ns, name) = enabled();
-    let load = load(&ns, &name.0, 500);
+    let load = load(&ns, &name.0, 500, 1);
     let wait_live = |n| {
         wait_until(&format!("{n} flows live"), LEAVE, || {
             name.details(&ns).flows.live == n

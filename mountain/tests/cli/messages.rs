@@ -303,9 +303,14 @@ fn a_dry_run_decides_and_attaches_nothing() {
 #[test]
 fn a_status_right_after_the_start_says_that_measuring_has_just_begun() {
     let net = Net::new();
-    let text = net.client.mountain_says("up", "measuring has just begun");
-    assert!(!text.contains("unknown"), "{text}");
-    net.client.mountain_ok("down");
+    // On a busy machine it may be over before it can be said.
+    let is_said = || {
+        let text = net.client.mountain_ok("up");
+        assert!(!text.contains("unknown"), "{text}");
+        net.client.mountain_ok("down");
+        text.contains("measuring has just begun")
+    };
+    assert!((0..5).any(|_| is_said()), "not once of five times");
 
     net.up();
     let status = net.client.status();
@@ -314,7 +319,7 @@ fn a_status_right_after_the_start_says_that_measuring_has_just_begun() {
     net.client.wait_settled();
     let said = || net.client.mountain_ok("status");
     wait_until("it is over", LEAVE, || !said().contains("just begun"));
-    assert_has(&said(), &["u0 is good: "]);
+    wait_until("it is good", LEAVE, || said().contains("u0 is good: "));
 }
 
 #[test]

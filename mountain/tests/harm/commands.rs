@@ -98,7 +98,8 @@ fn probes_go_on_while_nft_takes_its_time() {
     let mut net = two_providers();
     net.client.sysctl("net.ipv4.ip_forward", "1");
     let (folder, path, args) = with_nft(concat!(
-        "#!/bin/sh\nd=${0%/*}\nif [ -e $d/slow ]; then touch $d/runs; sleep 4; rm $d/runs; fi\n",
+        "#!/bin/sh\nd=${0%/*}\nif [ -e $d/slow ]; then touch $d/runs\n",
+        "while [ -e $d/slow ]; do sleep 0.1; done; rm $d/runs; fi\n",
         "PATH=",
         env!("PATH"),
         " exec nft \"$@\"\n"
@@ -122,6 +123,7 @@ fn probes_go_on_while_nft_takes_its_time() {
     let before = sent();
     wait_until("probes go on", LEAVE, || sent() > before + 2);
     assert!(runs.exists(), "the daemon waited for nft");
+    std::fs::remove_file(&slow).unwrap();
     wait_until("the table is back", 6 * LEAVE, table);
 }
 

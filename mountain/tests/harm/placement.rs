@@ -174,10 +174,10 @@ fn a_connection_mark_that_names_no_uplink_stays_its_owners() {
     for port in [7000, 7001] {
         send_all(&behind, port);
     }
-    let counted = client.counted("chain ip own post");
-    let others = counted[0] > 0;
-    assert!(others, "others are marked by uplink: {counted:?}");
-    assert_eq!(counted[1..], [0, 0]);
+    let counted = || client.counted("chain ip own post");
+    // They were sent last.
+    wait_until("others are marked by uplink", LEAVE, || counted()[0] > 0);
+    assert_eq!(counted()[1..], [0, 0]);
 }
 
 /// A machine on an uplink's own network that has this host for its gateway, as beside a router at home.
@@ -254,9 +254,14 @@ fn send_all(sockets: &[UdpSocket], port: u16) {
 
 /// What these sockets send leaves by the VPN of [`vpn_by_marks`], all of it and nothing else.
 fn assert_by_vpn(net: &Net, sockets: &[UdpSocket]) {
+    const ALL: u64 = 3 * SOCKETS as u64;
     send_all(sockets, 7000);
-    let counted = net.client.counted("chain ip c post");
-    assert_eq!(counted, [3 * SOCKETS as u64, 0], "by the VPN and not");
+    let counted = || net.client.counted("chain ip c post");
+    // What is forwarded may have to wait for a processor.
+    wait_until("all have left", LEAVE, || {
+        counted().iter().sum::<u64>() >= ALL
+    });
+    assert_eq!(counted(), [ALL, 0], "by the VPN and not");
 }
 
 /// A machine behind the client, 10.40.0.2, which is translated.

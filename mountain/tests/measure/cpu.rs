@@ -30,7 +30,7 @@ fn cpu_time_is_recorded_while_a_command_runs() {
     assert!(run.tool.ends_with(" cpu") && run.samples.is_empty() && !run.interrupted);
     // An interval of 200 ms each, the last one shorter.
     let most = (run.seconds / 0.2) as usize + 1;
-    assert!((3..=most).contains(&run.cpu.at_us.len()), "{:?}", run.cpu);
+    assert!((2..=most).contains(&run.cpu.at_us.len()), "{:?}", run.cpu);
     let mut busy = 0.0;
     for column in &run.cpu.shares {
         assert_eq!(column.len(), run.cpu.at_us.len());
@@ -42,10 +42,18 @@ fn cpu_time_is_recorded_while_a_command_runs() {
     }
     assert!(busy > 0.5, "{busy}");
 
-    let output = cpu(&["--duration", "500ms"]);
-    assert_eq!(output.status.code(), Some(0));
-    let run = RunFile::read(&file).unwrap();
-    assert_eq!(run.cpu.at_us.len(), 3, "{:?}", run.cpu.at_us);
+    // Where it waits for its CPU it misses an interval: another try then.
+    let mut seen = Vec::new();
+    let is_whole = || {
+        let output = cpu(&["--duration", "500ms"]);
+        assert_eq!(output.status.code(), Some(0));
+        let at_us = RunFile::read(&file).unwrap().cpu.at_us;
+        let is_whole = at_us.len() == 3;
+        seen.push(at_us);
+        is_whole
+    };
+    let whole = std::iter::repeat_with(is_whole).take(5).any(|whole| whole);
+    assert!(whole, "{seen:?}");
     for (args, why) in [
         (&["--", "/nonexistent/program"][..], "cannot run"),
         (&["--interval", "1ms"], "10ms"),
@@ -85,7 +93,7 @@ fn start(dir: &Path, script: &str) -> Guard {
 fn interrupted(child: Guard, dir: &Path) -> (Option<i32>, String) {
     let start = Instant::now();
     let output = child.finish();
-    assert!(start.elapsed() < Duration::from_secs(8), "it hangs");
+    assert!(start.elapsed() < LEAVE, "it hangs");
     let text = stdout(&output);
     assert_has(&text, &["interrupted", "steal"]);
     let run = RunFile::read(&dir.join("cpu.json")).unwrap();
@@ -135,7 +143,7 @@ fn nothing_of_an_interrupted_command_is_left() {
     );
     for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGHUP, 129)] {
         let child = start(dir.path(), &script);
-        assert!(running(&word.0).len() >= 5, "all run");
+        wait_until("all run", LEAVE, || running(&word.0).len() >= 5);
         child.signal(signal);
         let (ended, _) = interrupted(child, dir.path());
         assert_eq!(ended, Some(code));

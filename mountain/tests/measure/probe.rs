@@ -12,7 +12,8 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use crate::probe_net::*;
 use crate::support::sums::checksum;
 
-const SECOND: Duration = Duration::from_secs(1);
+/// A busy machine, too, gets an answer sooner.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A UDP or raw ICMP socket of the server at one of its addresses.
 fn bound(kind: Type, address: &str, device: Option<&str>) -> Socket {
@@ -21,7 +22,7 @@ fn bound(kind: Type, address: &str, device: Option<&str>) -> Socket {
     let socket = Socket::new(Domain::IPV4, kind, proto).unwrap();
     socket.bind_device(device.map(str::as_bytes)).unwrap();
     socket.bind(&address.into()).unwrap();
-    socket.set_read_timeout(Some(3 * SECOND)).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
     socket
 }
 
@@ -71,7 +72,7 @@ fn a_receiver_that_sleeps_does_not_inflate_the_rtt() {
             for seq in 0..5 {
                 prober.send(path, seq).unwrap();
                 std::thread::sleep(Duration::from_millis(50));
-                let answer = answer_within(&mut prober, SECOND).await.unwrap();
+                let answer = answer_within(&mut prober, PATIENCE).await.unwrap();
                 assert!(answer.user_rtt_us >= 50_000, "{answer:?}");
                 rtt.push(answer.rtt_us);
             }
@@ -96,7 +97,7 @@ async fn believes_one_answer<T>(
     let early = answer_within(&mut prober, NOTHING).await;
     assert_eq!(early, None, "a forgery was believed: {:?}", prober.stats(0));
     answer(known);
-    let first = answer_within(&mut prober, Duration::from_secs(5)).await;
+    let first = answer_within(&mut prober, PATIENCE).await;
     assert_eq!(first.map(|a| a.seq), Some(5));
     let again = answer_within(&mut prober, NOTHING).await;
     assert_eq!(again, None, "a replay was believed");
@@ -243,7 +244,7 @@ fn a_lost_probe_has_no_answer_and_all_others_have_theirs() {
             got.extend(answer_within(&mut prober, Duration::from_micros(50)).await);
         }
         while got.len() < 50 {
-            let next = answer_within(&mut prober, SECOND).await;
+            let next = answer_within(&mut prober, PATIENCE).await;
             got.push(next.unwrap_or_else(|| panic!("lost after {}", got.len())));
         }
         let seqs: Vec<_> = got.iter().map(|a| a.seq).collect();
@@ -321,7 +322,7 @@ fn an_unreachable_target_is_said_and_sending_goes_on() {
             for path in 0..paths.len() {
                 prober.send(path, seq).unwrap();
             }
-            let answer = answer_within(&mut prober, SECOND).await;
+            let answer = answer_within(&mut prober, PATIENCE).await;
             assert_eq!(answer.map(|a| (a.path, a.seq)), Some((3, seq)));
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -357,7 +358,7 @@ fn the_hosts_own_queue_is_told_apart_and_a_full_one_breaks_nothing() {
             }
             prober.send(path, 1).unwrap();
             let drained_us = start.elapsed().as_micros() as u32;
-            let answer = answer_within(&mut prober, SECOND).await.unwrap();
+            let answer = answer_within(&mut prober, PATIENCE).await.unwrap();
             let queue_us = answer.queue_us.unwrap();
             assert!(queue_us + drained_us >= 40_000, "{answer:?} {drained_us}");
             assert!(queue_us < 1_000_000, "{answer:?}");
@@ -408,7 +409,7 @@ fn eight_paths_at_twenty_probes_a_second_cost_little_cpu() {
         let (cpu, took) = (thread_cpu() - cpu_before, start.elapsed());
         // Those of the last ticks.
         while answered < sent {
-            let last = answer_within(&mut prober, Duration::from_secs(2)).await;
+            let last = answer_within(&mut prober, PATIENCE).await;
             assert!(last.is_some(), "{answered} of {sent}");
             answered += 1;
         }

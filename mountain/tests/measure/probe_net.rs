@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::support::netns::runtime;
 pub use crate::support::Net;
-use crate::support::Worker;
+use crate::support::{Worker, LEAVE};
 use mountain::measure::probe::{Answer, ProbePath, Prober, Target};
 use mountain::measure::reflect::Reflector;
 pub use testkit::median;
@@ -94,7 +94,7 @@ pub async fn exchange(prober: &mut Prober, path: usize, count: u64) -> Vec<Answe
     let mut answers = Vec::new();
     for seq in 0..count {
         prober.send(path, 1000 + seq).unwrap();
-        let answer = answer_within(prober, Duration::from_secs(2)).await;
+        let answer = answer_within(prober, LEAVE).await;
         let answer = answer.unwrap_or_else(|| panic!("no answer: {:?}", prober.stats(path)));
         assert_eq!((answer.path, answer.seq), (path, 1000 + seq));
         let pause_ms = if answer.kernel_stamps { 5 } else { 100 };

@@ -80,6 +80,7 @@ def receive(flow):
 
 
 def ask(wait=1.2):
+    """Until all are answered, or none has been for so long: a busy machine may need a while for all."""
     global nonce
     nonce += 1
     for flow in flows:
@@ -96,7 +97,10 @@ def ask(wait=1.2):
         readable, _, _ = select.select([f["socket"] for f in flows], [], [], 0.02)
         for flow in flows:
             if flow["socket"] in readable:
+                before = flow["seen"]
                 receive(flow)
+                if before is None and flow["seen"] is not None:
+                    end = time.monotonic() + wait
 
 
 def own(flow):

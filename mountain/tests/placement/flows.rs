@@ -470,14 +470,17 @@ fn check_and_dry_run_tell_what_would_be_done() {
         "those that place new flows load",
     ];
     assert_has(&net.home.mountain_ok("check --adopt"), &adopting);
-    let args = ["2", MOUNTAIN, "up", "--dry-run", "--adopt"];
-    let output = net.home.output("timeout", &args);
-    let added = [
+    let mut up = net.home.command(MOUNTAIN);
+    let (up, log) = start_logged(up.args(["up", "--dry-run", "--adopt"]));
+    for added in [
         "would add: ip route add default via 10.41.0.1 dev u1 table 197",
         "would add: ip rule add priority 32765 from 10.41.0.2 lookup 197",
         "would add: ip -6 rule add priority 32765 from all uidrange 0-4294967294 lookup main suppress_prefixlength 0",
-    ];
-    assert_has(&stderr(&output), &added);
+    ] {
+        wait_said(&log, added);
+    }
+    up.signal(Signal::SIGTERM);
+    assert!(up.finish().status.success(), "{}", said(&log));
     assert_eq!(fingerprint(&net), before);
     net.home.mountain_fails("up", "--adopt");
 }

@@ -36,7 +36,7 @@ fn curl() {
     net.server.wait_open("tcp", 7180);
     net.up();
     let get = |url: &str, more: &[&str]| -> Option<String> {
-        let args = [&["-sS", "-g", "-m", "2", url], more].concat();
+        let args = [&["-sS", "-g", "-m", "20", url], more].concat();
         let output = run(&net, "curl", &args);
         output.status.success().then(|| text(&output))
     };
@@ -51,14 +51,17 @@ fn curl() {
         let answers: Vec<String> = (0..TIMES).filter_map(|_| get(url, &[])).collect();
         assert_eq!(count(&answers), [0, TIMES], "{url}: {answers:?}");
         // What names an uplink stays with it.
-        assert_eq!(get(url, &["--interface", "u0"]), None);
+        assert_eq!(get(url, &["-m", "2", "--interface", "u0"]), None);
         assert_eq!(
             get(url, &["--interface", "u1"]).map(|a| count(&[a])),
             Some([0, 1])
         );
     }
     assert_eq!(
-        get("http://10.50.0.2:7180/", &["--interface", "10.40.0.2"]),
+        get(
+            "http://10.50.0.2:7180/",
+            &["-m", "2", "--interface", "10.40.0.2"]
+        ),
         None
     );
     assert_eq!(net.refused(), 0);
@@ -77,7 +80,14 @@ fn dns_server(ns: &Ns, mut command: Command) -> (Guard, tempfile::TempDir) {
     (server, folder)
 }
 
-const DIG: [&str; 6] = ["-p", "5353", "+short", "+tries=1", "+time=2", "steady.test"];
+const DIG: [&str; 6] = [
+    "-p",
+    "5353",
+    "+short",
+    "+tries=1",
+    "+time=20",
+    "steady.test",
+];
 
 #[test]
 fn dns_questions_and_answers() {
