@@ -44,8 +44,11 @@ use reading::Reader;
 use snat_sources::SnatSources;
 use topology::Paths;
 
-/// How often the policy looks at the clock.
+/// How often the policy looks at the clock, ...
 const TICK: Duration = Duration::from_millis(10);
+/// ... and while every path is probed as seldom as on an idle host: the processor of a laptop wants to sleep. From 100 ms
+/// on it would be a pause to the policy.
+const TICK_IDLE: Duration = Duration::from_millis(80);
 /// How often rates are taken and single moves are collected.
 const RATES: Duration = Duration::from_millis(100);
 /// How often that is done where there is no path to measure or steer: the processor of a laptop wants to sleep.
@@ -131,6 +134,8 @@ struct Daemon {
     to_link: u64,
     /// Whose packets the program does not count.
     headerless: Headerless,
+    /// When the policy last looked at the clock.
+    ticked_at: Instant,
     /// Time of the last decision that was logged.
     decided_us: u64,
     stop: bool,
@@ -191,12 +196,12 @@ async fn run_locked(
     daemon.resolve_missing();
     ready();
 
-    let mut ticks = ticker(TICK);
     let mut rates = ticker(RATES);
     let mut idle = ticker(RATES_IDLE);
     while !daemon.stop {
         let due = daemon.next_probe();
         let late = daemon.next_late();
+        let tick = daemon.next_tick();
         let has_paths = daemon.paths.any();
         tokio::select! {
             biased;
@@ -211,7 +216,7 @@ async fn run_locked(
             }
             () = at(due) => daemon.send_probes(),
             () = at(late) => daemon.tick(),
-            _ = ticks.tick(), if has_paths => daemon.tick(),
+            () = at(Some(tick)), if has_paths => daemon.tick(),
             _ = rates.tick(), if has_paths => daemon.look_around(),
             _ = idle.tick(), if !has_paths => daemon.look_around(),
             (request, reply) = server.next() => {
@@ -298,6 +303,7 @@ impl Daemon {
             probes_seen: 0,
             to_link: 0,
             headerless: Headerless::default(),
+            ticked_at: Instant::now(),
             decided_us: 0,
             stop: false,
             config,
@@ -390,6 +396,7 @@ impl Daemon {
     }
 
     fn tick(&mut self) {
+        self.ticked_at = Instant::now();
         if let Some(placer) = &mut self.placer {
             placer.look_at_counters();
         }

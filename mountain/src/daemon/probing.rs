@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use super::{now_us, Daemon};
+use super::{now_us, Daemon, TICK, TICK_IDLE};
 use crate::config::Config;
 use crate::measure::probe::{Answer, Target};
 use crate::netlink::egress_route;
+use crate::steer::policy::pace::IDLE_US;
 use crate::steer::policy::Event;
 use crate::topology::{Path, Topology};
 
@@ -87,6 +88,13 @@ impl Daemon {
     pub(super) fn next_probe(&self) -> Option<Instant> {
         let paths = self.paths.probed().into_iter();
         paths.map(|path| self.probe_due(path)).min()
+    }
+
+    /// When the policy looks at the clock again.
+    pub(super) fn next_tick(&self) -> Instant {
+        let is_seldom = |path| self.policy.probe_interval_us(path) >= IDLE_US;
+        let is_idle = self.paths.probed().into_iter().all(is_seldom);
+        self.ticked_at + if is_idle { TICK_IDLE } else { TICK }
     }
 
     /// When a path turns late that new flows may choose by now, unless its probe is answered before.

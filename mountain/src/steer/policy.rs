@@ -19,7 +19,7 @@ use probes::{Probes, Slow, LATE_US};
 use rule::JudgedPath;
 
 mod load;
-mod pace;
+pub(crate) mod pace;
 pub mod probes;
 mod report;
 mod rule;
@@ -318,7 +318,8 @@ impl Policy {
         }
     }
 
-    /// Decides as of `now_us`. Call it at least every 10 ms and after each batch of events;
+    /// Decides as of `now_us`. Call it at least every 10 ms, more seldom only while no path is probed more often than on
+    /// an idle host, and after each batch of events;
     /// returns the verdict when it changed.
     pub fn tick(&mut self, now_us: u64) -> Option<PolicyVerdict> {
         let since = self.last_tick_us.replace(now_us);

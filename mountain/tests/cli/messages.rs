@@ -45,19 +45,6 @@ fn without_a_multipath_route_it_says_what_is_missing() {
     ns.mountain_says("down", "not running");
 }
 
-/// How often the threads of a process have waited for something so far.
-fn wake_ups(pid: i32) -> u64 {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    let of = |thread: fs::DirEntry| {
-        // One that has just ended counts no more.
-        let status = fs::read_to_string(thread.path().join("status")).unwrap_or_default();
-        let mut lines = status.lines();
-        let count = lines.find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-        count.map_or(0, |count| count.trim().parse::<u64>().unwrap())
-    };
-    threads.flatten().map(of).sum()
-}
-
 #[test]
 fn with_wait_it_adopts_the_route_that_comes_later() {
     let mut net = Net::new();
@@ -68,11 +55,8 @@ fn with_wait_it_adopts_the_route_that_comes_later() {
     net.client
         .mountain_says("status", "waiting for a multipath route");
     // A laptop's processor may sleep meanwhile: a timer of 10 ms alone would be 200.
-    let pid = net.client.pid();
-    let before = wake_ups(pid);
-    std::thread::sleep(Duration::from_secs(2));
-    let during = wake_ups(pid).saturating_sub(before);
-    assert!(during < 100, "{during} wake-ups in 2 s");
+    let wake_ups = net.client.wake_ups(Duration::from_secs(2));
+    assert!(wake_ups < 100, "{wake_ups} wake-ups in 2 s");
     net.multipath();
     wait_until("both routes are adopted", LEAVE, || {
         net.client.status().groups.len() == 2

@@ -148,6 +148,22 @@ impl Ns {
         self.status().pid as i32
     }
 
+    /// How often the daemon's threads have waited for something within so long.
+    pub fn wake_ups(&self, time: Duration) -> u64 {
+        let tasks = format!("/proc/{}/task", self.pid());
+        let of = |thread: std::fs::DirEntry| {
+            // One that has just ended counts no more.
+            let status = std::fs::read_to_string(thread.path().join("status")).unwrap_or_default();
+            let mut lines = status.lines();
+            let count = lines.find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            count.map_or(0, |count| count.trim().parse::<u64>().unwrap())
+        };
+        let so_far = || -> u64 { std::fs::read_dir(&tasks).unwrap().flatten().map(of).sum() };
+        let before = so_far();
+        std::thread::sleep(time);
+        so_far().saturating_sub(before)
+    }
+
     /// Where the daemon is asked.
     pub fn control_socket(&self) -> String {
         let inode = std::fs::metadata(self.path()).unwrap().ino();
