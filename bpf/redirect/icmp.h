@@ -5,7 +5,12 @@
  * An error quotes the packet it is about. One that comes from the client's side is about a reply
  * (from -> client) and must reach the target, with (to -> client) inside. One on its way to the
  * client is about (client -> to), and must say (client -> from). Either way the flow with the
- * quoted addresses the other way round tells what to write.
+ * quoted addresses the other way round tells what to write: the quoted source becomes that flow's
+ * destination, and the quoted destination its source.
+ *
+ * With MTN_RD_SNAT the target's side knows this host in the client's place, and its errors are sent to this
+ * host. They are translated where they come in, as the client's are, and the kernel routes them. They are from
+ * where they were: the kernel drops what comes in from an address of its own.
  *
  * Rare packets, so the helpers that keep checksums are good enough. Those of the quoted packet's own
  * transport are left alone: nobody looks at them, and often they are cut off.
@@ -29,6 +34,16 @@ static __always_inline void mtn_icmp_put(struct __sk_buff *skb, __u32 off, __u32
 	bpf_skb_store_bytes(skb, off, new, len, 0);
 }
 
+/* Whether errors about packets that @f names the other way round are translated here. */
+static __always_inline bool mtn_rd_icmp_is_here(const struct mtn_rd_flow *f, __u32 device, bool out)
+{
+	bool reply = f->flags & MTN_RD_REPLY;
+
+	if (f->flags & MTN_RD_SNAT)
+		return !out && device == (reply ? f->target_dev : f->client_dev);
+	return reply == out && device == f->client_dev;
+}
+
 __noinline int mtn_rd_icmp4_skb(struct __sk_buff *skb, bool out)
 {
 	struct mtn_rd_key4 key = {};
@@ -36,10 +51,11 @@ __noinline int mtn_rd_icmp4_skb(struct __sk_buff *skb, bool out)
 	struct mtn_rd_flow4 *flow;
 	struct iphdr ip, quoted;
 	__u32 icmp, inner, l4;
-	__u32 old, new;
-	bool reply;
+	__u32 old, new, leaves = out;
 	__u8 type;
 
+	/* For the verifier, which knows nothing of an argument but follows comparisons. */
+	barrier_var(leaves);
 	if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.ihl < 5 ||
 	    ip.frag_off & bpf_htons(IP_MF | IP_OFFSET))
 		return 0;
@@ -60,18 +76,16 @@ __noinline int mtn_rd_icmp4_skb(struct __sk_buff *skb, bool out)
 	key.dport = ports.sport;
 	key.proto = quoted.protocol;
 	flow = mtn_rd_find4(&key);
-	if (!flow || flow->f.flags & MTN_RD_SNAT)
-		return 0;
-	reply = flow->f.flags & MTN_RD_REPLY;
-	if (reply != out || skb->ifindex != flow->f.client_dev)
+	if (!flow || !mtn_rd_icmp_is_here(&flow->f, skb->ifindex, leaves))
 		return 0;
 
-	old = reply ? quoted.daddr : quoted.saddr;
-	new = reply ? flow->saddr : flow->daddr;
-	/* In the quoted header address and checksum make up for each other. */
-	bpf_l3_csum_replace(skb, inner + offsetof(struct iphdr, check), old, new, sizeof(new));
-	bpf_skb_store_bytes(skb, inner + (reply ? offsetof(struct iphdr, daddr) :
-					  offsetof(struct iphdr, saddr)), &new, sizeof(new), 0);
+	/* In the quoted header addresses and checksum make up for each other. */
+	new = flow->daddr;
+	bpf_l3_csum_replace(skb, inner + offsetof(struct iphdr, check), quoted.saddr, new, sizeof(new));
+	bpf_skb_store_bytes(skb, inner + offsetof(struct iphdr, saddr), &new, sizeof(new), 0);
+	new = flow->saddr;
+	bpf_l3_csum_replace(skb, inner + offsetof(struct iphdr, check), quoted.daddr, new, sizeof(new));
+	bpf_skb_store_bytes(skb, inner + offsetof(struct iphdr, daddr), &new, sizeof(new), 0);
 	/* Both: the source port may be another one, too. */
 	ports.sport = flow->f.dport;
 	ports.dport = flow->f.sport;
@@ -80,11 +94,13 @@ __noinline int mtn_rd_icmp4_skb(struct __sk_buff *skb, bool out)
 
 		mtn_icmp_put(skb, l4, icmp + 2, &before, &ports, sizeof(ports));
 	}
-	/* The error's own address where it is that of the target, or of what stands for it. */
-	if (reply ? ip.saddr != old : ip.daddr != old)
+	/* The error's own address where it is that of the target, or of what stands for one end. */
+	old = leaves ? quoted.daddr : quoted.saddr;
+	new = leaves ? flow->saddr : flow->daddr;
+	if (leaves ? ip.saddr != old : ip.daddr != old)
 		return 1;
 	bpf_l3_csum_replace(skb, ETH_HLEN + offsetof(struct iphdr, check), old, new, sizeof(new));
-	bpf_skb_store_bytes(skb, ETH_HLEN + (reply ? offsetof(struct iphdr, saddr) :
+	bpf_skb_store_bytes(skb, ETH_HLEN + (leaves ? offsetof(struct iphdr, saddr) :
 					     offsetof(struct iphdr, daddr)), &new, sizeof(new), 0);
 	return 1;
 }
@@ -98,9 +114,10 @@ __noinline int mtn_rd_icmp6_skb(struct __sk_buff *skb, bool out)
 	struct mtn_rd_key6 key = {};
 	struct mtn_rd_flow6 *flow;
 	__u32 old[4], new[4], outer[4];
-	bool reply;
+	__u32 leaves = out;
 	__u8 type, proto;
 
+	barrier_var(leaves);
 	/* RFC 4443: errors are the types below 128. */
 	if (bpf_skb_load_bytes(skb, icmp, &type, 1) || type >= 128)
 		return 0;
@@ -114,25 +131,24 @@ __noinline int mtn_rd_icmp6_skb(struct __sk_buff *skb, bool out)
 	key.dport = ports.sport;
 	key.proto = proto;
 	flow = mtn_rd_find6(&key);
-	if (!flow || flow->f.flags & MTN_RD_SNAT)
-		return 0;
-	reply = flow->f.flags & MTN_RD_REPLY;
-	if (reply != out || skb->ifindex != flow->f.client_dev)
+	if (!flow || !mtn_rd_icmp_is_here(&flow->f, skb->ifindex, leaves))
 		return 0;
 
-	__builtin_memcpy(old, reply ? key.saddr : key.daddr, 16);
-	__builtin_memcpy(new, reply ? flow->saddr : flow->daddr, 16);
 	/* Both: the source port may be another one, too. */
 	ports.sport = flow->f.dport;
 	ports.dport = flow->f.sport;
 	mtn_icmp_put(skb, l4, icmp + 2, &before, &ports, sizeof(ports));
-	mtn_icmp_put(skb, inner + (reply ? offsetof(struct ipv6hdr, daddr) :
-				   offsetof(struct ipv6hdr, saddr)), icmp + 2, old, new, 16);
-	if (bpf_skb_load_bytes(skb, ETH_HLEN + (reply ? offsetof(struct ipv6hdr, saddr) :
+	__builtin_memcpy(new, flow->daddr, 16);
+	mtn_icmp_put(skb, inner + offsetof(struct ipv6hdr, saddr), icmp + 2, key.daddr, new, 16);
+	__builtin_memcpy(new, flow->saddr, 16);
+	mtn_icmp_put(skb, inner + offsetof(struct ipv6hdr, daddr), icmp + 2, key.saddr, new, 16);
+	__builtin_memcpy(old, leaves ? key.saddr : key.daddr, 16);
+	__builtin_memcpy(new, leaves ? flow->saddr : flow->daddr, 16);
+	if (bpf_skb_load_bytes(skb, ETH_HLEN + (leaves ? offsetof(struct ipv6hdr, saddr) :
 						offsetof(struct ipv6hdr, daddr)), outer, 16) ||
 	    __builtin_memcmp(outer, old, 16))
 		return 1;
-	mtn_icmp_put(skb, ETH_HLEN + (reply ? offsetof(struct ipv6hdr, saddr) :
+	mtn_icmp_put(skb, ETH_HLEN + (leaves ? offsetof(struct ipv6hdr, saddr) :
 				      offsetof(struct ipv6hdr, daddr)), icmp + 2, old, new, 16);
 	return 1;
 }

@@ -40,8 +40,8 @@
  *
  * With MTN_RD_SNAT (hairpins) both directions are redirected, never passed, for the same reason.
  *
- * ICMP errors: those about the flows above are translated at tcx, in both directions, except for
- * MTN_RD_SNAT. Fragments after the first have no ports and follow the first one by their id.
+ * ICMP errors: those about the flows above are translated at tcx, in both directions. Fragments after the
+ * first have no ports and follow the first one by their id.
  *
  * Checksums: at tcx a packet of a local sender may have a checksum that is yet to be completed
  * (CHECKSUM_PARTIAL: the field holds the sum of the pseudo-header, not complemented), or a sum over

@@ -99,3 +99,36 @@ fn icmp_errors_about_a_flow_with_another_port() {
         expect("to the client", got, PASS, &want.bytes());
     });
 }
+
+/// With another source the target's side knows this host in the client's place, and sends its errors there.
+#[test]
+fn icmp_errors_about_flows_with_another_source() {
+    in_netns(|| {
+        let router = Router::new();
+        for (id, r) in (0..).zip(rules()) {
+            let v6 = r.from.is_ipv6();
+            let own = either(v6, "10.0.1.1", "fd01::1");
+            install(id, &r, &router.plan(Backend::Tcx, Some(own))).unwrap();
+            let sent = forward(&r, 40_022);
+            let client = sent.src;
+            let got = run(DeviceHook::TcxIngress, "c0", &sent.packet.bytes());
+            let seen = SocketAddr::new(own, flows::port_given(&got, &sent));
+            let there = Packet::new(r.proto.number(), seen, r.to, 20);
+            let back = Packet::new(r.proto.number(), r.from, client, 20);
+            // What each side complains of, its ends as the other side knows them, and whom that is told.
+            for (dev, [to, from], about, [src, dst], told) in [
+                ("s0", [S0, TARGET], &there, [client, r.from], client),
+                ("c0", [C0, CLIENT], &back, [r.to, seen], r.to),
+            ] {
+                let (before, after) = quoted(about, src, dst);
+                for complains in [about.ip.dst, either(v6, "10.99.0.9", "fd99::9")] {
+                    let error = icmp_error(complains, about.ip.src, &before).macs(to, from);
+                    let want = icmp_error(complains, told.ip(), &after).macs(to, from);
+                    let got = run(DeviceHook::TcxIngress, dev, &error.bytes());
+                    let what = format!("{r}: by {complains} at {dev}");
+                    expect(&what, got, PASS, &want.bytes());
+                }
+            }
+        }
+    });
+}
