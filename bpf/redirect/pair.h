@@ -106,6 +106,39 @@ static __always_inline bool mtn_rd_is_here(const struct mtn_rd_rule *rule, bool 
 	       (rule->backend == MTN_RD_XDP && !(rule->flags & MTN_RD_SNAT));
 }
 
+/* Whether packets of a rule go around the kernel's forwarding. */
+static __always_inline bool mtn_rd_goes_around(const struct mtn_rd_rule *rule)
+{
+	return rule->flags & MTN_RD_SNAT || rule->backend == MTN_RD_TCX_PEER ||
+	       rule->backend == MTN_RD_XDP_REDIRECT;
+}
+
+/*
+ * Whether the kernel forwards nothing from the source of packets with @key: an address of this host, of loopback or
+ * of a group, nobody's, and with IPv6 one that is valid on its link only.
+ */
+__noinline int mtn_rd_is_martian(struct mtn_rd_key6 *key, bool ipv6)
+{
+	struct mtn_rd_own own = { .ipv6 = ipv6 };
+	__u32 first;
+
+	if (!key)
+		return 0;
+	first = bpf_ntohl(key->saddr[0]);
+	if (ipv6) {
+		if (first >> 22 == 0xfe80 >> 6 || first >> 24 == 0xff)
+			return 1;
+		if (!(key->saddr[0] | key->saddr[1] | key->saddr[2]) &&
+		    bpf_ntohl(key->saddr[3]) <= 1)
+			return 1;
+	} else if (first >> 24 == 0 || first >> 24 == 127 || first >> 28 == 14 ||
+		   first == 0xffffffff) {
+		return 1;
+	}
+	__builtin_memcpy(own.addr, key->saddr, 16);
+	return bpf_map_lookup_elem(&own_addresses, &own) ? 1 : 0;
+}
+
 /*
  * Makes room for the other direction of the pair, @back, where another flow is in its way that is over.
  * Clients that speak to the target itself come before a flow that nobody has proven yet: one forged
@@ -146,6 +179,8 @@ __noinline int mtn_rd_new(struct mtn_rd_key6 *key, __u32 ifindex, __u32 how, boo
 	rule = mtn_rd_rule_of(key, ifindex, ipv6);
 	room = mtn_rd_room();
 	if (!rule || !room || !mtn_rd_is_here(rule, how & MTN_RD_BY_XDP))
+		return MTN_RD_NOT_OURS;
+	if (mtn_rd_goes_around(rule) && mtn_rd_is_martian(key, ipv6))
 		return MTN_RD_NOT_OURS;
 	direct = rule->flags & MTN_RD_DIRECT;
 	midway = how & MTN_RD_MIDWAY;

@@ -149,6 +149,15 @@ struct {
 	__type(value, struct mtn_rd_rule);
 } rules SEC(".maps");
 
+/* Addresses of this host, the value means nothing. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MTN_RD_MAX_OWN);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct mtn_rd_own);
+	__type(value, __u32);
+} own_addresses SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, MTN_RD_MAX_RULES);

@@ -9,6 +9,7 @@
 #define MOUNTAIN_REDIRECT_H
 
 #define MTN_RD_MAX_RULES	65536
+#define MTN_RD_MAX_OWN		16384
 /* Entries of each table of flows; a flow has two, one for each direction. */
 #define MTN_RD_ESTABLISHED	131072
 #define MTN_RD_HALF_OPEN	65536
@@ -56,6 +57,12 @@ struct mtn_rd_rule_key {
 	__u16 port;
 	__u8 proto;
 	__u8 ipv6;
+};
+
+/* An address of this host. */
+struct mtn_rd_own {
+	__u32 addr[4];
+	__u32 ipv6;
 };
 
 struct mtn_rd_rule {

@@ -296,6 +296,32 @@ fn what_is_not_named_stays_as_it_is() {
     });
 }
 
+/// The kernel forwards nothing from these, so what goes around it must not either.
+#[test]
+fn what_comes_from_this_host_or_nobody_is_left_to_the_kernel() {
+    each_way(|way| {
+        let around = matches!(way.backend, Backend::TcxPeer | Backend::XdpRedirect);
+        for r in rules() {
+            let sources = match r.from.is_ipv6() {
+                true => "fd01::1 fd08::17 :: ::1 fe80::7 ff02::1",
+                false => "10.0.1.1 10.0.8.17 0.0.0.9 127.0.0.2 224.0.0.1 255.255.255.255",
+            };
+            for source in sources.split(' ') {
+                let port = 40_012;
+                let src = SocketAddr::new(source.parse().unwrap(), port);
+                let mut sent = forward(&r, port).with(|p| p.ip.src = src.ip());
+                sent.src = src;
+                match around {
+                    true => way.check_untouched(source, &sent.packet.bytes()),
+                    // The kernel looks at them itself.
+                    false => way.check_forward(source, &sent),
+                }
+            }
+            way.check_forward("a client", &forward(&r, 40_012));
+        }
+    });
+}
+
 /// What XDP cannot do right goes on untouched, and tcx does it.
 #[test]
 fn the_slow_way_takes_over() {

@@ -20,7 +20,7 @@ use anyhow::{Context, Result};
 use super::loaded::{linked, LoadedObject, Needs, OtherVersion, Prog};
 use super::types::mtn_rd_flags;
 use super::{backend_of, bytes_of, each_flow, enter, hooks, macs, rule_value, stats_of, take_out};
-use super::{types, REPLY};
+use super::{own, types, REPLY};
 use crate::bpf::hooks::Order;
 use crate::bpf::now_ns;
 use crate::netlink::conntrack::adopt::{adopt, Running};
@@ -78,6 +78,7 @@ impl Fast {
             .loaded
             .insert(LoadedObject::complete(mine, &needs.programs())?);
         attach(&mut self.links, loaded, &needs)?;
+        own::tell(loaded)?;
         let begun = &self.begun;
         let entered = rules.iter().zip(&values);
         enter(loaded, &linked()?, entered, |installed| {
@@ -93,16 +94,17 @@ impl Fast {
         self.links.keys().map(|(ifindex, _)| *ifindex).collect()
     }
 
-    /// Takes programs off that no rule needs any more.
+    /// Takes programs off that no rule needs any more. The others hear which addresses this host has now.
     ///
     /// # Errors
-    /// When the kernel refuses to read what is there.
+    /// When the kernel refuses to read or change what is there.
     pub fn trim(&mut self) -> Result<()> {
-        if let Some(loaded) = &self.loaded {
-            let needs = loaded.needs()?;
-            self.links.retain(|at, _| needs.0.contains(at));
-        }
-        Ok(())
+        let Some(loaded) = &self.loaded else {
+            return Ok(());
+        };
+        let needs = loaded.needs()?;
+        self.links.retain(|at, _| needs.0.contains(at));
+        own::tell(loaded)
     }
 }
 

@@ -9,6 +9,7 @@ mod direct;
 pub(crate) mod fast;
 mod loaded;
 mod log;
+mod own;
 mod recover;
 mod verify;
 
@@ -183,6 +184,7 @@ pub fn install(rules: &[Installed]) -> Result<()> {
     let there = attached()?;
     let loaded = LoadedObject::complete(LoadedObject::find(&there)?, &needs.programs())?;
     let result = attach_missing(&loaded, &needs, &there).and_then(|()| {
+        own::tell(&loaded)?;
         let rules = rules.iter().zip(&values);
         enter(&loaded, &attached()?, rules, |_| true)
     });

@@ -16,9 +16,12 @@ use super::hooks::{self, DeviceHook};
 use super::{bytes_of, types, words, AttachedProgram, LoadedObject, Prog, FLOWS};
 use crate::netlink::{route_to, RouteTo};
 
-/// Addresses that are nobody's (RFC 5737, RFC 3849).
-const NOBODY4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-const NOBODY6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+/// Addresses that are nobody's (RFC 5737, RFC 3849). The second where the first is this host's nevertheless.
+const NOBODY4: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(198, 51, 100, 1)];
+const NOBODY6: [Ipv6Addr; 2] = [
+    Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1),
+    Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 1),
+];
 /// Discard (RFC 863): no client has it.
 const CLIENT_PORT: u16 = 9;
 const STRANGER: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -89,10 +92,19 @@ pub fn verify(
 /// Who the packets are from, and whether this host would send to there by the device that clients
 /// come in by, as replies need it: a neighbour of the address that they send to, or nobody.
 fn client(from: IpAddr, device: u32) -> (SocketAddr, bool) {
-    let (near, nobody): (IpAddr, IpAddr) = match from {
-        IpAddr::V4(a) => (Ipv4Addr::from_bits(a.to_bits() ^ 1).into(), NOBODY4.into()),
-        IpAddr::V6(a) => (Ipv6Addr::from_bits(a.to_bits() ^ 1).into(), NOBODY6.into()),
+    let (near, nobody): (IpAddr, [IpAddr; 2]) = match from {
+        IpAddr::V4(a) => (
+            Ipv4Addr::from_bits(a.to_bits() ^ 1).into(),
+            NOBODY4.map(IpAddr::from),
+        ),
+        IpAddr::V6(a) => (
+            Ipv6Addr::from_bits(a.to_bits() ^ 1).into(),
+            NOBODY6.map(IpAddr::from),
+        ),
     };
+    // Nothing is redirected from an address of this host.
+    let is_own = |ip: IpAddr| matches!(route_to(ip), Ok(RouteTo::Host));
+    let nobody = nobody[usize::from(is_own(nobody[0]))];
     let goes_there = |ip: &IpAddr| {
         let route = route_to(*ip);
         matches!(route, Ok(RouteTo::Out { first, default: false, .. }) if first.ifindex == device)

@@ -2,10 +2,11 @@
 //! Filters, shapers and settings that a fast backend would skip keep a rule with nft.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use super::net::{ask, ask_in_vain, Net};
 use super::watch::{assert_served, carried, fast, wait_for, FROM, RULE};
-use crate::support::{config, stderr};
+use crate::support::{config, stderr, wait_until};
 
 /// Rules that see packets before nft would redirect them, with the original port.
 #[test]
@@ -76,6 +77,36 @@ fn source_filters_and_shapers_are_not_bypassed() {
     checked("the queueing discipline tbf of rs");
     net.router.run("tc qdisc del dev rs root");
     wait_for(&net, "tcx-peer");
+}
+
+/// The kernel drops what comes in from an address of its own. One that it gets while a program is there counts too.
+#[test]
+fn packets_from_addresses_of_this_host_are_not_delivered() {
+    let (net, _watching) = fast();
+    net.client.ip("addr add 10.0.8.66/32 dev c0");
+    let (hook, rule) = ("filter hook input priority 0", "ip saddr 10.0.8.66 counter");
+    net.server.chain("ip count in", hook, rule);
+    let honest = net.client.udp("10.0.8.18:0");
+    // Of a new flow: how many have arrived.
+    let arrived = || {
+        let socket = net.client.udp("10.0.8.66:0");
+        socket.send_to(b"whose?", FROM).unwrap();
+        // The order is kept: whatever was to arrive is there by now.
+        assert_served(&honest);
+        net.server.counted("chain ip count in")[0]
+    };
+    assert_eq!(arrived(), 1);
+    net.router.ip("addr add 10.0.8.66/32 dev rs");
+    let mut before = 1;
+    wait_until("none arrives", Duration::from_secs(10), || {
+        let now = arrived();
+        std::mem::replace(&mut before, now) == now
+    });
+    assert_eq!(carried(&net), ["tcx-peer"]);
+    net.router.ip("addr del 10.0.8.66/32 dev rs");
+    wait_until("they arrive again", Duration::from_secs(10), || {
+        arrived() > before
+    });
 }
 
 /// Of what is larger than the clients' device carries, one fragment would go by the program and the other by the
