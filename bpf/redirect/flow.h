@@ -42,6 +42,7 @@ struct mtn_rd_look {
 	__u8 proto;
 	__u8 tcp_flags;
 	bool fragment;
+	bool options;	/* of IPv4 */
 };
 
 /* Byte 13 of a TCP header. */

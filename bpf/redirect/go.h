@@ -41,6 +41,8 @@ static __always_inline int mtn_rd_go(void *ctx, void *flow, struct mtn_rd_look *
 	struct mtn_rd_flow *f = flow;
 	bool reply = f->flags & MTN_RD_REPLY, snat = f->flags & MTN_RD_SNAT;
 	__u32 in = reply ? f->target_dev : f->client_dev;
+	/* Otherwise the kernel has something to say to the packet. */
+	bool plain = look->ttl > 1 && !look->options;
 
 	if (hook == MTN_HOOK_OUT)
 		return reply && !snat && mtn_device(ctx, hook) == f->client_dev ?
@@ -54,7 +56,7 @@ static __always_inline int mtn_rd_go(void *ctx, void *flow, struct mtn_rd_look *
 		 * Fragments of a datagram stay together: connection tracking waits for those that it does not see.
 		 * A frame for another host, seen because the device is promiscuous: not to be sent on.
 		 */
-		if (f->backend != MTN_RD_XDP_REDIRECT || look->ttl <= 1 || look->fragment ||
+		if (f->backend != MTN_RD_XDP_REDIRECT || !plain || look->fragment ||
 		    __builtin_memcmp(mac, f->in_mac, ETH_ALEN) ||
 		    mtn_rd_egress(ctx, flow, look, ipv6, hook))
 			return MTN_GO_UNTOUCHED;
@@ -72,13 +74,13 @@ static __always_inline int mtn_rd_go(void *ctx, void *flow, struct mtn_rd_look *
 		return MTN_GO_NEIGH;
 	}
 	if (!reply)
-		return f->backend == MTN_RD_TCX_PEER && f->out_veth && look->ttl > 1 ? MTN_GO_PEER :
-										    MTN_GO_PASS;
+		return f->backend == MTN_RD_TCX_PEER && f->out_veth && plain ? MTN_GO_PEER :
+									       MTN_GO_PASS;
 	/*
 	 * Connection tracking has not seen the client's packets, and would take this one for the first of a
 	 * connection. Nor does the way back have to be the way in: the kernel's routes decide.
 	 */
-	if ((f->backend == MTN_RD_TCX_PEER || f->backend == MTN_RD_XDP_REDIRECT) && look->ttl > 1 &&
+	if ((f->backend == MTN_RD_TCX_PEER || f->backend == MTN_RD_XDP_REDIRECT) && plain &&
 	    !mtn_rd_egress(ctx, flow, look, ipv6, hook))
 		return f->backend == MTN_RD_TCX_PEER && f->out_veth && look->oif == f->client_dev ?
 			       MTN_GO_PEER : MTN_GO_NEIGH;
