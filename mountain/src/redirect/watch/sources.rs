@@ -19,8 +19,8 @@ use crate::netlink::{self, ruleset, wire};
 use crate::redirect::store::Store;
 
 /// linux/rtnetlink.h: LINK, TC, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE,
-/// IPV6_RULE, IPV4_NETCONF, IPV6_NETCONF.
-const ROUTE_GROUPS: [u32; 10] = [1, 4, 5, 7, 8, 9, 11, 19, 24, 25];
+/// IPV6_RULE, IPV4_NETCONF, IPV6_NETCONF, NEXTHOP. Of routes that go with their nexthop object nothing else tells.
+const ROUTE_GROUPS: [u32; 11] = [1, 4, 5, 7, 8, 9, 11, 19, 24, 25, 32];
 /// Others are gathered for so long after an event, and all together for so long at most.
 const GATHER: Duration = Duration::from_millis(20);
 const GATHER_MOST: Duration = Duration::from_millis(100);

@@ -329,6 +329,25 @@ fn devices_that_no_longer_forward_ipv6_are_noticed() {
     assert!(soon, "only when far ends are looked at: {took:?}");
 }
 
+/// With a nexthop object go its IPv4 routes, of which nothing else tells.
+#[test]
+fn a_nexthop_object_that_is_deleted_is_noticed() {
+    let net = Net::serving();
+    net.router.ip("nexthop add id 1 dev rs");
+    net.router.ip("route add 10.0.1.2/32 nhid 1");
+    net.router.ip("route del 10.0.1.0/24 dev rs");
+    net.redirect(&format!("add {RULE} --backend auto"));
+    let _watching = watch(&net);
+    wait_for(&net, "tcx-peer");
+    // What follows a new program has been looked at by then.
+    std::thread::sleep(Duration::from_secs(1));
+    net.router.ip("nexthop del id 1");
+    // Sooner than far ends are looked at again.
+    wait_until("by nft", Duration::from_secs(3), || {
+        carried(&net) == ["nft"]
+    });
+}
+
 /// The client has another address, 10.9.9.9, which it is reached at by a way of its own.
 fn second_way(net: &Net) {
     let nets = ["10.0.7", "fd07"];
