@@ -5,8 +5,8 @@ use std::io;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use libc::{RTA_DST, RTA_MULTIPATH, RTA_OIF, RTA_PREFSRC, RTA_SRC, RTA_TABLE, RTM_GETROUTE};
-use libc::{RTN_BROADCAST, RTN_LOCAL, RTN_UNICAST};
+use libc::{RTA_DST, RTA_METRICS, RTA_MULTIPATH, RTA_OIF, RTA_PREFSRC, RTA_SRC, RTA_TABLE};
+use libc::{RTM_GETROUTE, RTN_BROADCAST, RTN_LOCAL, RTN_UNICAST};
 use netlink_sys::protocols::NETLINK_ROUTE;
 
 use super::nexthop::{decode_hop, decode_multipath, NextHop};
@@ -137,31 +137,43 @@ pub struct WayOn {
     pub ifindex: u32,
 }
 
+/// Where routes lead.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ways {
+    /// All next hops that lead on: by a gateway, or to more than the link's own subnet or a single host. Where there are
+    /// no policy routing rules, no others lead away from this host's links.
+    pub on: Vec<WayOn>,
+    /// Where a route leads that has an MTU of its own, if one has.
+    pub sized: Option<IpNet>,
+}
+
 /// So many ways are not read further: a router with the Internet's routes has a million.
 pub const MANY_WAYS: usize = 4096;
 
-/// All next hops that lead on: by a gateway, or to more than the link's own subnet or a single host. Where there are
-/// no policy routing rules, no others lead away from this host's links. Of very many, the first [`MANY_WAYS`].
+/// Where the routes of a family lead. Of very many ways on, the first [`MANY_WAYS`] are read.
 ///
 /// # Errors
 /// When the kernel refuses the dump.
-pub fn ways_on(ipv6: bool) -> io::Result<Vec<WayOn>> {
+pub fn ways(ipv6: bool) -> io::Result<Ways> {
     let mut header = [0; RTM_HEADER_LEN];
     header[0] = family(ipv6);
-    let mut ways = Vec::new();
+    let mut ways = Ways::default();
     wire::dump_while(NETLINK_ROUTE, RTM_GETROUTE, &header, |payload| {
-        ways.extend(decode_ways(payload).into_iter().flatten());
-        ways.len() < MANY_WAYS
+        let found = decode_ways(payload).unwrap_or_default();
+        ways.on.extend(found.on);
+        ways.sized = ways.sized.or(found.sized);
+        ways.on.len() < MANY_WAYS
     })?;
     Ok(ways)
 }
 
-/// Those of a route message; `None`: it is of another table, leads nowhere, or no further than the link.
-fn decode_ways(payload: &[u8]) -> Option<Vec<WayOn>> {
+/// Where a route message leads; `None`: it is of another table, leads nowhere, or to addresses of a link only.
+fn decode_ways(payload: &[u8]) -> Option<Ways> {
     // `main` and `default`, which every packet asks.
     const TABLES: [u32; 2] = [254, 253];
     // RTPROT_KERNEL, RTPROT_RA and RTPROT_DHCP of linux/rtnetlink.h: without a gateway they are about the link itself.
     const OF_LINK: [u8; 3] = [2, 9, 16];
+    const RTAX_MTU: u16 = 2;
 
     // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags (4)
     let [family, length, _, _, table, protocol, _, kind] = bytes_at(payload, 0)?;
@@ -184,11 +196,15 @@ fn decode_ways(payload: &[u8]) -> Option<Vec<WayOn>> {
     };
     let leads_on =
         |hop: &NextHop| hop.gateway.is_some() || hop.encapsulated || hop.ifindex == 0 || !of_link;
-    let ways = hops.into_iter().filter(leads_on).map(|hop| WayOn {
+    let on = hops.into_iter().filter(leads_on).map(|hop| WayOn {
         prefix,
         ifindex: hop.ifindex,
     });
-    Some(ways.collect())
+    let mtu = found.inside(RTA_METRICS).u32(RTAX_MTU);
+    Some(Ways {
+        on: on.collect(),
+        sized: mtu.map(|_| prefix),
+    })
 }
 
 /// Whether all addresses of a network are valid on their link only.
@@ -292,7 +308,7 @@ mod tests {
             if let Some(gateway) = gateway {
                 push_attribute(&mut payload, RTA_GATEWAY, &gateway);
             }
-            decode_ways(&payload).unwrap_or_default()
+            decode_ways(&payload).unwrap_or_default().on
         };
         let (main, boot) = ([254, 2, 1], [254, 3, 1]);
         let gateway = Some([10, 0, 0, 1]);
@@ -317,7 +333,16 @@ mod tests {
         // Several next hops, and a nexthop object that the kernel does not spell out.
         let mut several = vec![2u8, 0, 0, 0, 254, 3, 0, 1, 0, 0, 0, 0];
         let unknown = decode_ways(&several).unwrap();
-        assert_eq!(unknown, [way("0.0.0.0/0", 0)]);
+        assert_eq!(unknown.on, [way("0.0.0.0/0", 0)]);
+        assert_eq!(unknown.sized, None);
+        // Its initial window, and with that its MTU.
+        for (metric, sized) in [(11u16, None), (2, Some(prefix("0.0.0.0/0")))] {
+            let mut metrics = Vec::new();
+            push_attribute(&mut metrics, metric, &1400u32.to_ne_bytes());
+            let mut payload = several.clone();
+            push_attribute(&mut payload, RTA_METRICS, &metrics);
+            assert_eq!(decode_ways(&payload).unwrap().sized, sized);
+        }
         let mut hops = Vec::new();
         for ifindex in [3u32, 4] {
             hops.extend_from_slice(&[16, 0, 0, 0]);
@@ -326,7 +351,7 @@ mod tests {
         }
         push_attribute(&mut several, RTA_MULTIPATH, &hops);
         let ways = decode_ways(&several).unwrap();
-        assert_eq!(ways, [way("0.0.0.0/0", 3), way("0.0.0.0/0", 4)]);
+        assert_eq!(ways.on, [way("0.0.0.0/0", 3), way("0.0.0.0/0", 4)]);
     }
 
     #[test]

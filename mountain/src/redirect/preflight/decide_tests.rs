@@ -70,6 +70,7 @@ fn facts() -> HostFacts {
             default: false,
         },
         elsewhere: None,
+        sized: None,
         resolved: true,
         devices: vec![card(2, "10.0.8.17"), card(3, "10.0.1.1")],
         host: Host {
@@ -483,12 +484,15 @@ fn addresses_are_socket_addresses() {
 #[test]
 fn what_nobody_may_go_around_leaves_the_choice_to_nft() {
     type Change = fn(&mut HostFacts);
-    let cases: [(&str, Change); 6] = [
+    let cases: [(&str, Change); 7] = [
         ("policy routing rules (ip rule), so", |f| {
             f.host.policy_rules = true
         }),
         ("may leave by the route 0.0.0.0/0 by e4", |f| {
             f.elsewhere = Some("the route 0.0.0.0/0 by e4".to_owned());
+        }),
+        ("skips the MTU of the route 10.0.8.0/24", |f| {
+            f.sized = Some("10.0.8.0/24".parse().unwrap());
         }),
         ("IPsec policies", |f| f.host.ipsec = true),
         ("programs at Netfilter's hooks", |f| {

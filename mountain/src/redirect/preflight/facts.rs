@@ -3,6 +3,8 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
+
 use crate::netlink::{Link, Qdiscs, RouteTo};
 
 use super::features::Features;
@@ -27,6 +29,8 @@ pub struct HostFacts {
     pub route: RouteTo,
     /// A route by which replies to some clients may leave, other than by the clients' device, as messages name it.
     pub elsewhere: Option<String>,
+    /// Where a route leads that has an MTU of its own.
+    pub sized: Option<IpNet>,
     /// The kernel knows the link-layer address of the next hop on the way there.
     pub resolved: bool,
     /// Every device that plays a part: the clients', the target's.

@@ -14,7 +14,7 @@ use crate::bpf::hooks::{self, DeviceHook, LoadedProgram};
 use crate::host::namespaces::{named, this_namespace, within, Namespace};
 use crate::host::{kernel, sysctl};
 use crate::netlink::ruleset::has_legacy;
-use crate::netlink::{self, Link, QdiscKinds, RouteTo, WayOn};
+use crate::netlink::{self, Link, QdiscKinds, RouteTo, WayOn, Ways};
 use crate::redirect::{module, Rule};
 
 use super::facts::{Client, DeviceFacts, Far, FarEnd, Host, HostFacts, Sysctls, Xdp};
@@ -24,8 +24,8 @@ use super::{features, firewall};
 #[derive(Default)]
 pub(super) struct Known {
     devices: Option<AllDevices>,
-    /// The routes that lead on, of IPv6 or not; `None`: they cannot be read.
-    ways: HashMap<bool, Option<Vec<WayOn>>>,
+    /// Where routes lead, of IPv6 or not; `None`: they cannot be read.
+    ways: HashMap<bool, Option<Ways>>,
     /// Settings of this namespace for IPv6 or not, some of which take a look through all routes.
     hosts: HashMap<bool, Host>,
     namespaces: Namespaces,
@@ -124,9 +124,9 @@ pub(super) fn gather(rule: &Rule, known: &mut Known) -> Result<HostFacts> {
     let devices = indices
         .into_iter()
         .map(|ifindex| device(ifindex, all, rule.from.ip(), namespaces));
-    let read = || netlink::ways_on(ipv6).ok();
+    let read = || netlink::ways(ipv6).ok();
     let ways = match client {
-        Client::Device(_) => ways.entry(ipv6).or_insert_with(read).as_deref(),
+        Client::Device(_) => ways.entry(ipv6).or_insert_with(read).as_ref(),
         _ => None,
     };
     let release = sysctl::text("kernel/osrelease").unwrap_or_default();
@@ -134,7 +134,8 @@ pub(super) fn gather(rule: &Rule, known: &mut Known) -> Result<HostFacts> {
         kernel: kernel::version(&release),
         btf: fs::metadata("/sys/kernel/btf/vmlinux").is_ok(),
         from_here,
-        elsewhere: elsewhere(ways, &client, to, &route),
+        elsewhere: elsewhere(ways.map(|ways| &ways.on[..]), &client, to, &route),
+        sized: ways.and_then(|ways| ways.sized),
         client,
         route,
         resolved,

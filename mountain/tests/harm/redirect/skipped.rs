@@ -127,6 +127,20 @@ fn replies_larger_than_the_clients_device_are_left_to_nft() {
     wait_for(&net, "tcx-peer");
 }
 
+/// The kernel fragments what is larger, or tells who has sent it. Of some of these MTUs a look-up by BPF says nothing.
+#[test]
+fn mtus_of_routes_are_not_gone_around() {
+    let (net, _watching) = fast();
+    net.router.ip("route add 10.0.8.18/32 dev rc mtu 1300");
+    wait_for(&net, "nft");
+    net.says(
+        &format!("check {RULE}"),
+        "tcx-peer skips the MTU of the route 10.0.8.18/32",
+    );
+    net.router.ip("route del 10.0.8.18/32");
+    wait_for(&net, "tcx-peer");
+}
+
 /// A rule that the owner's `notrack` or own translation keeps packets from is no silent one.
 #[test]
 fn a_rule_that_can_never_match_is_reported() {

@@ -133,8 +133,8 @@ impl Case<'_> {
         }
     }
 
-    /// What else is skipped: rules about routes, other ways back, filters of sources, shapers, IPsec, other people's
-    /// programs, and a firewall that changes without notice.
+    /// What else is skipped: rules about routes, MTUs of routes, other ways back, filters of sources, shapers, IPsec,
+    /// other people's programs, and a firewall that changes without notice.
     pub(super) fn others(&mut self) {
         if !self.bypasses() {
             return;
@@ -178,6 +178,9 @@ impl Case<'_> {
                 let names = device.tcx.join(", ");
                 self.skips(&format!("other BPF programs at tcx on {name}: {names}"));
             }
+        }
+        if let Some(net) = facts.sized {
+            self.skips(&format!("the MTU of the route {net}"));
         }
         if let Some(way) = &facts.elsewhere {
             self.only_by_name(&format!(
