@@ -4,7 +4,7 @@
 //! That file is in /run, which is memory: it is kept short, or a daemon that runs for months would fill it.
 
 use std::fs::{self, File};
-use std::io::{self, IsTerminal};
+use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -13,6 +13,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::control::run_dir::RunDir;
 use crate::host::atomic_file::is_at;
+use crate::host::stdout::is_coloured;
 
 /// When a log is begun anew, in bytes: about 4,000 decisions.
 const LONGEST: u64 = 1 << 20;
@@ -36,7 +37,7 @@ pub(super) fn to_stderr() {
             }
             io::stderr()
         })
-        .with_ansi(io::stderr().is_terminal())
+        .with_ansi(is_coloured(&io::stderr()))
         .with_target(false)
         .init();
 }

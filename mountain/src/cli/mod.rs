@@ -304,7 +304,7 @@ pub(crate) fn show_for_a_second(text: &str) {
 
 /// Prints findings for people.
 pub(crate) fn print_report(report: &check::Report) {
-    stdout::raw(&report.text(std::io::stdout().is_terminal()));
+    stdout::raw(&report.text(stdout::is_coloured(&io::stdout())));
 }
 
 /// Of a command that has said all there is to say.

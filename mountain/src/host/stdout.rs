@@ -11,8 +11,10 @@
 //! ignored, as it would end the daemon when somebody hangs up on its socket.
 
 use std::borrow::Cow;
+use std::env::var_os;
+use std::ffi::OsStr;
 use std::fmt::{self, Arguments};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::signal::{raise, signal, SigHandler, Signal};
@@ -89,6 +91,18 @@ pub(crate) fn error_print(text: Arguments) {
     let _ = io::stderr().write_all(lines(&fmt::format(text)).as_bytes());
 }
 
+/// Whether text for this stream may be coloured.
+pub(crate) fn is_coloured(stream: &impl IsTerminal) -> bool {
+    let (no_color, term) = (var_os("NO_COLOR"), var_os("TERM"));
+    colours(stream.is_terminal(), no_color.as_deref(), term.as_deref())
+}
+
+/// The user decides by NO_COLOR (<https://no-color.org>: set and not empty). A terminal of type `dumb` would show the
+/// escape sequences.
+fn colours(is_terminal: bool, no_color: Option<&OsStr>, term: Option<&OsStr>) -> bool {
+    is_terminal && no_color.is_none_or(OsStr::is_empty) && term.is_none_or(|term| term != "dumb")
+}
+
 /// Clears the terminal for a figure that is shown again and again.
 pub(crate) fn clear() {
     raw("\x1b[H\x1b[2J");
@@ -126,5 +140,24 @@ mod tests {
         let json = serde_json::to_string("\u{9b}\u{7f}").unwrap();
         let read: String = serde_json::from_str(&lines(&json)).unwrap();
         assert_eq!(read, "\u{9b}\u{7f}");
+    }
+
+    #[test]
+    fn only_a_terminal_that_knows_colours_gets_them_and_nobody_who_wants_none() {
+        for (is_terminal, no_color, term, expected) in [
+            (true, None, Some("xterm-256color"), true),
+            (true, None, None, true),
+            (true, Some(""), Some("linux"), true),
+            (true, Some("1"), Some("linux"), false),
+            (true, Some("0"), Some("linux"), false),
+            (true, None, Some("dumb"), false),
+            (true, Some(""), Some("dumb"), false),
+            (false, None, Some("xterm-256color"), false),
+            (false, Some(""), None, false),
+        ] {
+            let found = colours(is_terminal, no_color.map(OsStr::new), term.map(OsStr::new));
+            let case = (is_terminal, no_color, term);
+            assert_eq!(found, expected, "{case:?}");
+        }
     }
 }
