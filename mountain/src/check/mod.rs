@@ -173,7 +173,10 @@ fn check_kernel(report: &mut Report) {
         Some(_) => report.fail(
             "kernel",
             format!("{release} is older than {major}.{minor} and has no tcx hook"),
-            "install a newer kernel; on Debian 12: apt install -t bookworm-backports linux-image-amd64",
+            kernel::how_to_get_newer(
+                &fs::read_to_string("/etc/os-release").unwrap_or_default(),
+                std::env::consts::ARCH,
+            ),
         ),
         None => report.warn(
             "kernel",

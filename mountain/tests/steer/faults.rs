@@ -205,14 +205,22 @@ fn a_kernel_that_is_too_old_or_has_no_btf_is_named() {
         (output.status.code(), stdout(&output) + &stderr(&output))
     };
     let version = config("6.1.0-28-amd64\n");
-    let old = format!(
-        "mount --bind {} /proc/sys/kernel/osrelease",
-        version.path().display()
-    );
-    let (code, text) = check(&old);
-    assert_eq!(code, Some(1), "{text}");
-    let older = "6.1.0-28-amd64 is older than 6.6";
-    assert_has(&text, &["✗ kernel", older, "bookworm-backports"]);
+    let old_on = |os_release: &str| {
+        let os_release = config(os_release);
+        let (code, text) = check(&format!(
+            "mount --bind {} /proc/sys/kernel/osrelease && mount --bind {} /etc/os-release",
+            version.path().display(),
+            os_release.path().display()
+        ));
+        assert_eq!(code, Some(1), "{text}");
+        assert_has(&text, &["✗ kernel", "6.1.0-28-amd64 is older than 6.6"]);
+        text
+    };
+    let text = old_on("ID=debian\nVERSION_ID=\"12\"\n");
+    assert_has(&text, &["enable bookworm-backports", "linux-image-"]);
+    let text = old_on("ID=fedora\nVERSION_ID=42\n");
+    assert_has(&text, &["install Linux 6.6 or newer"]);
+    assert!(!text.contains("apt install"), "{text}");
     let (code, text) = check("mount -t tmpfs none /sys/kernel/btf");
     assert_eq!(code, Some(1), "{text}");
     assert_has(&text, &["✗ BTF", "CONFIG_DEBUG_INFO_BTF=y"]);
