@@ -79,19 +79,23 @@ const OWN: &str = "/proc/thread-self/ns/net";
 /// # Errors
 /// When `/proc` cannot be read.
 pub fn all() -> Result<Vec<Namespace>> {
-    let mounts = fs::read_to_string("/proc/thread-self/mountinfo").context("is /proc mounted?")?;
-    let processes = processes().context("cannot list the processes")?;
-    // Mounts before processes: their paths say more.
+    let others = paths().context("cannot list the network namespaces: is /proc mounted?")?;
     let own = [PathBuf::from(OWN)].into_iter();
-    Ok(each(own.chain(mounted_in(&mounts)).chain(processes)).collect())
+    Ok(each(own.chain(others)).collect())
 }
 
-/// The network namespaces that a name below /run/netns or a process leads to, each once. They are opened
-/// one after the other, as they are asked for: a host may have more than a process may open files.
+/// The same in no order. They are opened one after the other, as they are asked for: a host may have more than a process
+/// may open files. Without `/proc` there are none.
 pub fn named() -> impl Iterator<Item = Namespace> {
-    let names = fs::read_dir("/run/netns").into_iter().flatten().flatten();
-    let names = names.map(|entry| entry.path());
-    each(names.chain(processes().into_iter().flatten()))
+    each(paths().into_iter().flatten())
+}
+
+/// Where namespaces are. Mounts (those of `ip netns` are in /run/netns, Docker's elsewhere) come before processes: their
+/// paths say more.
+fn paths() -> io::Result<impl Iterator<Item = PathBuf>> {
+    let mounts = fs::read("/proc/thread-self/mountinfo")?;
+    let mounts = mounted_in(&String::from_utf8_lossy(&mounts));
+    Ok(mounts.into_iter().chain(processes()?))
 }
 
 /// The namespaces of these files, each once.

@@ -323,7 +323,7 @@ pub(crate) fn del_all() -> Result<usize> {
     Ok(rules.len())
 }
 
-/// Deletes all rules of every network namespace that a name or a process leads to, and forgets those of
+/// Deletes all rules of every network namespace that a mount or a process leads to, and forgets those of
 /// namespaces that are gone; says how many rules in how many namespaces.
 ///
 /// # Errors

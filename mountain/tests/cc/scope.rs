@@ -39,6 +39,27 @@ fn a_default_is_put_back_on_a_host_with_many_namespaces() {
     assert!(!name.is_available());
 }
 
+/// As Docker keeps those of its containers: not in /run/netns, and for a moment without a process.
+#[test]
+fn a_default_is_put_back_in_a_namespace_that_is_mounted_elsewhere() {
+    // What is disabled last unmounts the BPF file system, where it was mounted for it: that has to happen outside.
+    let (_outside, _keeps) = enabled();
+    let (ns, other, name) = (Ns::new("cc"), Ns::new("cco"), Name::new());
+    name.cc(&ns, "enable");
+    other.sysctl("net.ipv4.tcp_congestion_control", &name.0);
+    let place = tempfile::NamedTempFile::new().unwrap();
+    let script = format!(
+        "mount --bind {0} {1} && umount {0} && exec {MOUNTAIN} cc disable --name {2}",
+        other.path(),
+        place.path().display(),
+        name.0
+    );
+    let output = ns.output("unshare", &["--mount", "sh", "-c", &script]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_ne!(default_in(&other), name.0);
+    assert!(!name.is_available());
+}
+
 #[test]
 fn a_default_that_is_set_by_hand_meanwhile_stays_or_is_put_back() {
     let (ns, name) = (Ns::new("cc"), Name::new());
