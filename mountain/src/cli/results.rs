@@ -38,7 +38,7 @@ pub(crate) fn check_writable(out: Option<&Path>) -> Result<()> {
         return Ok(());
     };
     if out.metadata().is_ok_and(|m| !m.is_file()) {
-        bail!("--out {}: is a folder or a device, no file", out.display());
+        bail!("--out {}: not a regular file", out.display());
     }
     let dir = match out.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,

@@ -23,7 +23,7 @@ pub fn write(
 ) -> io::Result<()> {
     let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "a file name is missing");
     if path.metadata().is_ok_and(|m| !m.is_file()) {
-        return Err(io::Error::other("there is something that is no file"));
+        return Err(io::Error::other("not a regular file"));
     }
     let mut prefix = std::ffi::OsString::from(".");
     prefix.push(path.file_name().ok_or_else(no_name)?);
@@ -80,7 +80,10 @@ mod tests {
         let device = dir.path().join("pipe");
         nix::unistd::mkfifo(&device, nix::sys::stat::Mode::S_IRWXU).unwrap();
         let failed = write(&device, false, |_| Ok(())).unwrap_err();
-        assert!(failed.to_string().contains("no file"), "{failed}");
+        assert!(
+            failed.to_string().contains("not a regular file"),
+            "{failed}"
+        );
         fs::remove_file(&device).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(

@@ -58,7 +58,7 @@ fn cpu_time_is_recorded_while_a_command_runs() {
         (&["--", "/nonexistent/program"][..], "cannot run"),
         (&["--interval", "1ms"], "10ms"),
         (&["--duration", "1000y"], "at most a year"),
-        (&["--out", "/"], "no file"),
+        (&["--out", "/"], "not a regular file"),
         (&["--duration", "1s", "--", "true"], "cannot be used with"),
     ] {
         let output = Command::new(MOUNTAIN).arg("cpu").args(args).output();
