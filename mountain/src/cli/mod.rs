@@ -58,8 +58,8 @@ use crate::topology::Topology;
 pub(crate) const DEFAULT_CONFIG: &str = "/etc/mountain/mountain.toml";
 /// Set by the shells' completions, which ask this program what may stand at the cursor.
 const COMPLETE: &str = "MOUNTAIN_COMPLETE";
-/// Exit codes of `up` where the next try would end the same way, so that the systemd unit makes none
-/// (`RestartPreventExitStatus=`): EX_CONFIG and EX_TEMPFAIL of sysexits.h.
+/// Exit codes of `up` and `redirect watch` where the next try would end the same way, so that the systemd units make
+/// none (`RestartPreventExitStatus=`): EX_CONFIG and EX_TEMPFAIL of sysexits.h.
 const WRONG_CONFIGURATION: u8 = 78;
 const ALREADY_RUNS: u8 = 75;
 /// How long `up` waits for the daemon to answer.

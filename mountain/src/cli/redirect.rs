@@ -17,7 +17,8 @@ use serde_json::json;
 
 use crate::check::{Level, Report};
 use crate::cli::{
-    exit_code, load_config, log, need_root, notify_ready, print_json, print_report, DEFAULT_CONFIG,
+    exit_code, load_config, log, need_root, notify_ready, print_json, print_report,
+    WrongConfiguration, DEFAULT_CONFIG,
 };
 use crate::config::save_redirects;
 use crate::host::signals;
@@ -195,11 +196,11 @@ impl Redirect {
             })?,
             Command::Check(check) => return check.run(),
             Command::Save { config } => save(&config.path())?,
-            Command::Restore { config } => return restore(&config),
+            Command::Restore { config } => return Ok(exit_code(restore(&config)?)),
             Command::Watch {
                 restore: first,
                 config,
-            } => return watch(first.then_some(&config)),
+            } => watch(first.then_some(&config))?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -415,8 +416,9 @@ fn save(file: &Path) -> Result<()> {
     Ok(())
 }
 
-fn restore(file: &ConfigFile) -> Result<ExitCode> {
-    let loaded = load_config(file.config.as_deref())?;
+/// Returns whether all rules of the file are there now. It has said why those are not that are not.
+fn restore(file: &ConfigFile) -> Result<bool> {
+    let loaded = load_config(file.config.as_deref()).map_err(WrongConfiguration)?;
     let wanted: Vec<Wanted> = loaded.redirect.iter().map(|r| r.wanted()).collect();
     let unfixed = config::unfixed(&loaded.redirect);
     if unfixed > 0 {
@@ -472,19 +474,18 @@ fn restore(file: &ConfigFile) -> Result<ExitCode> {
         count(added.len(), "rule")
     );
     say_lost(&added);
-    Ok(exit_code(wrong == 0))
+    Ok(wrong == 0)
 }
 
 /// Watches until a signal ends it.
-fn watch(restore_first: Option<&ConfigFile>) -> Result<ExitCode> {
-    let code = match restore_first {
-        Some(config) => restore(config)?,
-        None => ExitCode::SUCCESS,
-    };
+fn watch(restore_first: Option<&ConfigFile>) -> Result<()> {
+    if let Some(config) = restore_first {
+        // A rule that is not possible keeps nobody from watching the others, and makes no failure of a later stop.
+        restore(config)?;
+    }
     let stop = signals::told(&[SIGTERM, SIGINT, SIGHUP].into_iter().collect())?;
     let say = |line: &str| eprintln!("mountain: {line}");
-    watch::run(stop.as_fd(), say, notify_ready)?;
-    Ok(code)
+    watch::run(stop.as_fd(), say, notify_ready)
 }
 
 #[cfg(test)]

@@ -6,10 +6,11 @@ use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 
 use mountain::redirect::Backend;
+use nix::sys::signal::Signal;
 
 use super::RULE;
 use crate::net::{ask_in_vain, assert_answers, Net};
-use crate::support::{assert_has, stderr, stdout, MOUNTAIN};
+use crate::support::{self, assert_has, stderr, stdout, wait_until, Guard, LEAVE, MOUNTAIN};
 
 #[test]
 fn what_cannot_be_is_refused_with_the_reason() {
@@ -134,7 +135,38 @@ fn rules_are_saved_and_restored() {
     fs::write(&file, no_target).unwrap();
     let error = net.refuses(&format!("restore {config}"), "m.toml:1: redirect 1");
     assert!(error.contains("missing field `to`"), "{error}");
+    // systemd does not try again.
+    for command in ["restore", "watch --restore"] {
+        let output = net.router.mountain(&format!("redirect {command} {config}"));
+        assert_eq!(output.status.code(), Some(78), "{command}");
+    }
     net.refuses(&format!("save {config}"), "missing field `to`");
+}
+
+/// What is not possible is said at the start. The stop is no failure, to systemd either.
+#[test]
+fn who_watches_beside_a_rule_that_is_not_possible_ends_well() {
+    let net = Net::new();
+    let rule = |port: u16, rest: &str| {
+        let from = format!("proto = \"udp\"\nfrom = \"10.0.8.17:{port}\"");
+        format!("[[redirect]]\n{from}\nto = \"10.0.1.2:{port}\"\n{rest}")
+    };
+    let file = support::config(&(rule(1, "") + &rule(2, "dev = \"gone0\"\n")));
+    let path = file.path().display().to_string();
+    let watch = ["redirect", "watch", "--restore", "--config", &path];
+    let watching = Guard::piped(net.router.command(MOUNTAIN).args(watch));
+    wait_until("it watches", LEAVE, || {
+        let mut rules = net.list().into_iter();
+        rules.any(|rule| rule.carried_by == Backend::TcxPeer)
+    });
+    watching.signal(Signal::SIGTERM);
+    let output = watching.finish();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let why = "udp 10.0.8.17:2 => 10.0.1.2:2 in by gone0): there is no device gone0";
+    assert_has(&stderr(&output), &[why]);
+    assert_has(&stdout(&output), &["1 rule added", "1 not possible"]);
+    net.redirect("del --all");
+    net.assert_clean();
 }
 
 #[test]
@@ -230,6 +262,7 @@ fn the_service_restores() {
         "ExecStart=/usr/bin/mountain redirect watch --restore $MOUNTAIN_REDIRECT_ARGS",
         "ExecReload=/usr/bin/mountain redirect restore $MOUNTAIN_REDIRECT_ARGS",
         "ExecStop=/usr/bin/mountain redirect del --all",
+        "RestartPreventExitStatus=2 78",
     ] {
         assert!(unit.lines().any(|l| l == line), "{line}");
     }
