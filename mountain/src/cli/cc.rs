@@ -71,7 +71,7 @@ enum Command {
 
 #[derive(Args)]
 struct Name {
-    /// Use this name; another one lets you try other settings beside it
+    /// Use this name; another one lets you try another behaviour beside it
     #[arg(long, default_value = NAME)]
     name: String,
 }
