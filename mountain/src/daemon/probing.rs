@@ -21,6 +21,18 @@ pub(crate) fn way(path: &Path, target: IpAddr) -> Option<IpAddr> {
     route.ok()?.gateway
 }
 
+/// Whether a path's probes to an address leave by the path's gateway. Those to another host on the link do not. `way`: see
+/// [`way`]. What it does not know counts as no: probes that the program sees all the same then look like traffic, and the
+/// host is probed often.
+pub(super) fn leaves_by_gateway(
+    path: &Path,
+    target: IpAddr,
+    way: impl Fn(&Path, IpAddr) -> Option<IpAddr>,
+) -> bool {
+    let gateway = path.key.gateway;
+    gateway.is_some() && (gateway == Some(target) || gateway == way(path, target))
+}
+
 /// Paths of a topology, by index, that are measured to their gateways although a far target is configured.
 ///
 /// A probe names its device, not its gateway. Where several paths have one device, the kernel sends the probes of all
@@ -121,13 +133,9 @@ impl Daemon {
         let at_us = now_us();
         match self.prober.send(path, seq) {
             Ok(()) => {
-                match self.paths.path(path) {
-                    Some(path) if !path.ethernet => {
-                        self.headerless.probed(path.key.ifindex, at_us);
-                    }
-                    // The program knows a path's packets by the gateway's address.
-                    Some(path) => self.probes_seen += u64::from(path.gateway_mac.is_some()),
-                    None => {}
+                self.probes_seen += u64::from(self.paths.are_probes_seen(path));
+                if let Some(path) = self.paths.path(path).filter(|path| !path.ethernet) {
+                    self.headerless.probed(path.key.ifindex, at_us);
                 }
                 self.policy.event(Event::Sent { path, seq, at_us });
             }
@@ -234,6 +242,25 @@ mod tests {
         };
         let text: String = targets.iter().map(entry).collect();
         Config::parse(&text, std::path::Path::new("test.toml")).unwrap()
+    }
+
+    #[test]
+    fn the_program_sees_only_probes_that_leave_by_the_gateway() {
+        let one = path(1, "192.0.2.1");
+        let by = |gateway: Option<&str>, target| {
+            let gateway = gateway.map(ip);
+            leaves_by_gateway(&one, ip(target), |_, _| gateway)
+        };
+        // The gateway itself, which is on the link, and what it forwards.
+        assert!(by(None, "192.0.2.1"));
+        assert!(by(Some("192.0.2.1"), "203.0.113.7"));
+        // Another host on the link, and what another router there forwards.
+        assert!(!by(None, "192.0.2.77"));
+        assert!(!by(Some("192.0.2.9"), "203.0.113.7"));
+        // Of a path without a gateway no packet is known.
+        let mut direct = path(1, "192.0.2.1");
+        direct.key.gateway = None;
+        assert!(!leaves_by_gateway(&direct, ip("192.0.2.77"), |_, _| None));
     }
 
     #[test]

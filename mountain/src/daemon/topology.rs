@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use tracing::{info, warn};
 
 use super::ids::PathIds;
-use super::probing::{measured_near, near_text, way};
+use super::probing::{leaves_by_gateway, measured_near, near_text, way};
 use super::{Daemon, ADOPT_MS};
 use crate::bpf::{ProgramGroup, ProgramPath, Sources};
 use crate::config::Config;
@@ -49,6 +49,8 @@ struct ConfiguredPath {
     /// What the policy is told.
     input: PathInput,
     target: Option<Target>,
+    /// See [`leaves_by_gateway`].
+    probed_by_gateway: bool,
 }
 
 impl Paths {
@@ -74,6 +76,14 @@ impl Paths {
     /// Ids of the paths that can be probed.
     pub(crate) fn probed(&self) -> Vec<usize> {
         self.matching(|known| known.target.is_some())
+    }
+
+    /// Whether the program counts a path's probes: it knows the path's packets by the gateway's link-layer address.
+    pub(super) fn are_probes_seen(&self, id: usize) -> bool {
+        let is_seen = |k: &ConfiguredPath| {
+            k.path.ethernet && k.path.gateway_mac.is_some() && k.probed_by_gateway
+        };
+        self.by_id.get(&id).is_some_and(is_seen)
     }
 
     /// Indexes of the paths' devices, each once.
@@ -209,6 +219,8 @@ impl Paths {
             if self.near.contains(&id) {
                 known.target = path.key.gateway.map(Target::Icmp).or(known.target);
             }
+            let target = known.target.map(Target::ip);
+            known.probed_by_gateway = target.is_some_and(|ip| leaves_by_gateway(path, ip, way));
             // A gateway keeps its last address while its entry is gone, see `neighbour_lost`.
             let last = before.get(&id).filter(|b| b.path.key == path.key);
             known.path.gateway_mac = path.gateway_mac.or(last.and_then(|l| l.path.gateway_mac));
@@ -283,6 +295,7 @@ fn configured(path: &Path, config: &Config) -> ConfiguredPath {
         target: entry
             .and_then(|e| e.target(path.key.ipv6))
             .or(path.key.gateway.map(Target::Icmp)),
+        probed_by_gateway: false,
     }
 }
 
