@@ -5,14 +5,12 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use tracing_subscriber::EnvFilter;
 
 use crate::control::run_dir::RunDir;
-use crate::host::atomic_file::is_at;
 use crate::host::stdout::is_coloured;
 
 /// When a log is begun anew, in bytes: about 4,000 decisions.
@@ -42,14 +40,13 @@ pub(super) fn to_stderr() {
         .init();
 }
 
-/// Makes the log of a daemon in the background, empty. What is written goes to its end, also after it was
-/// begun anew.
+/// Opens the log of a daemon in the background. What is written goes to its end, also after it was begun anew. The daemon
+/// itself empties it, once it has the lock: until then the log may be that of another one.
 ///
 /// # Errors
 /// When the file cannot be made.
-pub(super) fn create(path: &Path) -> io::Result<File> {
-    File::create(path)?;
-    File::options().append(true).open(path)
+pub(super) fn open(path: &Path) -> io::Result<File> {
+    File::options().create(true).append(true).open(path)
 }
 
 /// The log of a daemon in the background.
@@ -61,9 +58,10 @@ struct Background {
 impl Background {
     /// The log of this namespace's daemon, where standard error leads there.
     fn of_stderr() -> Option<Self> {
-        let path = RunDir::of_this_namespace().ok()?.log();
-        let file = File::from(io::stderr().as_fd().try_clone_to_owned().ok()?);
-        is_at(&file, &path).then_some(Self { file, path })
+        let run_dir = RunDir::of_this_namespace().ok()?;
+        let file = run_dir.own_log()?;
+        let path = run_dir.log();
+        Some(Self { file, path })
     }
 
     /// Begins it anew when it has become long. What it held is in `log.1` until the next time.
@@ -95,7 +93,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         let log = Background {
-            file: create(&path).unwrap(),
+            file: open(&path).unwrap(),
             path: path.clone(),
         };
         let line = [b'x'; 1023].iter().chain(b"\n").copied();

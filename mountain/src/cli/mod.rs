@@ -385,7 +385,7 @@ impl Up {
         }
         std::fs::create_dir_all(run_dir.path())
             .with_context(|| format!("cannot make {}", run_dir.path().display()))?;
-        let log = log::create(&run_dir.log()).context("cannot write the log")?;
+        let log = log::open(&run_dir.log()).context("cannot write the log")?;
         // Kept open: the daemon removes its folder when it fails.
         let mut said = File::open(run_dir.log())?;
         let mut command = Command::new(std::env::current_exe()?);

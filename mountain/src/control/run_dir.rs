@@ -8,6 +8,7 @@ use std::error::Error;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -110,6 +111,21 @@ impl RunDir {
     /// What a daemon in the background writes to.
     pub(crate) fn log(&self) -> PathBuf {
         self.0.join("log")
+    }
+
+    /// The log of a daemon in the background, where this process is that one: its standard error leads there.
+    pub(crate) fn own_log(&self) -> Option<File> {
+        let stderr = io::stderr().as_fd().try_clone_to_owned().ok()?;
+        Some(File::from(stderr)).filter(|file| is_at(file, &self.log()))
+    }
+
+    /// Empties the log that a killed daemon may have left; for the holder of the lock. Whoever does not get the lock must
+    /// leave the log alone: another daemon writes to it.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(crate) fn begin_own_log(&self) -> io::Result<()> {
+        self.own_log().map_or(Ok(()), |log| log.set_len(0))
     }
 
     /// Takes the lock that only one daemon of a namespace can hold; `None` when another has it.

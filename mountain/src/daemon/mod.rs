@@ -164,6 +164,7 @@ async fn run_locked(
     run_dir: &RunDir,
     ready: impl FnOnce(),
 ) -> Result<()> {
+    run_dir.begin_own_log().context("cannot empty the log")?;
     config.hints.iter().for_each(|hint| warn!("{hint}"));
     // Listening before reading: a change in between is seen as a change.
     let mut monitor = Monitor::new().context("cannot listen to the kernel's routing changes")?;

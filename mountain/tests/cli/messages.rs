@@ -96,6 +96,15 @@ fn of_two_that_start_at_the_same_moment_one_is_told_that_the_other_runs() {
     assert_eq!(lost.status.code(), Some(75), "{}", stderr(lost));
     assert_has(&stderr(lost), &["already runs"]);
     assert_eq!(net.client.status().groups.len(), 2, "the other goes on");
+    let path = net.client.control_socket().replace("control.sock", "log");
+    let log = || fs::read_to_string(&path).unwrap();
+    let all = ["group 0:", "group 1:", "running; "];
+    assert_has(&log(), &all);
+    // A new daemon does not add to the log of a killed one.
+    net.client.end_daemon(Signal::SIGKILL);
+    net.client.mountain_ok("up");
+    assert_has(&log(), &all);
+    assert_eq!(log().matches("running; ").count(), 1, "{}", log());
 }
 
 #[test]
