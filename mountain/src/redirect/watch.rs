@@ -28,7 +28,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::bpf::fast::{self, Fast};
+use super::bpf::fast::{self, Carried, Fast};
 use super::preflight::firewall;
 use super::preflight::HostReadings;
 use super::store::Store;
@@ -293,11 +293,11 @@ impl Watcher<'_> {
         let mut seen = HostReadings::with(now.clone());
         let mut beside = Beside::read(&store)?;
         let choices = self.choose(&mut beside, &mut seen, &rules)?;
-        self.lower(&choices)?;
+        let carried = self.lower(&choices)?;
         let by_far_ends = choices.values().filter(|choice| is_by_far_ends(choice));
         let by_far_ends = by_far_ends.map(|(rule, _)| &rule.rule);
         self.far = FarEnds::read(&mut seen, &beside.in_force, by_far_ends)?;
-        self.raise(choices)?;
+        self.raise(choices, &carried)?;
         self.fast.trim()?;
         self.firewall = Some(now);
         Ok(())
@@ -378,21 +378,21 @@ impl Watcher<'_> {
         Ok(choices)
     }
 
-    /// Takes away what is not right, or not right in this way.
-    fn lower(&mut self, choices: &HashMap<u32, Choice>) -> Result<()> {
+    /// Takes away what is not right, or not right in this way; returns what stays.
+    fn lower(&mut self, choices: &HashMap<u32, Choice>) -> Result<HashMap<u32, Carried>> {
         let wanted: Vec<Installed> = choices
             .values()
             .filter(|(_, choice)| choice.is_ok())
             .map(|(rule, _)| rule.clone())
             .collect();
         let wanted = fast::as_carried(&wanted)?;
-        let carried = fast::carried()?;
+        let mut carried = fast::carried()?;
         let wrong = carried
             .iter()
             .filter(|(id, carried)| wanted.get(id) != Some(carried));
         let wrong: BTreeSet<u32> = wrong.map(|(id, _)| *id).collect();
         if wrong.is_empty() {
-            return Ok(());
+            return Ok(carried);
         }
         let lowered = fast::lower(&wrong);
         for id in wrong.iter().take(SHOWN) {
@@ -406,12 +406,16 @@ impl Watcher<'_> {
             }
         }
         self.say_more(wrong.len());
-        lowered
+        carried.retain(|id, _| !wrong.contains(id));
+        lowered.map(|()| carried)
     }
 
-    /// Adds what has become right.
-    fn raise(&mut self, choices: HashMap<u32, Choice>) -> Result<()> {
-        let carried = fast::carried()?;
+    /// Adds what has become right to what is `carried`.
+    fn raise(
+        &mut self,
+        choices: HashMap<u32, Choice>,
+        carried: &HashMap<u32, Carried>,
+    ) -> Result<()> {
         self.refused.retain(|id, _| choices.contains_key(id));
         let right = choices.into_values().filter(|(_, choice)| choice.is_ok());
         let mut new: Vec<Installed> = right.map(|(rule, _)| rule).collect();

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::loaded::{linked, LoadedObject, Needs, OtherVersion, Prog};
+use super::loaded::{linked, AttachedProgram, LoadedObject, Needs, OtherVersion, Prog};
 use super::types::mtn_rd_flags;
 use super::{backend_of, bytes_of, each_flow, enter, hooks, macs, rule_value, stats_of, take_out};
 use super::{own, types, REPLY};
@@ -69,19 +69,20 @@ impl Fast {
         let values = rules.iter().map(|rule| rule_value(rule, &macs));
         let values = values.collect::<Result<Vec<_>>>()?;
         let needs = Needs::of_rules(&values);
+        let there = linked()?;
         // What is attached stays one set, whatever became of this process's own handles.
         let mine = match self.loaded.take() {
             Some(loaded) => Some(loaded),
-            None => found()?,
+            None => LoadedObject::find(&there)?,
         };
         let loaded = &*self
             .loaded
             .insert(LoadedObject::complete(mine, &needs.programs())?);
-        attach(&mut self.links, loaded, &needs)?;
+        let there = attach(&mut self.links, loaded, &needs, there)?;
         own::tell(loaded)?;
         let begun = &self.begun;
         let entered = rules.iter().zip(&values);
-        enter(loaded, &linked()?, entered, |installed| {
+        enter(loaded, &there, entered, |installed| {
             begun.get(&installed.id) != Some(&installed.rule.redirected())
         })?;
         let begin = rules.iter().map(|rule| (rule.id, rule.rule.redirected()));
@@ -108,15 +109,18 @@ impl Fast {
     }
 }
 
+/// Attaches what is needed beside what is `there`; returns what is there then.
 fn attach(
     links: &mut HashMap<(u32, Prog), OwnedFd>,
     loaded: &LoadedObject,
     needs: &Needs,
-) -> Result<()> {
+    there: Vec<AttachedProgram>,
+) -> Result<Vec<AttachedProgram>> {
     // A device that has gone takes its programs off, and so may other commands.
-    let there: HashSet<(u32, Prog)> = linked()?.iter().map(|a| (a.ifindex, a.prog)).collect();
-    links.retain(|at, _| there.contains(at));
+    let places: HashSet<(u32, Prog)> = there.iter().map(|a| (a.ifindex, a.prog)).collect();
+    links.retain(|at, _| places.contains(at));
     loaded.note();
+    let mut is_new = false;
     for &(ifindex, prog) in &needs.0 {
         if links.contains_key(&(ifindex, prog)) {
             continue;
@@ -124,8 +128,12 @@ fn attach(
         let link = hooks::link(prog.hook(), ifindex, loaded.program(prog), Order::First)
             .with_context(|| format!("cannot attach to device {ifindex}"))?;
         links.insert((ifindex, prog), link);
+        is_new = true;
     }
-    Ok(())
+    match is_new {
+        true => linked(),
+        false => Ok(there),
+    }
 }
 
 fn found() -> Result<Option<LoadedObject>> {

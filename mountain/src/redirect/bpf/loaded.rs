@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
 
 use anyhow::{Context, Result};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
@@ -150,7 +151,7 @@ impl std::error::Error for OtherVersion {}
 pub(super) struct AttachedProgram {
     pub(super) ifindex: u32,
     pub(super) prog: Prog,
-    pub(super) program: LoadedProgram,
+    pub(super) program: Rc<LoadedProgram>,
     /// The link that it is attached by, which the process that watches holds.
     pub(super) link: Option<u32>,
 }
@@ -173,27 +174,25 @@ fn all_attached() -> Result<Vec<AttachedProgram>> {
     // Of the whole system: asked for only where something of ours is.
     let mut links = None;
     let mut found = vec![];
-    let mut known: BTreeMap<u32, Option<Prog>> = BTreeMap::new();
+    // By id: a few programs are at many devices.
+    let mut known: BTreeMap<u32, Option<(Prog, Rc<LoadedProgram>)>> = BTreeMap::new();
     for (_, ifindex, id) in hooks::everywhere().context("cannot list the devices")? {
-        if known.get(&id) == Some(&None) {
-            continue;
-        }
-        let Ok(program) = LoadedProgram::by_id(id) else {
+        let program = known.entry(id).or_insert_with(|| {
+            let program = LoadedProgram::by_id(id).ok()?;
+            Some((Prog::named(&program.name)?, Rc::new(program)))
+        });
+        let Some((prog, program)) = program else {
             continue;
         };
-        let prog = Prog::named(&program.name);
-        known.insert(id, prog);
-        if let Some(prog) = prog {
-            found.push(AttachedProgram {
-                ifindex,
-                prog,
-                program,
-                link: links
-                    .get_or_insert_with(hooks::links)
-                    .get(&(id, ifindex))
-                    .copied(),
-            });
-        }
+        found.push(AttachedProgram {
+            ifindex,
+            prog: *prog,
+            program: Rc::clone(program),
+            link: links
+                .get_or_insert_with(hooks::links)
+                .get(&(id, ifindex))
+                .copied(),
+        });
     }
     Ok(found)
 }
@@ -208,8 +207,9 @@ impl LoadedObject {
         let mut loaded = Self::default();
         let mut ids = BTreeSet::new();
         for a in attached {
-            let fd = a.program.fd.try_clone().context("out of descriptors")?;
-            loaded.programs.entry(a.prog).or_insert(fd);
+            if let Entry::Vacant(entry) = loaded.programs.entry(a.prog) {
+                entry.insert(a.program.fd.try_clone().context("out of descriptors")?);
+            }
             ids.extend(&a.program.maps);
         }
         for id in ids {

@@ -183,14 +183,14 @@ pub fn install(rules: &[Installed]) -> Result<()> {
     let needs = Needs::of_rules(&values);
     let there = attached()?;
     let loaded = LoadedObject::complete(LoadedObject::find(&there)?, &needs.programs())?;
-    let result = attach_missing(&loaded, &needs, &there).and_then(|()| {
+    let result = attach_missing(&loaded, &needs, there).and_then(|there| {
         own::tell(&loaded)?;
         let rules = rules.iter().zip(&values);
-        enter(&loaded, &attached()?, rules, |_| true)
+        enter(&loaded, &there, rules, |_| true)
     });
     if result.is_err() {
         // Not those of other rules.
-        let _ = detach_unneeded(&loaded);
+        let _ = attached().and_then(|there| detach_unneeded(&loaded, &there));
     }
     result
 }
@@ -230,8 +230,14 @@ fn enter<'a>(
     entered
 }
 
-fn attach_missing(loaded: &LoadedObject, needs: &Needs, there: &[AttachedProgram]) -> Result<()> {
+/// Attaches what is needed beside what is `there`; returns what is there then.
+fn attach_missing(
+    loaded: &LoadedObject,
+    needs: &Needs,
+    there: Vec<AttachedProgram>,
+) -> Result<Vec<AttachedProgram>> {
     loaded.note();
+    let mut is_new = false;
     for &(ifindex, prog) in &needs.0 {
         let has = |p| there.iter().any(|a| a.ifindex == ifindex && a.prog == p);
         if has(prog) || (prog == Prog::Icmp && has(Prog::In)) {
@@ -252,12 +258,16 @@ fn attach_missing(loaded: &LoadedObject, needs: &Needs, there: &[AttachedProgram
             };
             anyhow::anyhow!("cannot attach to {name}: {what}")
         })?;
+        is_new = true;
         // The full program in the place of the small one, in this order: no gap.
         if prog == Prog::In && has(Prog::Icmp) {
             let _ = hooks::detach(DeviceHook::TcxIngress, ifindex, loaded.program(Prog::Icmp));
         }
     }
-    Ok(())
+    match is_new {
+        true => attached(),
+        false => Ok(there),
+    }
 }
 
 /// Enters a rule; returns its key.
@@ -321,11 +331,12 @@ fn limit_log(loaded: &LoadedObject, installed: &Installed) -> Result<()> {
 /// # Errors
 /// When the kernel refuses to read or change what is there.
 pub fn remove(rules: &[Installed]) -> Result<()> {
-    let Some(loaded) = LoadedObject::find(&attached()?)? else {
+    let there = attached()?;
+    let Some(loaded) = LoadedObject::find(&there)? else {
         return Ok(());
     };
     forget(&loaded, &rules.iter().map(|i| i.id).collect())?;
-    detach_unneeded(&loaded)
+    detach_unneeded(&loaded, &there)
 }
 
 /// Takes rules out of the programs, with their flows and what they have counted.
@@ -490,9 +501,8 @@ fn forget_flows(
     })
 }
 
-fn detach_unneeded(loaded: &LoadedObject) -> Result<()> {
+fn detach_unneeded(loaded: &LoadedObject, there: &[AttachedProgram]) -> Result<()> {
     let needs = loaded.needs()?;
-    let there = attached()?;
     let mut stand_ins = HashSet::new();
     for &(ifindex, prog) in &needs.0 {
         if prog == Prog::Icmp && !there.iter().any(|a| a.ifindex == ifindex && a.prog == prog) {
