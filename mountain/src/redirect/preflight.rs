@@ -20,13 +20,14 @@ mod gather;
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::rc::Rc;
 
 use anyhow::Result;
 
 use super::{Backend, Finding, Fix, Rule};
 use crate::netlink::ruleset::{DeviceFact, Ruleset};
 use crate::netlink::RouteTo;
-use firewall::{FirewallEffects, Look, Passed};
+use firewall::{FirewallEffects, KnownEffects, Look, Passed};
 
 /// The devices that the packets of a rule pass.
 fn passed(facts: &facts::HostFacts) -> Passed {
@@ -54,16 +55,24 @@ pub struct HostReadings {
     facts: HashMap<Key, facts::HostFacts>,
     known: gather::Known,
     /// The firewall, or why it cannot be read.
-    rules: Option<Result<Ruleset, String>>,
+    rules: Option<Result<Rc<Ruleset>, String>>,
+    /// What it does.
+    effects: KnownEffects,
 }
 
 impl HostReadings {
-    /// With what was read of the firewall already.
-    pub fn with(rules: Ruleset) -> Self {
-        Self {
-            rules: Some(Ok(rules)),
-            ..Self::default()
+    /// With what was read of the firewall already. What that does is still known if it is the one of before.
+    pub(super) fn with(&mut self, rules: &Rc<Ruleset>) {
+        if !matches!(&self.rules, Some(Ok(before)) if Rc::ptr_eq(before, rules)) {
+            self.effects = KnownEffects::default();
         }
+        self.rules = Some(Ok(Rc::clone(rules)));
+    }
+
+    /// Forgets what may be otherwise when it is looked again.
+    pub(super) fn forget(&mut self) {
+        self.facts = HashMap::new();
+        self.known.forget();
     }
 
     /// Facts are kept of so many, some kilobytes each.
@@ -107,9 +116,9 @@ impl HostReadings {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => new.insert(gather::gather(rule, &mut self.known)?),
         };
-        let read = || firewall::ruleset().map_err(|e| e.to_string());
+        let read = || firewall::ruleset().map(Rc::new).map_err(|e| e.to_string());
         facts.firewall = match self.rules.get_or_insert_with(read) {
-            Ok(rules) => Look::at(rules, rule, &passed(facts)).all(),
+            Ok(rules) => self.effects.of(rules, rule, passed(facts)),
             Err(why) => FirewallEffects {
                 unknown: Some(format!("the firewall cannot be read: {why}")),
                 ..FirewallEffects::default()

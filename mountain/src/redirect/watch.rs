@@ -20,6 +20,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -74,6 +75,7 @@ pub fn run(stop: BorrowedFd, say: impl Fn(&str), ready: impl Fn()) -> Result<()>
         failed: None,
         busy: false,
         far: FarEnds::default(),
+        seen: HostReadings::default(),
         say: &say,
     };
     let mut heard = Heard {
@@ -228,7 +230,7 @@ impl Drop for Alone {
 struct Watcher<'a> {
     fast: Fast,
     /// As it was when last decided.
-    firewall: Option<Ruleset>,
+    firewall: Option<Rc<Ruleset>>,
     /// Rules that the kernel did not take, and why: said once.
     refused: HashMap<u32, String>,
     /// Why the last round failed: said once.
@@ -237,6 +239,8 @@ struct Watcher<'a> {
     busy: bool,
     /// What hangs on the far ends of veths, of which nothing tells.
     far: FarEnds,
+    /// What looks at the host keep for the next one.
+    seen: HostReadings,
     say: &'a dyn Fn(&str),
 }
 
@@ -248,7 +252,7 @@ impl Watcher<'_> {
     fn round(&mut self, heard: Heard, far: bool) {
         if !heard.anything() && !self.busy {
             let now = self.firewall.as_ref();
-            let same = now.is_some_and(|now| !self.far.have_changed(now));
+            let same = now.is_some_and(|now| !self.far.have_changed(&mut self.seen, now));
             // Where another command is at work, they are looked at again later.
             if same || Store::open_within(LOCK_WAIT).is_err() {
                 return;
@@ -279,18 +283,22 @@ impl Watcher<'_> {
         if store.is_empty() {
             self.firewall = None;
             self.far = FarEnds::default();
+            self.seen = HostReadings::default();
             fast::end()?;
             return self.fast.trim();
         }
         self.put_back(&mut store)?;
-        let now = firewall::ruleset().context("cannot read the firewall")?;
-        let same = self.firewall.as_ref() == Some(&now);
+        let read = firewall::ruleset().context("cannot read the firewall")?;
+        let before = self.firewall.as_ref().filter(|before| ***before == read);
+        let same = before.is_some();
+        let now = before.map_or_else(|| Rc::new(read), Rc::clone);
         let is_news = !heard.firewall || heard.rest || self.busy;
-        if same && !is_news && !(far && self.far.have_changed(&now)) {
+        if same && !is_news && !(far && self.far.have_changed(&mut self.seen, &now)) {
             return Ok(());
         }
         let rules = store.all()?;
-        let mut seen = HostReadings::with(now.clone());
+        let mut seen = std::mem::take(&mut self.seen);
+        seen.with(&now);
         let mut beside = Beside::read(&store)?;
         let choices = self.choose(&mut beside, &mut seen, &rules)?;
         let carried = self.lower(&choices)?;
@@ -300,6 +308,8 @@ impl Watcher<'_> {
         self.raise(choices, &carried)?;
         self.fast.trim()?;
         self.firewall = Some(now);
+        seen.forget();
+        self.seen = seen;
         Ok(())
     }
 

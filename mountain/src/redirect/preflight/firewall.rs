@@ -7,10 +7,12 @@
 //! counts where it could matter to a packet of this redirect, whatever else the packet holds; one
 //! that cannot be evaluated counts. Rules that only accept or count do not.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 
 use crate::host::program;
+use crate::netlink::conntrack::Redirected;
 use crate::netlink::ruleset::{
     DeviceFact, Effect, EffectKind, Elements, Facts, Hook, Packets, Place, Residue, Ruleset,
 };
@@ -40,6 +42,13 @@ pub struct FirewallEffects {
     pub never: Vec<String>,
 }
 
+impl FirewallEffects {
+    fn lines(&self) -> usize {
+        let all = [&self.around, &self.before, &self.drops, &self.never];
+        all.into_iter().map(Vec::len).sum()
+    }
+}
+
 /// Whether the nft program is installed.
 pub(crate) fn has_nft() -> bool {
     program::find("nft").is_ok()
@@ -55,7 +64,7 @@ pub fn ruleset() -> io::Result<Ruleset> {
 }
 
 /// The devices that a redirect's packets pass.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Passed {
     /// By which clients come in and replies leave.
     pub client: DeviceFact,
@@ -286,6 +295,36 @@ impl<'a> Look<'a> {
     }
 }
 
+/// What one ruleset does to redirects: evaluating thousands of rules for each takes a while.
+#[derive(Default)]
+pub(super) struct KnownEffects {
+    /// With the devices that the packets passed.
+    known: HashMap<Redirected, (Passed, FirewallEffects)>,
+    /// Of redirects, and of what is done to them.
+    lines: usize,
+}
+
+impl KnownEffects {
+    /// So many redirects and lines are kept, of some hundred bytes each: a redirect may have a line for every rule.
+    const MOST: usize = 50_000;
+
+    /// `rules`: always the same.
+    pub(super) fn of(&mut self, rules: &Ruleset, rule: &Rule, passed: Passed) -> FirewallEffects {
+        let of = rule.redirected();
+        if let Some((_, effects)) = self.known.get(&of).filter(|(at, _)| *at == passed) {
+            return effects.clone();
+        }
+        let effects = Look::at(rules, rule, &passed).all();
+        self.lines += 1 + effects.lines();
+        if self.lines > Self::MOST {
+            *self = Self::default();
+        } else {
+            self.known.insert(of, (passed, effects.clone()));
+        }
+        effects
+    }
+}
+
 fn names(effects: Vec<Effect>) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for effect in effects {
@@ -301,4 +340,51 @@ fn names(effects: Vec<Effect>) -> Vec<String> {
 fn printable(text: &str) -> String {
     let plain = |c: char| if c.is_control() { '?' } else { c };
     text.chars().map(plain).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::Link;
+    use crate::redirect::Proto;
+
+    #[test]
+    fn what_is_known_of_a_redirect_goes_for_its_devices() {
+        let rule = |to: &str| {
+            let from = "10.0.8.17:80".parse().unwrap();
+            Rule::new(Proto::Udp, from, to.parse().unwrap())
+        };
+        let by = |ifindex| Passed {
+            client: DeviceFact::Known(Link {
+                ifindex,
+                ..Link::default()
+            }),
+            ..Passed::default()
+        };
+        let drops = |line: &str| FirewallEffects {
+            drops: vec![line.to_owned()],
+            ..FirewallEffects::default()
+        };
+        let one = rule("10.0.1.2:8080");
+        let mut effects = KnownEffects::default();
+        let known = (by(2), drops("known"));
+        effects.known.insert(one.redirected(), known);
+        let no_rules = Ruleset::default();
+        let mut of = |rule: &Rule, at| effects.of(&no_rules, rule, at);
+        assert_eq!(of(&one, by(2)), drops("known"));
+        assert_eq!(
+            of(&rule("10.0.1.3:8080"), by(2)),
+            FirewallEffects::default()
+        );
+        assert_eq!(of(&one, by(2)), drops("known"), "beside another one");
+        assert_eq!(of(&one, by(3)), FirewallEffects::default());
+        assert_eq!(
+            of(&one, by(2)),
+            FirewallEffects::default(),
+            "evaluated anew"
+        );
+        effects.lines = KnownEffects::MOST;
+        effects.of(&no_rules, &one, by(4));
+        assert!(effects.known.is_empty());
+    }
 }

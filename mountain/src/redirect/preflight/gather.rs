@@ -31,6 +31,18 @@ pub(super) struct Known {
     namespaces: Namespaces,
 }
 
+impl Known {
+    /// Forgets all but where other namespaces are, which is checked whenever it is used.
+    pub(super) fn forget(&mut self) {
+        let found = std::mem::take(&mut self.namespaces.found);
+        let namespaces = Namespaces { found, rest: None };
+        *self = Self {
+            namespaces,
+            ..Self::default()
+        };
+    }
+}
+
 /// What the kernel tells of all devices together, however few are asked about.
 struct AllDevices {
     /// With the index of the device.
@@ -53,27 +65,28 @@ impl AllDevices {
 /// Other network namespaces. Each is looked at once: they are found by all processes of this host.
 #[derive(Default)]
 struct Namespaces {
-    /// Path and inode, by the number that this namespace has for it.
-    found: HashMap<i32, (PathBuf, u64)>,
+    /// Paths, by the number that this namespace has for it.
+    found: HashMap<i32, PathBuf>,
     /// Those that were not looked at yet; `None`: all.
     rest: Option<Box<dyn Iterator<Item = Namespace>>>,
 }
 
 impl Namespaces {
     fn of(&mut self, id: i32) -> Option<Namespace> {
-        if let Some((path, inode)) = self.found.get(&id) {
-            let again = Namespace::open(path.clone()).filter(|n| n.inode == *inode);
+        if let Some(path) = self.found.get(&id) {
+            let number = |n: &Namespace| netlink::namespace_id(&n.file);
+            let is_it = |n: &Namespace| number(n).is_ok_and(|number| number == Some(id));
+            let again = Namespace::open(path.clone()).filter(is_it);
             if again.is_some() {
                 return again;
             }
-            // That process has ended, and another one may be there still.
+            // That process has ended or lives elsewhere by now, and another one may be there still.
             *self = Self::default();
         }
         let rest = self.rest.get_or_insert_with(|| Box::new(named()));
         for namespace in rest {
             if let Ok(Some(number)) = netlink::namespace_id(&namespace.file) {
-                let at = (namespace.path.clone(), namespace.inode);
-                self.found.insert(number, at);
+                self.found.insert(number, namespace.path.clone());
                 if number == id {
                     return Some(namespace);
                 }
@@ -356,6 +369,18 @@ mod tests {
         assert!(!all_routable(&format!("{head}{net}")));
         assert!(!all_routable(&format!("{head}{default}{reject}")));
         assert!(!all_routable(""));
+    }
+
+    #[test]
+    fn a_namespace_is_not_where_another_one_is_by_now() {
+        let nobody = i32::MAX;
+        let mut known = Known::default();
+        let at = PathBuf::from("/proc/thread-self/ns/net");
+        known.namespaces.found.insert(nobody, at);
+        known.forget();
+        assert_eq!(known.namespaces.found.len(), 1, "it is tried first");
+        assert!(known.namespaces.of(nobody).is_none());
+        assert!(!known.namespaces.found.contains_key(&nobody));
     }
 
     #[test]

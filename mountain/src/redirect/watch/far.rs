@@ -5,6 +5,7 @@
 //! What is on this side announces itself, and is not looked at for them.
 
 use std::collections::HashSet;
+use std::rc::Rc;
 
 use anyhow::Result;
 
@@ -47,14 +48,16 @@ impl FarEnds {
         self.plans.is_empty()
     }
 
-    /// Whether one of the plans would be another now, with this firewall.
-    pub(super) fn have_changed(&self, firewall: &Ruleset) -> bool {
-        let mut seen = HostReadings::with(firewall.clone());
-        self.plans.iter().any(|(rule, before)| {
-            let now = plan(&mut seen, &self.in_force, rule);
+    /// Whether one of the plans would be another now, with this firewall. `seen`: what earlier looks have kept.
+    pub(super) fn have_changed(&self, seen: &mut HostReadings, firewall: &Rc<Ruleset>) -> bool {
+        seen.with(firewall);
+        let is_other = self.plans.iter().any(|(rule, before)| {
+            let now = plan(seen, &self.in_force, rule);
             // What cannot be asked is for the next decision to meet.
             now.map_or(true, |now| now != *before)
-        })
+        });
+        seen.forget();
+        is_other
     }
 }
 
