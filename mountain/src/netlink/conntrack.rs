@@ -106,10 +106,10 @@ impl Entry<'_> {
         })
     }
 
-    /// Whether it is of a connection from this address that reaches its other end from another one.
-    fn is_translated(&self, source: IpAddr) -> bool {
-        self.tuple(CTA_TUPLE_ORIG).source == Some(source)
-            && self.tuple(CTA_TUPLE_REPLY).destination != Some(source)
+    /// Where its connection is from, if that reaches its other end from another address.
+    fn translated(&self) -> Option<IpAddr> {
+        let source = self.tuple(CTA_TUPLE_ORIG).source?;
+        (self.tuple(CTA_TUPLE_REPLY).destination != Some(source)).then_some(source)
     }
 
     /// Whether it bears this mark, and is of a flow that can go on from another address.
@@ -234,12 +234,12 @@ pub(crate) fn forget_marked(ipv6: bool, mark: u32, mask: u32) -> Result<usize> {
 /// When the kernel refuses to list its connections.
 pub fn snated_among(addresses: &BTreeSet<IpAddr>) -> Result<BTreeSet<IpAddr>> {
     let mut found = BTreeSet::new();
-    for address in addresses {
-        let mut is_found = false;
-        list(&from(*address), |entry| {
-            is_found |= entry.is_translated(*address)
+    // All of IPv6 have the same request.
+    let requests: BTreeSet<Vec<u8>> = addresses.iter().copied().map(from).collect();
+    for request in requests {
+        list(&request, |entry| {
+            found.extend(entry.translated().filter(|from| addresses.contains(from)));
         })?;
-        found.extend(is_found.then_some(*address));
     }
     Ok(found)
 }
@@ -340,6 +340,29 @@ mod tests {
         push_attribute(&mut entry, CTA_STATUS, &status.to_be_bytes());
         push_attribute(&mut entry, CTA_MARK, &mark.to_be_bytes());
         entry
+    }
+
+    #[test]
+    fn connections_of_many_addresses_are_found_by_few_requests() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let requests = |a: &str, b: &str| BTreeSet::from([from(ip(a)), from(ip(b))]).len();
+        assert_eq!(requests("2001:db8::1", "2001:db8::2"), 1);
+        // The kernel picks the entries of one address.
+        assert_eq!(requests("10.0.0.1", "10.0.0.2"), 2);
+        assert_eq!(requests("10.0.0.1", "2001:db8::1"), 2);
+        for (client, seen, expected) in [
+            ("2001:db8::1", "2001:db8::9", Some("2001:db8::1")),
+            ("2001:db8::1", "2001:db8::1", None),
+            ("10.0.0.1", "192.0.2.1", Some("10.0.0.1")),
+            ("10.0.0.1", "10.0.0.1", None),
+        ] {
+            let original = tuple(CTA_TUPLE_ORIG, &[source(ip(client))], &[]);
+            let reply = tuple(CTA_TUPLE_REPLY, &[destination(ip(seen))], &[]);
+            let bytes = [original, reply].concat();
+            let entry = Entry(Attributes::after(&bytes, 0));
+            assert_eq!(entry.translated(), expected.map(ip), "seen from {seen}");
+        }
+        assert_eq!(Entry(Attributes::after(&[], 0)).translated(), None);
     }
 
     #[test]
