@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The walk through the policy rules: which packets look a table up, and what is looked up before.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -35,6 +35,7 @@ pub(super) fn reach(snapshot: &Snapshot, table: u32, ipv6: bool) -> Result<Reach
     let mut conditional: Option<(&FibRule, usize, usize)> = None;
     let mut several = false;
     let mut resume_at = 0;
+    let filled = tables_with(snapshot, ipv6, |_| true);
 
     for rule in snapshot.rules.iter().filter(|rule| rule.ipv6 == ipv6) {
         if rule.priority < resume_at {
@@ -54,7 +55,7 @@ pub(super) fn reach(snapshot: &Snapshot, table: u32, ipv6: bool) -> Result<Reach
                 several |= conditional.is_some();
                 conditional.get_or_insert((rule, reach.fib_rules.len(), reach.earlier.len()));
             }
-            (Action::Table(other), _) if is_empty(snapshot, other, ipv6) => {}
+            (Action::Table(other), _) if !filled.contains(&other) => {}
             (Action::Table(other), Matches::All) => {
                 reach.earlier.push((other, rule.suppress_length));
             }
@@ -92,26 +93,23 @@ pub(super) fn told_by(
     (table, ipv6): (u32, bool),
     devices: &BTreeSet<u32>,
 ) -> BTreeSet<Rewritable> {
-    let met = |rule: &&FibRule| {
-        let mut before = reach.fib_rules.iter();
-        rule.ipv6 == ipv6 && before.any(|r| r.priority == rule.priority)
-    };
+    let before: BTreeSet<u32> = reach.fib_rules.iter().map(|rule| rule.priority).collect();
+    let met = |rule: &&FibRule| rule.ipv6 == ipv6 && before.contains(&rule.priority);
+    let asks = |rule: &&FibRule| rule.fwmark.is_some() || rule.tos.is_some();
+    let rules: Vec<&FibRule> = snapshot.rules.iter().filter(met).filter(asks).collect();
+    let mut found = BTreeSet::new();
+    if rules.is_empty() {
+        return found;
+    }
+    let by_device = |hop: &NextHop| devices.contains(&hop.ifindex);
+    let out = tables_with(snapshot, ipv6, |route| route.hops.iter().any(by_device));
     let leads_out = |rule: &FibRule| match rule.action {
         Action::Drop | Action::Nothing => false,
         // The only rule that leads to the group: whoever does not match it goes elsewhere, by any device.
-        Action::Table(to) if to == table => true,
-        Action::Table(to) => {
-            let mut routes = snapshot.routes.iter();
-            routes.any(|route| {
-                let by_device = |hop: &NextHop| devices.contains(&hop.ifindex);
-                route.table == to && route.is_ipv6() == ipv6 && route.hops.iter().any(by_device)
-            })
-        }
+        Action::Table(to) => to == table || out.contains(&to),
         Action::Goto(_) | Action::L3mdev => true,
     };
-    let rules = snapshot.rules.iter().filter(met);
-    let mut found = BTreeSet::new();
-    for rule in rules.filter(|rule| leads_out(rule)) {
+    for rule in rules.into_iter().filter(|rule| leads_out(rule)) {
         found.extend(rule.fwmark.map(|_| Rewritable::Mark));
         found.extend(rule.tos.map(|_| Rewritable::Tos));
     }
@@ -146,16 +144,14 @@ fn before_main(snapshot: &Snapshot, ipv6: bool) -> impl Iterator<Item = &FibRule
 /// main table: wg-quick's `not fwmark 51820 lookup 51820`, or one that drops.
 pub(super) fn diversion(snapshot: &Snapshot, ipv6: bool) -> Option<&FibRule> {
     // Also of halves of the Internet, as some VPNs have them.
-    let has_default = |table: u32| {
-        let mut routes = snapshot.routes.iter();
-        routes.any(|r| r.table == table && r.is_ipv6() == ipv6 && r.prefix.prefix_len() <= 1)
-    };
+    let with_default = tables_with(snapshot, ipv6, |route| route.prefix.prefix_len() <= 1);
     before_main(snapshot, ipv6).find(|rule| {
         let takes = match rule.action {
             Action::Drop => true,
             Action::Table(TABLE_MAIN) => false,
             Action::Table(table) => {
-                rule.suppress_length.is_none() && !rule.suppress_group && has_default(table)
+                let whole = rule.suppress_length.is_none() && !rule.suppress_group;
+                whole && with_default.contains(&table)
             }
             _ => false,
         };
@@ -220,26 +216,28 @@ fn leads_elsewhere(snapshot: &Snapshot, rule: &FibRule, ifindex: u32) -> bool {
         let length = u32::from(route.prefix.prefix_len());
         rule.suppress_length.is_some_and(|n| length <= n)
     };
-    // What the main table has as well goes there without the rule.
-    let in_main = |route: &Route| {
-        let mut routes = snapshot.routes.iter();
-        route.prefix.prefix_len() > 0
-            && routes.any(|r| r.table == TABLE_MAIN && r.prefix == route.prefix)
-    };
-    let of_table = |route: &&Route| route.table == table && route.is_ipv6() == rule.ipv6;
-    let routes: Vec<&Route> = snapshot.routes.iter().filter(of_table).collect();
-    let is_best = |route: &Route| {
-        let mut same = routes.iter().filter(|r| r.prefix == route.prefix);
-        same.all(|other| other.metric >= route.metric)
-    };
-    routes.iter().any(|route| {
+    let of_table = |route: &Route| route.table == table && route.is_ipv6() == rule.ipv6;
+    let is_elsewhere = |route: &Route| {
         let by_others = || route.hops.iter().any(|hop| hop.ifindex != ifindex);
-        route.kind != RTN_THROW
-            && !ignored(route)
-            && (route.kind != RTN_UNICAST || by_others())
-            && is_best(route)
-            && !in_main(route)
-    })
+        route.kind != RTN_THROW && !ignored(route) && (route.kind != RTN_UNICAST || by_others())
+    };
+    // With their lowest metric. Both this table and the main one may be large.
+    let mut elsewhere: BTreeMap<IpNet, u32> = BTreeMap::new();
+    for route in &snapshot.routes {
+        if of_table(route) && is_elsewhere(route) {
+            let lowest = elsewhere.entry(route.prefix).or_insert(route.metric);
+            *lowest = route.metric.min(*lowest);
+        }
+    }
+    for route in &snapshot.routes {
+        let is_better = |metric: &u32| of_table(route) && route.metric < *metric;
+        // What the main table has as well goes there without the rule.
+        let in_main = route.table == TABLE_MAIN && route.prefix.prefix_len() > 0;
+        if in_main || elsewhere.get(&route.prefix).is_some_and(is_better) {
+            elsewhere.remove(&route.prefix);
+        }
+    }
+    !elsewhere.is_empty()
 }
 
 enum Matches {
@@ -328,11 +326,14 @@ fn vrf_rules(snapshot: &Snapshot, rule: &FibRule, table: u32, reach: &mut Reach)
     }
 }
 
-fn is_empty(snapshot: &Snapshot, table: u32, ipv6: bool) -> bool {
-    !snapshot
-        .routes
-        .iter()
-        .any(|route| route.table == table && route.is_ipv6() == ipv6)
+/// The tables of a family that have such routes. Many rules may lead to many tables of many routes.
+fn tables_with(snapshot: &Snapshot, ipv6: bool, is_such: impl Fn(&Route) -> bool) -> BTreeSet<u32> {
+    let routes = snapshot.routes.iter();
+    let such = routes.filter(|route| route.is_ipv6() == ipv6 && is_such(route));
+    let mut tables: Vec<u32> = such.map(|route| route.table).collect();
+    // The kernel lists routes table by table.
+    tables.dedup();
+    tables.into_iter().collect()
 }
 
 #[cfg(test)]
@@ -463,6 +464,67 @@ mod tests {
         }
         let none = vec![rule(32766, Action::Table(254))];
         assert_eq!(super::by_mark(&snapshot(none), false, 0xff00_0000), None);
+    }
+
+    #[test]
+    fn rules_by_address_take_what_their_table_sends_elsewhere() {
+        let (own, other) = (2, 3);
+        let route = |table, prefix: &str, ifindex, metric| Route {
+            table,
+            prefix: prefix.parse().unwrap(),
+            metric,
+            kind: RTN_UNICAST,
+            hops: vec![NextHop {
+                ifindex,
+                ..NextHop::default()
+            }],
+            ..Route::default()
+        };
+        let by_address = FibRule {
+            src: Some("10.0.1.2/32".parse().unwrap()),
+            ..rule(10, Action::Table(100))
+        };
+        let main = rule(32766, Action::Table(254));
+        let taken = |routes: &[Route]| {
+            let snapshot = Snapshot {
+                routes: routes.to_vec(),
+                rules: vec![by_address.clone(), main.clone()],
+                ..Snapshot::default()
+            };
+            taker(&snapshot, "10.0.1.2".parse().unwrap(), own).is_some()
+        };
+        let default = |ifindex, metric| route(100, "0.0.0.0/0", ifindex, metric);
+        let net = |table, ifindex, metric| route(table, "10.9.0.0/16", ifindex, metric);
+        assert!(taken(&[default(other, 0)]));
+        assert!(!taken(&[default(own, 0)]));
+        // The best of several decides, in whatever order.
+        assert!(!taken(&[
+            default(other, 9),
+            default(own, 1),
+            default(other, 5)
+        ]));
+        assert!(taken(&[
+            default(other, 9),
+            default(own, 5),
+            default(other, 1)
+        ]));
+        assert!(taken(&[default(own, 5), default(other, 5)]));
+        // A network that the main table has as well; a default route is not the same there.
+        assert!(taken(&[default(own, 0), net(100, other, 0)]));
+        assert!(!taken(&[
+            default(own, 0),
+            net(100, other, 0),
+            net(254, other, 7)
+        ]));
+        assert!(taken(&[default(other, 0), route(254, "0.0.0.0/0", own, 0)]));
+        // What others' tables have better is nothing to this one.
+        assert!(taken(&[net(100, other, 5), net(101, own, 1)]));
+        let of_kind = |kind| Route {
+            kind,
+            ..default(own, 0)
+        };
+        assert!(taken(&[of_kind(libc::RTN_BLACKHOLE)]));
+        assert!(!taken(&[of_kind(RTN_THROW)]));
     }
 
     #[test]
