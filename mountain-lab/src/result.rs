@@ -45,8 +45,11 @@ pub struct Metric {
 }
 
 impl Metric {
-    /// Median and bootstrap interval over `values`, one a repeat, from `n` samples in all.
+    /// Median and bootstrap interval over `values`, one a repeat, from `n` samples in all. What is not a number
+    /// was not measured: a median would take it for the largest value.
     pub fn of_repeats(unit: &str, values: Vec<Option<f64>>, n: u64, seed: u64) -> Self {
+        let numbers = values.into_iter().map(|v| v.filter(|v| !v.is_nan()));
+        let values: Vec<Option<f64>> = numbers.collect();
         let present: Vec<f64> = values.iter().copied().flatten().collect();
         let (lo, hi) = bootstrap_median(&present, seed);
         Metric {
@@ -219,6 +222,9 @@ impl RunResult {
     /// With a reference the figure is the median over repeats of the ratio within each repeat:
     /// both saw the same schedule there. A repeat in which either was void does not count.
     ///
+    /// A promise that something never happens ([`CheckSpec::is_of_none`]) is held against the repeat in which it
+    /// happened most.
+    ///
     /// Where fewer than half of the repeats that were asked for count, nothing was measured; how many
     /// that have to be is for who asks, so one of one is enough. Figures taken once from all repeats
     /// together ([`Metric::single`]) are not affected.
@@ -226,10 +232,12 @@ impl RunResult {
         let checks: Vec<Check> = specs
             .iter()
             .map(|spec| {
-                let name = spec
-                    .name
-                    .clone()
-                    .unwrap_or_else(|| format!("{} of {}", spec.metric, spec.policy));
+                let name = spec.name.clone();
+                let mut name =
+                    name.unwrap_or_else(|| format!("{} of {}", spec.metric, spec.policy));
+                if spec.is_of_none() {
+                    name += ", most of any repeat";
+                }
                 Check {
                     reference: spec.reference.clone(),
                     ..Check::new(&name, self.figure(spec), spec.op, spec.limit)
@@ -245,14 +253,27 @@ impl RunResult {
         metric.is_of_half().then_some(metric.median)
     }
 
+    /// The largest value of any repeat. A median would hide what happens in almost half of them. One that is not
+    /// 0 counts, however many repeats are void; that there was none takes half of them.
+    fn most(&self, policy: &str, name: &str) -> Option<f64> {
+        let metric = self.metric(policy, name)?;
+        let most = metric.values.iter().flatten().copied().reduce(f64::max);
+        most.filter(|most| *most > 0.0 || metric.is_of_half())
+    }
+
     fn figure(&self, spec: &CheckSpec) -> Option<f64> {
         let Some(reference) = &spec.reference else {
-            return self.median(&spec.policy, &spec.metric);
+            return match spec.is_of_none() {
+                true => self.most(&spec.policy, &spec.metric),
+                false => self.median(&spec.policy, &spec.metric),
+            };
         };
         let metric = self.metric(&spec.policy, &spec.metric)?;
         let reference = self.metric(reference, &spec.metric)?;
         let pairs = metric.values.iter().zip(&reference.values);
-        let ratios: Vec<Option<f64>> = pairs.map(|(a, b)| Some((*a)? / (*b)?)).collect();
+        // Of 0 and 0 there is no ratio.
+        let ratio = |a: Option<f64>, b: Option<f64>| Some(a? / b?).filter(|r| !r.is_nan());
+        let ratios: Vec<Option<f64>> = pairs.map(|(a, b)| ratio(*a, *b)).collect();
         let present: Vec<f64> = ratios.iter().copied().flatten().collect();
         half(&ratios).then(|| median(&present))
     }

@@ -52,6 +52,13 @@ pub struct CheckSpec {
     pub reference: Option<String>,
 }
 
+impl CheckSpec {
+    /// Whether it promises that something never happens.
+    pub fn is_of_none(&self) -> bool {
+        self.op == LimitKind::AtMost && self.limit == 0.0 && self.reference.is_none()
+    }
+}
+
 /// A promised figure and what became of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -67,7 +74,8 @@ pub struct Check {
     /// The policy the figure is relative to.
     pub reference: Option<String>,
     /// `null`: not measured, for example because more than half of the runs were void; with a figure,
-    /// not shown: the figure's interval is on both sides of the limit (`cc --cost`; all others go by the median).
+    /// not shown: the figure's interval is on both sides of the limit (`cc --cost`; all others go by the median, or
+    /// of a promise of none by the worst repeat).
     pub met: Option<bool>,
     /// The run was shorter than the figure needs, so it is not judged: see [`RunResult::judge`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -171,6 +171,62 @@ fn with_fewer_than_half_of_the_repeats_nothing_was_measured() {
     assert_eq!(result.checks[0].met, Some(true));
 }
 
+/// The check of `loss` of mountain against `limit` when repeats, the first of `asked`, have these values.
+fn loss_check(asked: u32, values: &[f64], limit: &str) -> Check {
+    let mut result = RunResult::new("steady", "mountain-lab run steady", 42, asked);
+    for (repeat, value) in (0..).zip(values) {
+        let (unit, value, n) = ("ratio", *value, 1);
+        let figure = Figure { unit, value, n };
+        let figures = Figures::from([("loss".to_owned(), figure)]);
+        result.add("mountain", repeat, &figures);
+    }
+    result.evaluate(&[spec(&format!(
+        "policy='mountain'\nmetric='loss'\nop='<='\nlimit={limit}"
+    ))]);
+    result.checks.remove(0)
+}
+
+#[test]
+fn a_promise_of_none_is_held_against_the_worst_repeat() {
+    let check = |values: &[f64]| loss_check(3, values, "0");
+    let missed = check(&[0.0, 3.0, 0.0]);
+    assert_eq!((missed.figure, missed.met), (Some(3.0), Some(false)));
+    assert_eq!(missed.name, "loss of mountain, most of any repeat");
+    assert_eq!(check(&[0.0, 0.0, 0.0]).met, Some(true));
+    assert_eq!(check(&[0.0]).met, None, "two of three are void");
+    assert_eq!(check(&[1.0]).met, Some(false), "but it was seen");
+    assert_eq!(check(&[]).met, None);
+    // Any other limit goes by the median.
+    let median = loss_check(3, &[0.0, 3.0, 0.0], "0.5");
+    assert_eq!((median.figure, median.met), (Some(0.0), Some(true)));
+}
+
+#[test]
+fn what_is_not_a_number_was_not_measured() {
+    let metric = Metric::of_repeats("us", vec![Some(1.0), Some(f64::NAN), Some(2.0)], 3, 1);
+    assert_eq!(metric.values, [Some(1.0), None, Some(2.0)]);
+    assert_eq!((metric.median, metric.lo, metric.hi), (1.5, 1.0, 2.0));
+    let check = loss_check(3, &[0.1, f64::NAN, f64::NAN], "1");
+    assert_eq!(check.met, None, "one of three is less than half");
+    assert_eq!(loss_check(3, &[1.0, 2.0, f64::NAN], "1").figure, Some(1.5));
+
+    // Nor is the ratio of nothing to nothing: of the two others it is 1 and 3.
+    let mut result = RunResult::new("loss-30", "", 42, 3);
+    for (repeat, loss) in (0..).zip([[0.0, 0.0], [0.2, 0.2], [0.3, 0.1]]) {
+        for (policy, value) in ["mountain", "ecmp"].into_iter().zip(loss) {
+            let (unit, n) = ("ratio", 1);
+            let figure = Figure { unit, value, n };
+            let figures = Figures::from([("loss".to_owned(), figure)]);
+            result.add(policy, repeat, &figures);
+        }
+    }
+    result.evaluate(&[spec(
+        "policy='mountain'\nmetric='loss'\nop='>='\nlimit=2.5\nreference='ecmp'",
+    )]);
+    let figure = result.checks[0].figure.unwrap();
+    assert!((figure - 2.0).abs() < 1e-9, "{figure}");
+}
+
 #[test]
 fn a_run_that_is_too_short_misses_nothing() {
     assert_eq!(too_short(false, &[("repeats", 5.0, 5.0)]), None);

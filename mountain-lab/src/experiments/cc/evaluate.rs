@@ -2,7 +2,7 @@
 //! From what a segment saw to figures, and the figures that are promised.
 
 use mountain::cc::flows::CcFlow;
-use mountain_lab::result::{Check, CheckSpec, LimitKind, RunResult};
+use mountain_lab::result::{CheckSpec, LimitKind};
 use mountain_lab::workload::metrics::{put, Figures};
 use mountain_lab::workload::stats::percentile;
 
@@ -157,7 +157,8 @@ fn kind_figures(
     }
 }
 
-/// What is promised of mountain, against the kernel's BBR in the same repeat unless said otherwise.
+/// What is promised of mountain, against the kernel's BBR in the same repeat unless said otherwise. On steady links
+/// without loss the brake never engages.
 pub fn checks(cells: &[Cell]) -> Vec<CheckSpec> {
     let mut specs = Vec::new();
     for cell in cells {
@@ -187,6 +188,7 @@ pub fn checks(cells: &[Cell]) -> Vec<CheckSpec> {
             CellKind::Steady(..) => {
                 spec("goodput", LimitKind::AtLeast, 0.98, bbr);
                 spec("queue_p95_us", LimitKind::AtMost, 1.05, bbr);
+                spec("brakes", LimitKind::AtMost, 0.0, None);
             }
             CellKind::Trace(_) => {
                 spec("queue_p50_us", LimitKind::AtMost, 0.4, bbr);
@@ -208,24 +210,6 @@ pub fn checks(cells: &[Cell]) -> Vec<CheckSpec> {
         }
     }
     specs
-}
-
-/// On steady links the brake is promised never to engage: in no repeat, so by the largest figure. A
-/// median would hide a braking in almost half of them. One that was seen counts, however many repeats
-/// are void; that there was none takes half of them.
-pub fn no_braking(cells: &[Cell], result: &RunResult) -> Vec<Check> {
-    let steady = |c: &&Cell| matches!(c.kind, CellKind::Steady(_, _, loss) if loss == 0.0);
-    let check = |cell: &Cell| {
-        let metric = format!("{}/brakes", cell.name);
-        let most = result.metric("mountain", &metric).and_then(|m| {
-            let values = m.values.iter().flatten().copied();
-            let most = values.reduce(f64::max);
-            most.filter(|most| *most > 0.0 || m.is_of_half())
-        });
-        let name = format!("{metric}, most of any repeat");
-        Check::at_most(&name, most, 0.0)
-    };
-    cells.iter().filter(steady).map(check).collect()
 }
 
 #[cfg(test)]
@@ -266,7 +250,9 @@ mod tests {
             let (plan, flows) = (cell.plan(1, length_us), vec![CcFlowReport::default(); 4]);
             let segment = CcSegment::computed(plan, length_us, flows, LinkReport::default());
             let figures = figures(&cell, &segment);
-            for spec in checks(&[cell]) {
+            // No program of ours has run, which alone would tell of its brakes.
+            let specs = checks(&[cell]);
+            for spec in specs.iter().filter(|spec| !spec.is_of_none()) {
                 assert!(figures.contains_key(&spec.metric), "{}", spec.metric);
             }
             for part in parts(&cell) {
@@ -279,25 +265,14 @@ mod tests {
     }
 
     #[test]
-    fn one_braking_in_one_repeat_is_one_too_many() {
+    fn on_steady_links_without_loss_no_brake_is_promised() {
         let cells = ["steady-1-bdp", "loss-1", "step-50-10"].map(|n| Cell::find(n).unwrap());
-        let checks = |brakes: &[f64]| {
-            let mut result = RunResult::new("cc", "", 1, 3);
-            // The first are those that are not void.
-            for (repeat, value) in brakes.iter().enumerate() {
-                let mut figures = Figures::new();
-                put(&mut figures, "steady-1-bdp/brakes", "count", *value, 1);
-                result.add("mountain", repeat as u32, &figures);
-            }
-            no_braking(&cells, &result)
-        };
-        let [check] = &checks(&[0.0, 3.0, 0.0])[..] else {
-            panic!("of the steady link without loss alone");
-        };
-        assert_eq!((check.figure, check.met), (Some(3.0), Some(false)));
-        assert_eq!(checks(&[0.0, 0.0, 0.0])[0].met, Some(true));
-        assert_eq!(checks(&[0.0])[0].met, None, "two of three are void");
-        assert_eq!(checks(&[1.0])[0].met, Some(false), "but it was seen");
-        assert_eq!(checks(&[])[0].met, None);
+        let specs = checks(&cells);
+        let of_none: Vec<&str> = specs
+            .iter()
+            .filter(|spec| spec.is_of_none())
+            .map(|spec| spec.metric.as_str())
+            .collect();
+        assert_eq!(of_none, ["steady-1-bdp/brakes"]);
     }
 }

@@ -285,8 +285,6 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
     let (cells, steps) = (race.cells, race.steps);
     let result = &mut session.result;
     result.evaluate(&evaluate::checks(&cells));
-    let no_braking = evaluate::no_braking(&cells, result);
-    result.checks.extend(no_braking);
     let measured = result.clone();
     let least = [("repeats", repeats.into(), REPEATS.into())];
     let code = session.finish(args.check, &least)?;
