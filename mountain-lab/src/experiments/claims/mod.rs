@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
+use mountain_lab::result::VoidRun;
 use mountain_lab::workload::metrics::Figures;
 use serde::Serialize;
 use serde_json::json;
@@ -105,9 +106,16 @@ impl Bench {
                     self.session.result.add(&names[1], number, &b);
                     pairs.push([a, b]);
                 }
-                (a, b) => {
-                    let mut both = [a, b].into_iter().flatten();
-                    void = both.find_map(Result::err).unwrap_or(void);
+                both => {
+                    for (name, side) in names.iter().zip(<[_; 2]>::from(both)) {
+                        let Some(Err(reason)) = side else { continue };
+                        void.clone_from(&reason);
+                        self.session.result.void.push(VoidRun {
+                            policy: name.clone(),
+                            repeat: number,
+                            reason,
+                        });
+                    }
                 }
             }
         }
@@ -205,6 +213,25 @@ pub mod tests {
         let drawn = |i: u32, side: usize| f64::from((i * 7 + side as u32 * 3) % 5) - 2.0;
         let pair = |i: u32| [0, 1].map(|s| middle[s] + drawn(i, s) * noise);
         (0..8).map(pair).collect()
+    }
+
+    #[test]
+    fn a_void_round_is_made_up_for_and_stands_in_the_result() {
+        let mut bench = bench();
+        let names = ["a", "b"].map(str::to_owned);
+        let pairs = bench.pairs(4, names, |side, attempt| {
+            Ok(match (side, attempt) {
+                (1, 2) => Err("late".to_owned()),
+                _ => Ok(Figures::new()),
+            })
+        });
+        assert_eq!(pairs.unwrap().len(), LEAST_ROUNDS as usize);
+        let expected = VoidRun {
+            policy: "b".into(),
+            repeat: 2,
+            reason: "late".into(),
+        };
+        assert_eq!(bench.session.result.void, [expected]);
     }
 
     #[test]
