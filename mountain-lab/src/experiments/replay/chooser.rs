@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{bail, Result};
+use anyhow::{bail, ensure, Result};
 use mountain::steer::policy::{Event, PathInput, Policy};
 
 use super::window::Window;
@@ -18,8 +18,9 @@ pub enum ChooserKind {
     Only(usize),
     /// The best path at each instant, but for what it lacks.
     Oracle(Bound),
-    /// Mountain's policy at so many probes a second and path; `None`: as often as it asks for by itself.
-    Mountain { hz: Option<u32> },
+    /// Mountain's policy on paths that it may probe so often, in 1/s: [`METERED_HZ`] where they are metered, else
+    /// [`MOST_HZ`].
+    Mountain { hz: u32 },
 }
 
 impl ChooserKind {
@@ -58,15 +59,21 @@ impl ChooserKind {
             (Some("banded"), [ms, advantage]) if *ms <= 10_000 && *advantage <= 10_000 => {
                 bound(*ms, *advantage)
             }
-            (Some("mountain"), []) => ChooserKind::Mountain { hz: None },
-            (Some("mountain"), [hz]) if (1..=100).contains(hz) => ChooserKind::Mountain {
-                hz: Some(*hz as u32),
-            },
+            (Some("mountain"), [20]) => ChooserKind::Mountain { hz: METERED_HZ },
+            (Some("mountain"), [] | [100]) => ChooserKind::Mountain { hz: MOST_HZ },
             _ => bail!(
                 "there is no chooser {text:?}; there are hash, pathN, oracle, late-MS, \
-                 banded-MS-ADVANTAGE, mountain, mountain-HZ"
+                 banded-MS-ADVANTAGE, mountain, mountain-20, mountain-100"
             ),
         })
+    }
+
+    /// # Errors
+    /// It is of a path that is not among so many.
+    pub fn fit(self, paths: usize) -> Result<()> {
+        let is_there = !matches!(self, ChooserKind::Only(index) if index >= paths);
+        ensure!(is_there, "there are {paths} paths, from path0 on");
+        Ok(())
     }
 
     /// A fresh one, which knows nothing.
@@ -120,6 +127,9 @@ impl Chooser for Oracle {
     }
 }
 
+/// How often the policy probes a metered path at most, and another one, in 1/s.
+const METERED_HZ: u32 = 20;
+const MOST_HZ: u32 = 100;
 /// Rate of a thin flow, bit/s.
 const THIN_BPS: f64 = 1e5;
 
@@ -133,12 +143,12 @@ struct Mountain {
 }
 
 impl Mountain {
-    fn new(paths: usize, hz: Option<u32>, seed: u64) -> Self {
+    fn new(paths: usize, hz: u32, seed: u64) -> Self {
         let inputs = (0..paths).map(|i| PathInput {
             name: format!("path{i}"),
             cost_us: 0.0,
             capacity_bps: None,
-            metered: hz.is_some_and(|hz| hz < 100),
+            metered: hz < MOST_HZ,
         });
         Mountain {
             policy: Policy::new(vec![(0..paths).collect()], inputs.collect(), seed),
@@ -213,11 +223,15 @@ mod tests {
             assert_eq!(kind, ChooserKind::Oracle(policy.bound().unwrap()));
         }
         assert_eq!(ChooserKind::parse("path1").unwrap(), ChooserKind::Only(1));
-        for wrong in ["", "best", "late", "mountain-0", "mountain-101", "path16"] {
+        for wrong in ["", "best", "late", "mountain-0", "mountain-50", "path16"] {
             assert!(ChooserKind::parse(wrong).is_err(), "{wrong}");
         }
+        let [usual, fast] =
+            ["mountain", "mountain-100"].map(|name| ChooserKind::parse(name).unwrap());
+        assert_eq!(usual, fast);
         for name in ChooserKind::DEFAULT {
-            ChooserKind::parse(name).unwrap();
+            ChooserKind::parse(name).unwrap().fit(2).unwrap();
         }
+        assert!(ChooserKind::parse("path2").unwrap().fit(2).is_err());
     }
 }

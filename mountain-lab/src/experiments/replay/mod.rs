@@ -44,7 +44,7 @@ pub struct ReplayArgs {
     /// Replay what a run on recordings has played, and compare: the folder of its result
     #[arg(long, value_name = "DIR", conflicts_with = "inputs")]
     run: Option<PathBuf>,
-    /// Compare these: hash, pathN, oracle, late-MS, banded-MS-ADVANTAGE, mountain, mountain-HZ
+    /// Compare these: hash, pathN, oracle, late-MS, banded-MS-ADVANTAGE, mountain, mountain-20, mountain-100
     #[arg(long = "policy", value_name = "NAME", value_delimiter = ',')]
     policies: Vec<String>,
     /// Take the windows of this half of the recording
@@ -252,10 +252,19 @@ fn table(
     let scored_seconds = windows.iter().map(scored_us).sum::<u64>() as f64 / 1e6;
     ensure!(scored_seconds > 0.0, "no window is longer than the warm-up");
     let paths = input.paths.len();
+    for (kind, name) in kinds {
+        kind.fit(paths).with_context(|| name.clone())?;
+    }
     let rows = kinds.iter().map(|(kind, name)| {
         let scores: Vec<Score> = (0u64..)
             .zip(windows)
-            .map(|(i, window)| play(window, &mut *kind.chooser(paths, args.seed + i), warm_up_us))
+            .map(|(i, window)| {
+                play(
+                    window,
+                    &mut *kind.chooser(paths, args.seed.wrapping_add(i)),
+                    warm_up_us,
+                )
+            })
             .collect();
         row(name, &scores, args.seed)
     });
