@@ -26,7 +26,7 @@ use mountain::host::stdout::lines;
 use mountain::report::table::{align, row, Words};
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
 
-use emulate::netns;
+use emulate::{cgroup, netns};
 use experiments::{bench, cc, claims, redirect, replay, run, validate_ping};
 use scenario::Scenario;
 
@@ -73,7 +73,7 @@ enum Command {
     /// Send data by UDP to `mountain-lab serve`, at a fixed pace.
     #[command(hide = true)]
     Upload(redirect::client::UploadArgs),
-    /// Remove the namespaces that a killed run left behind.
+    /// Remove the namespaces and cgroups that a killed run left behind.
     Clean,
     /// The emulator's process, started in a namespace of its own.
     #[command(hide = true)]
@@ -117,7 +117,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
         Command::Serve(args) => redirect::serve::run(&args),
         Command::Upload(args) => redirect::client::run(&args),
         Command::Clean => {
-            let names = netns::clean()?;
+            let names = [netns::clean()?, cgroup::clean()?].concat();
             for name in &names {
                 println!("removed {name}");
             }

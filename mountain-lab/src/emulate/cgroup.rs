@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use mountain::host::cgroup;
 
+use super::netns::{orphans, PREFIX};
+
 /// This process is in it until it is dropped, which removes it.
 pub struct Cgroup {
     path: PathBuf,
@@ -23,7 +25,7 @@ impl Cgroup {
         let root = cgroup::root()?;
         let own = fs::read_to_string("/proc/self/cgroup").context("/proc/self/cgroup")?;
         let before = root.join(own_cgroup(&own).trim_start_matches('/'));
-        let path = root.join(format!("mtl-{}", std::process::id()));
+        let path = root.join(format!("{PREFIX}{}", std::process::id()));
         fs::create_dir(&path).with_context(|| path.display().to_string())?;
         let cgroup = Self { path, before };
         enter(&cgroup.path)?;
@@ -43,6 +45,22 @@ impl Drop for Cgroup {
     }
 }
 
+/// Removes the cgroups that lab processes left behind that were killed. Returns their folders.
+pub fn clean() -> Result<Vec<String>> {
+    // Where none are mounted there is nothing to remove.
+    cgroup::root().map_or(Ok(vec![]), |root| clean_below(&root))
+}
+
+fn clean_below(root: &Path) -> Result<Vec<String>> {
+    let folders = orphans(root)?.into_iter().map(|name| root.join(name));
+    let removed = folders.map(|folder| {
+        let shown = folder.display().to_string();
+        fs::remove_dir(&folder).with_context(|| shown.clone())?;
+        Ok(shown)
+    });
+    removed.collect()
+}
+
 fn enter(cgroup: &Path) -> Result<()> {
     let file = cgroup.join("cgroup.procs");
     fs::write(&file, std::process::id().to_string()).with_context(|| file.display().to_string())
@@ -59,6 +77,25 @@ fn own_cgroup(text: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_killed_processes_left_is_removed_and_nothing_else() {
+        let root = tempfile::tempdir().unwrap();
+        let mut gone = std::process::Command::new("true").spawn().unwrap();
+        gone.wait().unwrap();
+        let [left, own, other] = [
+            format!("mtl-{}", gone.id()),
+            format!("mtl-{}", std::process::id()),
+            "user.slice".to_owned(),
+        ]
+        .map(|name| root.path().join(name));
+        for folder in [&left, &own, &other] {
+            fs::create_dir(folder).unwrap();
+        }
+        let removed = clean_below(root.path()).unwrap();
+        assert_eq!(removed, [left.display().to_string()]);
+        assert!(!left.exists() && own.exists() && other.exists());
+    }
 
     #[test]
     fn the_line_of_version_2_counts() {

@@ -5,7 +5,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -190,12 +190,12 @@ fn output(mut command: Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// Names of lab namespaces on this machine whose process is gone.
-pub fn orphans() -> Result<Vec<String>> {
-    let entries = match fs::read_dir(RUN_DIR) {
+/// Names in a folder that are of lab processes which are gone.
+pub(super) fn orphans(folder: &Path) -> Result<Vec<String>> {
+    let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
-        Err(e) => return Err(e).context(RUN_DIR),
+        Err(e) => return Err(e).with_context(|| folder.display().to_string()),
     };
     let mut names: Vec<String> = entries
         .filter_map(|e| e.ok()?.file_name().into_string().ok())
@@ -205,9 +205,9 @@ pub fn orphans() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Removes what lab processes left behind that were killed. Returns the names.
+/// Removes the namespaces that lab processes left behind that were killed. Returns the names.
 pub fn clean() -> Result<Vec<String>> {
-    let names = orphans()?;
+    let names = orphans(Path::new(RUN_DIR))?;
     for name in &names {
         ip(&format!("netns del {name}"))?;
     }
@@ -237,6 +237,7 @@ mod tests {
         assert_eq!(owner("mtl-123-0-client"), Some(123));
         assert_eq!(owner("mtl-x-0-client"), None);
         assert_eq!(owner("other-123-0"), None);
+        assert_eq!(owner("mtl-123"), Some(123), "a cgroup");
     }
 
     #[test]
@@ -254,7 +255,9 @@ mod tests {
         let error = ns.ip("link set nonesuch up").unwrap_err().to_string();
         assert!(error.contains("nonesuch"), "{error}");
         assert!(
-            !orphans().unwrap().contains(&ns.name().to_string()),
+            !orphans(Path::new(RUN_DIR))
+                .unwrap()
+                .contains(&ns.name().to_string()),
             "its process is alive"
         );
         drop(ns);
