@@ -142,7 +142,8 @@ pub fn read_text(file: &Path) -> Result<String> {
     let open = File::open(file).with_context(|| shown.to_string())?;
     let mut text = String::new();
     let read = match file.extension().is_some_and(|e| e == "gz") {
-        true => flate2::read::GzDecoder::new(open)
+        // All members: logs that were packed one by one may stand in one file.
+        true => flate2::read::MultiGzDecoder::new(open)
             .take(MOST_BYTES + 1)
             .read_to_string(&mut text),
         false => open.take(MOST_BYTES + 1).read_to_string(&mut text),
@@ -326,6 +327,8 @@ fn number(text: &str, us: f64, most: f64) -> Result<f64> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::playback::Playback;
     use super::*;
 
@@ -384,6 +387,23 @@ mod tests {
             "what rises is not known before"
         );
         assert_eq!(at(700, Stalls::Sawtooth), 90);
+    }
+
+    #[test]
+    fn a_packed_file_may_have_several_members() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a.csv.gz");
+        let mut packed = Vec::new();
+        for part in ["t_ms,rtt_ms\n0,20\n", "100,30\n"] {
+            let level = flate2::Compression::fast();
+            let mut member = flate2::write::GzEncoder::new(Vec::new(), level);
+            member.write_all(part.as_bytes()).unwrap();
+            packed.extend(member.finish().unwrap());
+        }
+        std::fs::write(&file, packed).unwrap();
+        let recording = Recording::load(&file).unwrap();
+        assert_eq!(recording.name, "a");
+        assert_eq!(recording.windows[0].paths[0].len(), 2);
     }
 
     #[test]
