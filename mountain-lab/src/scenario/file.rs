@@ -197,6 +197,25 @@ kind = "game"
         at("9: path[1].rate_mbit", "mbit = 10", "mbit = 0", "");
         at("10: event[0].height_ms", "height_ms = [40, 200]\n", "", "");
         at("3: seconds", "seconds = 3", "seconds = 0", "");
+        let workload = |key: &str| format!("kind = \"game\"\n{key}");
+        for key in ["rate_hz = inf", "rate_hz = 0", "dscp = 64"] {
+            let place = format!("18: workload[0].{}", key.split(' ').next().unwrap());
+            at(&place, "kind = \"game\"", &workload(key), "is not in");
+        }
+        for (from, to) in [
+            ("height_ms = [40, 200]", "height_ms = [40, 1e9]"),
+            ("height_ms = [40, 200]", "height_ms = [40, inf]"),
+            ("length_ms = [100, 600]", "length_ms = [100, 1e300]"),
+        ] {
+            let key = from.split(' ').next().unwrap();
+            assert!(error(&GOOD.replace(from, to)).contains(&format!("event[0].{key}: ")));
+        }
+        let crowd = workload("flows = 10000").replace("kind", "[[workload]]\nkind");
+        let e = error(&format!("{GOOD}{}", format!("{crowd}\n").repeat(7)));
+        assert!(e.contains("more than 65535 flows"), "{e}");
+        let bulk = "[[workload]]\nkind = \"bulk\"\nrate_mbit = inf\n";
+        let e = error(&format!("{GOOD}{bulk}"));
+        assert!(e.contains("workload[1].rate_mbit: is not in"), "{e}");
         for tiny in ["1e-300", "0", "0.0007", "nan"] {
             let e = error(&GOOD.replace("every_s = 3", &format!("every_s = {tiny}")));
             assert!(e.contains("every_s: has to be at least 0.0008"), "{e}");

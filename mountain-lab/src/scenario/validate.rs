@@ -10,6 +10,11 @@ use crate::recording::Stalls;
 /// Events of one `[[event]]` in a repeat, on average. Each is looked at for every millisecond of it.
 const MOST_EVENTS: f64 = 10_000.0;
 
+/// Of a delay, ms: sums of some stay far below what is counted in µs.
+const MOST_DELAY_MS: f64 = 10_000.0;
+/// Of an event, ms: an hour, as a segment.
+const MOST_LENGTH_MS: f64 = 3_600_000.0;
+
 /// A key and what is wrong with it.
 type Fault = (String, String);
 
@@ -55,6 +60,12 @@ impl Scenario {
         for (i, workload) in self.workloads.iter().enumerate() {
             self.validate_workload(i, workload)?;
         }
+        let games = self.workloads.iter();
+        let games = games.filter(|w| w.kind == WorkloadKind::Game);
+        // Flows are numbered on over all of them.
+        let numbered = games.map(|w| w.flows).sum::<u32>() <= u32::from(u16::MAX);
+        let what = "more than 65535 flows of games";
+        need(numbered, "workload".into(), what)?;
         for (i, check) in self.checks.iter().enumerate() {
             self.validate_check(i, check)?;
         }
@@ -71,7 +82,7 @@ impl Scenario {
         )?;
         let rate = (0.1..=1000.0).contains(&p.rate_mbit);
         need(rate, "rate_mbit", "is not in 0.1..=1000")?;
-        let delay = p.noise_ms >= 0.0 && p.delay_ms >= p.noise_ms && p.delay_ms <= 10_000.0;
+        let delay = p.noise_ms >= 0.0 && p.delay_ms >= p.noise_ms && p.delay_ms <= MOST_DELAY_MS;
         let what = "has to be at least noise_ms and at most 10000";
         need(delay, "delay_ms", what)?;
         let loss = (0.0..=100.0).contains(&p.loss_percent);
@@ -95,16 +106,17 @@ impl Scenario {
         );
         need((least_s..=3600.0).contains(&e.every_s), "every_s", &what)?;
         let [shortest, longest] = e.length_ms;
-        let what = "has to be [shortest, longest], above 0";
-        need(shortest > 0.0 && shortest <= longest, "length_ms", what)?;
+        let length = shortest > 0.0 && shortest <= longest && longest <= MOST_LENGTH_MS;
+        let what = "has to be [shortest, longest], above 0 and at most 3600000";
+        need(length, "length_ms", what)?;
         let ([least, most], has_height) = (
             e.height_ms,
             matches!(e.kind, EventKind::Spike | EventKind::Degrade),
         );
         need(
-            least >= 0.0 && least <= most && has_height == (most > 0.0),
+            least >= 0.0 && least <= most && most <= MOST_DELAY_MS && has_height == (most > 0.0),
             "height_ms",
-            "has to be [least, most] for spike and degrade, and absent for others",
+            "has to be [least, most], at most 10000, for spike and degrade, and absent for others",
         )?;
         let is_share = |percent| percent > 0.0 && percent <= 100.0;
         let is_loss = e.kind == EventKind::Loss;
@@ -126,6 +138,13 @@ impl Scenario {
         let need = |holds, key: &str, what| need(holds, format!("workload[{i}].{key}"), what);
         let flows = (1..=10_000).contains(&w.flows);
         need(flows, "flows", "is not in 1..=10000")?;
+        let hz = (0.01..=5000.0).contains(&w.rate_hz);
+        need(hz, "rate_hz", "is not in 0.01..=5000")?;
+        let mbit = |rate| (0.008..=10_000.0).contains(&rate);
+        let rate = w.rate_mbit.is_none_or(mbit);
+        need(rate, "rate_mbit", "is not in 0.008..=10000")?;
+        let dscp = w.dscp.is_none_or(|dscp| dscp < 64);
+        need(dscp, "dscp", "is not in 0..=63")?;
         let path = w.path.as_deref();
         if w.kind != WorkloadKind::Foreign {
             let what = "only foreign load is bound to a path";
