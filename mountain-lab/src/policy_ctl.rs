@@ -104,7 +104,8 @@ impl<'a> Product<'a> {
                 .as_mut()
                 .is_some_and(|c| !matches!(c.try_wait(), Ok(None)));
             if gone || Instant::now() > deadline {
-                self.child.take().map(|mut c| c.kill());
+                // Not killed at once: it is to undo what it has done so far.
+                let _ = self.stop();
                 let log = std::fs::read_to_string(&self.log).unwrap_or_default();
                 bail!("mountain did not start: {error:#}\n{}", log.trim_end());
             }
@@ -117,6 +118,9 @@ impl<'a> Product<'a> {
         let Some(mut child) = self.child.take() else {
             return Ok(());
         };
+        if child.try_wait()?.is_some() {
+            return Ok(());
+        }
         let _ = kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM);
         let deadline = Instant::now() + STOP_TIMEOUT;
         while Instant::now() < deadline {
