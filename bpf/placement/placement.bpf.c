@@ -93,6 +93,9 @@ struct sock {
 };
 
 struct ipv6_pinfo {
+	struct {
+		int ipi6_ifindex;
+	} sticky_pktinfo;
 	int ucast_oif;
 };
 
@@ -167,12 +170,12 @@ static __always_inline __u32 mtn_uid(struct bpf_sock *sk)
 	return kernels->sk_uid.val;
 }
 
-/* Does the socket name a device for what it sends (IP_UNICAST_IF, IPV6_UNICAST_IF)? */
+/* Does the socket name a device for what it sends (IP_UNICAST_IF, IPV6_UNICAST_IF, the option IPV6_PKTINFO)? */
 static __always_inline bool mtn_has_own_device(struct bpf_sock *sk, bool ipv6)
 {
 	struct inet_sock *inet = bpf_rdonly_cast(sk, bpf_core_type_id_kernel(struct inet_sock));
 
-	return ipv6 ? inet->pinet6->ucast_oif : inet->uc_index;
+	return ipv6 ? inet->pinet6->ucast_oif | inet->pinet6->sticky_pktinfo.ipi6_ifindex : inet->uc_index;
 }
 
 /* Does the socket have a source address? An IPv6 one bound to IPv6 has a stand-in for IPv4. */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Sockets that name the device that their packets leave by: bound to it (SO_BINDTODEVICE), by IP_UNICAST_IF
- * or IPV6_UNICAST_IF for all packets, by IP_PKTINFO or IPV6_PKTINFO for each. A packet bears no trace of the
- * latter, so the socket has to tell. A server asks for the device of what it receives, and answers by that one.
- * So an unconnected datagram socket that asks for it and has a port of its own counts as such. Clients
- * that ask (QUIC libraries do, for the address) have a port that the kernel chose.
+ * Sockets that name the device that their packets leave by: bound to it (SO_BINDTODEVICE), by IP_UNICAST_IF,
+ * IPV6_UNICAST_IF or the socket option IPV6_PKTINFO for all packets, by a control message (IP_PKTINFO, IPV6_PKTINFO)
+ * for each. A packet bears no trace of the latter, so the socket has to tell. A server asks for the device of what
+ * it receives, and answers by that one. So an unconnected datagram socket that asks for it and has a port of its own
+ * counts as such. Clients that ask (QUIC libraries do, for the address) have a port that the kernel chose.
  */
 #ifndef MOUNTAIN_DEVICE_H
 #define MOUNTAIN_DEVICE_H
@@ -20,6 +20,9 @@
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct ipv6_pinfo {
+	struct {
+		int ipi6_ifindex;
+	} sticky_pktinfo;
 	int ucast_oif;
 	union {
 		struct {
@@ -62,7 +65,7 @@ static __always_inline bool mtn_names_device(struct __sk_buff *ctx)
 		return true;
 	if (sk->__sk_common.skc_family == AF_INET6 && bpf_core_field_exists(inet->pinet6)) {
 		ipv6 = inet->pinet6;
-		if (ipv6 && ipv6->ucast_oif)
+		if (ipv6 && (ipv6->ucast_oif || ipv6->sticky_pktinfo.ipi6_ifindex))
 			return true;
 	}
 	if (state != MTN_UNCONNECTED ||

@@ -150,6 +150,57 @@ fn device_bound_sockets_stay() {
     });
 }
 
+/// Names the device for all packets of a socket, by the socket option IPV6_PKTINFO.
+fn name_device(socket: &UdpSocket, dev: &str) {
+    // SAFETY: all-zero is a valid address and index.
+    let mut info: libc::in6_pktinfo = unsafe { std::mem::zeroed() };
+    info.ipi6_ifindex = ifindex(dev);
+    let (level, len) = (libc::IPPROTO_IPV6, size_of_val(&info) as libc::socklen_t);
+    let (fd, value) = (socket.as_raw_fd(), (&raw const info).cast());
+    // SAFETY: the value outlives the call and is as long as told.
+    let ret = unsafe { libc::setsockopt(fd, level, libc::IPV6_PKTINFO, value, len) };
+    assert_eq!(ret, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn sockets_with_a_device_for_all_packets_stay() {
+    with_server(|net| {
+        let sink = Sink::start(&net.server, true);
+        let mut steer = steer_two(&patient());
+        // The kernel keeps to the device where the socket has no source.
+        let mut sources = [Some("u0"), Some("u1"), None].map(|dev| {
+            let socket = UdpSocket::bind(("::", 0)).unwrap();
+            if let Some(dev) = dev {
+                name_device(&socket, dev);
+            }
+            Source {
+                port: socket.local_addr().unwrap().port(),
+                socket,
+                sent: 0,
+            }
+        });
+        let mut pace = || {
+            for _ in 0..10 {
+                for s in &mut sources {
+                    let packet = s.sent.to_le_bytes();
+                    s.socket.send_to(&packet, sink.addr).unwrap();
+                    s.sent += 1;
+                }
+                sleep(ms(3));
+            }
+        };
+        pace();
+        sleep(FLOWLET);
+        masks(&mut steer, only(1));
+        pace();
+        let by = all_in_order(&sources, &sink.finish());
+        assert_eq!(by[0], [0; 20], "u0's");
+        assert_eq!(by[1], [1; 20], "u1's");
+        assert_eq!(by[2], [[0; 10], [1; 10]].concat(), "the control moves");
+        assert_eq!(steer.stats().unwrap()["pass_bound"], 40);
+    });
+}
+
 #[test]
 fn dropping_it_leaves_nothing() {
     with_server(|net| {

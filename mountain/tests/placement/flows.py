@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Opens flows and asks over them where they seem to come from; told what to do line by line.
 
-open KIND COUNT SERVER PORT [bind=ADDRESS[:PORT]] [dev=NAME] [out=NAME] [mark=N]
-                        KIND: tcp, udp (connected), msg; out: IP_UNICAST_IF, IPV6_UNICAST_IF
+open KIND COUNT SERVER PORT [bind=ADDRESS[:PORT]] [dev=NAME] [out=NAME] [info=NAME] [mark=N]
+                        KIND: tcp, udp (connected), msg; out: IP_UNICAST_IF, IPV6_UNICAST_IF;
+                        info: IPV6_PKTINFO, for all packets
 ask                     asks over every open flow
 again SERVER PORT       connects every udp flow anew, after it was dissolved
 errors                  says how flows have ended: [[own address, name of the error, or null], ...]
@@ -40,6 +41,10 @@ def open_flow(kind, server, port, options):
             index = socket.htonl(socket.if_nametoindex(value))
             level = (socket.IPPROTO_IPV6, 76) if ":" in server else (socket.IPPROTO_IP, 50)
             s.setsockopt(*level, index.to_bytes(4, sys.byteorder))
+        elif key == "info":
+            index = socket.if_nametoindex(value)
+            device = bytes(16) + index.to_bytes(4, sys.byteorder)
+            s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, device)
         elif key == "mark":
             s.setsockopt(socket.SOL_SOCKET, 36, int(value, 0))
     if kind != "msg":

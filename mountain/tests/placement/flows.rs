@@ -159,11 +159,13 @@ fn an_uplink_that_comes_back_after_kill_9_is_the_kernels() {
 fn sockets_that_have_chosen_stay_with_their_choice() {
     let net = Home::new().running();
     let mut named = net.flows();
-    for server in SERVER {
+    let options = [(SERVER[0], "out"), (SERVER[1], "out"), (SERVER[1], "info")];
+    for (server, option) in options {
         for kind in ["udp", "msg"] {
             for (device, expected) in [("u0", [16, 0]), ("u1", [0, 16])] {
-                let out = named.open_with(kind, 16, server, &format!("out={device}"));
-                assert_eq!(by_uplink(&out), expected, "{server}: {kind} out={device}");
+                let choice = format!("{option}={device}");
+                let opened = named.open_with(kind, 16, server, &choice);
+                assert_eq!(by_uplink(&opened), expected, "{server}: {kind} {choice}");
             }
         }
     }
