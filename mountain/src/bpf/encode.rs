@@ -55,7 +55,9 @@ pub(crate) fn trie_key(prefix: &IpNet) -> Vec<u8> {
 
 pub(crate) fn path(p: &ProgramPath) -> types::mtn_path {
     let mut flags = 0;
-    if p.ethernet {
+    // bpf_redirect_neigh() drops what is on its way to a group address, as of a cluster of firewalls.
+    let is_group = |mac: [u8; 6]| mac[0] & 1 != 0;
+    if p.ethernet && !p.mac.is_some_and(is_group) {
         flags |= types::mtn_path_flags::MTN_PATH_ETHERNET.0;
     }
     if p.mac.is_some() {

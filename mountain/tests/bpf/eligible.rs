@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::rig::packets::*;
 use crate::rig::{alive, all_but, fib_rule, only, rig_groups, settings, with_rig};
-use crate::rig::{Ctx, Rig, BOTH, PLAIN};
+use crate::rig::{Ctx, Rig, BOTH, PASS, PLAIN, REDIRECT};
 use mountain::bpf::{now_ns, PathMasks as Masks, ProgramPath, Sources, SteerMode, MAX_PERMITS};
 use mountain::steer::rendezvous::{inv_weight, path_salt};
 use mountain::topology::{is_translated_later, FibRule};
@@ -275,8 +275,11 @@ fn packets_that_do_not_fit_the_other_path_pass() {
 fn paths_that_cannot_take_the_packet_get_none() {
     with_rig(settings(), |mut rig| {
         let packet = Ip::v4(UDP, udp(1, 2, 30)).on(0);
-        let changes: [fn(&mut ProgramPath); 2] =
-            [|path| path.mac = None, |path| path.ethernet = false];
+        let changes: [fn(&mut ProgramPath); 3] = [
+            |path| path.mac = None,
+            |path| path.ethernet = false,
+            |path| path.mac = Some(GROUP),
+        ];
         for change in changes {
             assert_eq!(rig.send(0, &packet), 1, "the control does not move");
             rig.set_path(1, 1, change);
@@ -289,6 +292,29 @@ fn paths_that_cannot_take_the_packet_get_none() {
         // From a device without Ethernet headers nothing moves either.
         rig.set_path(0, 0, |path| path.ethernet = false);
         assert_eq!(rig.send(0, &packet), 0);
+    });
+}
+
+/// Ethernet address of a cluster of firewalls or servers that all take what is sent to it.
+const GROUP: [u8; 6] = [3, 0xbf, 0, 0, 0, 0x10];
+
+/// bpf_redirect_neigh() drops frames that are to a group.
+#[test]
+fn nothing_moves_away_from_a_gateway_with_a_group_address() {
+    with_rig(settings(), |mut rig| {
+        let mut one = GROUP;
+        one[0] = 2;
+        for (mac, moves) in [(one, true), (GROUP, false)] {
+            rig.set_path(0, 0, |path| path.mac = Some(mac));
+            let packet = frame(mac, 0x0800, &udp4(1, 2).l3());
+            let outcome = rig.run(0, &packet, PLAIN);
+            let expected = if moves { REDIRECT } else { PASS };
+            assert_eq!((outcome.action, outcome.note.is_some()), (expected, moves));
+            rig.clear_note();
+            rig.clear_flows();
+        }
+        // What leaves by it is counted all the same.
+        assert!(rig.steer.traffic(0).unwrap().packets > 0);
     });
 }
 
