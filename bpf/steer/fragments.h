@@ -58,4 +58,16 @@ __noinline int mtn_frag_remember(struct mtn_pkt *pkt, __u32 path)
 	return 0;
 }
 
+/* A datagram begins that stays where the kernel sends it: its rest follows no older one of its identification. */
+__noinline int mtn_frag_forget(struct mtn_pkt *pkt)
+{
+	struct mtn_frag_key key = {};
+
+	if (!pkt)
+		return 0;
+	mtn_frag_key(pkt, &key);
+	bpf_map_delete_elem(&frags, &key);
+	return 0;
+}
+
 #endif

@@ -524,7 +524,7 @@ int mountain_steer(struct __sk_buff *skb)
 	struct mtn_link_header link;
 	struct mtn_handover *note;
 	struct mtn_pkt pkt = {};
-	__u32 zero = 0, here, to;
+	__u32 zero = 0, here, to = MTN_MAX_PATHS;
 
 	note = bpf_map_lookup_elem(&handover, &zero);
 	if (note && note->ifindex) {
@@ -590,6 +590,8 @@ int mountain_steer(struct __sk_buff *skb)
 	if (to != here)
 		return mtn_redirect(skb, to, mtn_path_at(to));
 pass:
+	if (pkt.flags & MTN_PKT_FRAG_FIRST && to >= MTN_MAX_PATHS)
+		mtn_frag_forget(&pkt);
 	mtn_account(skb, here);
 	return TC_ACT_UNSPEC;
 }

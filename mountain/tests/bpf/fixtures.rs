@@ -274,6 +274,15 @@ fn fragments_follow_nothing_that_no_longer_holds() {
             steered(&mut rig, &[rule]);
             begin(&mut rig);
             assert!(!follows(&rig, 0x51), "an ip rule sent it here");
+
+            // Identifications come again. A later fragment has no ports for a rule to know it by.
+            let by_port = fib_rule(|r| (r.dport, r.ipv6) = (Some((99, 99)), v6));
+            steered(&mut rig, &[by_port]);
+            begin(&mut rig);
+            let other = first.clone().with(|ip| ip.l4 = udp(1, 99, 16));
+            assert_eq!(rig.send_ip(0, &other), 0, "the rule keeps its first");
+            assert!(!follows(&rig, 0), "torn from its datagram");
+            begin(&mut rig);
         }
     });
 }
