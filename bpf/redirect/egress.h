@@ -6,6 +6,15 @@
 /* linux/bpf.h of 6.3 and later */
 #define MTN_FIB_SKIP_NEIGH	(1U << 2)
 
+/*
+ * Network layer bytes of the largest packet that an skb becomes on the wire: of a GSO packet, of a segment. To
+ * bpf_fib_lookup() a GSO packet fits every device (is_skb_forwardable()), and so it does to the device then.
+ */
+static __always_inline __u32 mtn_rd_size(struct __sk_buff *skb, const struct mtn_rd_look *look)
+{
+	return skb->gso_size ? look->headers + skb->gso_size : look->len;
+}
+
 /* Looks the egress route up and keeps it in the flow; 0 when there is one. */
 static __always_inline int mtn_rd_fib(void *ctx, struct mtn_rd_flow *f, struct bpf_fib_lookup *fib,
 				      struct mtn_rd_look *look, bool xdp)
@@ -17,12 +26,19 @@ static __always_inline int mtn_rd_fib(void *ctx, struct mtn_rd_flow *f, struct b
 	fib->sport = f->sport;
 	fib->dport = f->dport;
 	fib->ifindex = reply ? f->target_dev : f->client_dev;
-	/* At tcx the kernel looks at the packet's own length, or that of its segments. */
+	/* At tcx the kernel looks at the packet's own length. */
 	fib->tot_len = xdp ? look->len : 0;
 	if (bpf_fib_lookup(ctx, fib, sizeof(*fib), xdp ? 0 : MTN_FIB_SKIP_NEIGH))
 		return -1;
 	/* User space has looked at no other device. */
 	if (xdp && fib->ifindex != usual)
+		return -1;
+	/*
+	 * The kernel tells the sender. With another source address nobody could: the device may take it after all.
+	 * (An MTU of 65536 is 0 here.)
+	 */
+	if (!xdp && !(f->flags & MTN_RD_SNAT) && fib->mtu_result &&
+	    mtn_rd_size(ctx, look) > fib->mtu_result)
 		return -1;
 	look->oif = fib->ifindex;
 	/* Not to be kept: no neighbour was asked for, which XDP needs; or the way back is not the way in. */

@@ -43,6 +43,7 @@ struct mtn_rd_look {
 	__u8 tcp_flags;
 	bool fragment;
 	bool options;	/* of IPv4 */
+	__u16 headers;	/* of network and transport, 0 for a later fragment */
 };
 
 /* Byte 13 of a TCP header. */

@@ -20,9 +20,9 @@ static __always_inline int mtn_rd_egress(void *ctx, void *flow, struct mtn_rd_lo
 	bool kept = f->mtu &&
 		    f->fib_until_ticks - mtn_rd_ticks(look->now) <= mtn_rd_ticks(MTN_RD_FIB_NS);
 
-	/* Whether a packet's segments fit is the kernel's to say, and what XDP keeps is for XDP. */
+	/* What XDP keeps is for XDP. */
 	if (kept && (hook == MTN_HOOK_XDP ||
-		     (look->len <= f->mtu && f->backend != MTN_RD_XDP_REDIRECT))) {
+		     (f->backend != MTN_RD_XDP_REDIRECT && mtn_rd_size(ctx, look) <= f->mtu))) {
 		look->oif = f->oif;
 		return 0;
 	}

@@ -331,6 +331,7 @@ static __always_inline int mtn_rd_ipv4(void *ctx, void *data, void *data_end, co
 	}
 	look.now = bpf_ktime_get_coarse_ns();
 	look.len = bpf_ntohs(ip->tot_len);
+	look.headers = headers;
 	look.proto = ip->protocol;
 	look.ttl = ip->ttl;
 	look.tos = ip->tos;
@@ -456,6 +457,7 @@ static __always_inline int mtn_rd_ipv6(void *ctx, void *data, void *data_end, co
 	}
 	look.now = bpf_ktime_get_coarse_ns();
 	look.len = bpf_ntohs(ip->payload_len) + sizeof(*ip);
+	look.headers = headers;
 	look.proto = at.proto;
 	look.ttl = ip->hop_limit;
 	flow = bpf_map_lookup_elem(&flows6, &key);

@@ -367,3 +367,29 @@ fn the_slow_way_takes_over() {
         takes_over("no neighbour", 40_007, |_| ());
     });
 }
+
+/// Replies that are sent on by BPF: the kernel has to tell the sender of segments that are too large.
+#[test]
+fn replies_whose_segments_do_not_fit_are_left_to_the_kernel() {
+    in_netns(|| {
+        let router = Router::new();
+        install_all(&rules(), &router.plan(Backend::TcxPeer, None));
+        for r in rules().into_iter().filter(|r| r.proto == Proto::Tcp) {
+            TCX_PEER.check_forward(&r.to_string(), &forward(&r, 40_012));
+            let answer = reply(&r, 40_012).with(|p| p.ip.l4.resize(2600, 1));
+            let want = answer.rewritten().after(REDIRECT, true).bytes();
+            let bytes = answer.packet.bytes();
+            let headers = if r.from.is_ipv6() { 72 } else { 52 };
+            let fits = 1500 - headers;
+            // Before the route of the flow is known, and when it is.
+            for gso_size in [fits + 1, fits, fits + 1] {
+                let what = format!("{r}, segments of {gso_size}");
+                let got = run_gso("s0", &bytes, gso_size);
+                match gso_size > fits {
+                    true => expect(&what, got, PASS, &bytes),
+                    false => expect(&what, got, REDIRECT, &want),
+                }
+            }
+        }
+    });
+}

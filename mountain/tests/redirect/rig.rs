@@ -10,14 +10,14 @@
 #![allow(dead_code)] // Each test binary uses its own part.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use libbpf_rs::{MapCore, MapHandle};
 use mountain::redirect::bpf::hooks::{self, DeviceHook, ProgramRun};
 use mountain::redirect::{bpf, Backend, Installed, Plan, Proto, Rule, RuleDevice, Snat};
 use testkit::{bring_up, sysctl};
 
-use super::bpf::{ifindex, ip, PASS, REDIRECT};
+use super::bpf::{ifindex, ip, run_program, Ctx, PASS, REDIRECT};
 use super::support::tcx::loaded;
 pub use super::support::tcx::redirect_program as program;
 
@@ -198,7 +198,22 @@ pub fn run(hook: DeviceHook, dev: &str, packet: &[u8]) -> ProgramRun {
         .unwrap_or_else(|e| panic!("BPF_PROG_RUN of {} bytes at {hook:?}: {e}", packet.len()))
 }
 
-/// The same without looking the program up; `None` when BPF_PROG_RUN does not take the packet.
+/// One BPF_PROG_RUN at the tcx ingress of a GSO packet, whose segments have so many bytes without their headers.
+pub fn run_gso(dev: &str, packet: &[u8], gso_size: u32) -> ProgramRun {
+    let program = program(DeviceHook::TcxIngress, dev).expect("no program at the ingress");
+    let mut out = vec![0; packet.len() + 64];
+    let ctx = Ctx::gso(gso_size);
+    let run = run_program(program.as_fd(), ifindex(dev), packet, ctx, 1, &mut out);
+    let (action, len, duration_ns) = run.expect("BPF_PROG_RUN");
+    out.truncate(len);
+    ProgramRun {
+        action,
+        packet: out,
+        duration_ns,
+    }
+}
+
+/// [`run`] without looking the program up; `None` when BPF_PROG_RUN does not take the packet.
 pub fn try_run(
     program: &OwnedFd,
     hook: DeviceHook,

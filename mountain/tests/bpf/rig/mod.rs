@@ -6,7 +6,7 @@
 pub mod net;
 pub mod packets;
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -455,6 +455,18 @@ pub fn prog_run(
     repeat: u32,
     out: &mut [u8],
 ) -> std::io::Result<(i32, usize, u32)> {
+    run_program(steer.program().as_fd(), ifindex, packet, ctx, repeat, out)
+}
+
+/// The same of any program for tcx.
+pub fn run_program(
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    packet: &[u8],
+    ctx: Ctx,
+    repeat: u32,
+    out: &mut [u8],
+) -> std::io::Result<(i32, usize, u32)> {
     let ctx = ctx.bytes(ifindex);
     let mut opts = libbpf_sys::bpf_test_run_opts {
         sz: size_of::<libbpf_sys::bpf_test_run_opts>() as libbpf_sys::size_t,
@@ -467,9 +479,8 @@ pub fn prog_run(
         repeat: repeat as i32,
         ..Default::default()
     };
-    let fd = steer.program().as_fd().as_raw_fd();
     // SAFETY: all buffers are as long as the options say and outlive the call.
-    let ret = unsafe { libbpf_sys::bpf_prog_test_run_opts(fd, &mut opts) };
+    let ret = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &mut opts) };
     if ret != 0 {
         return Err(std::io::Error::from_raw_os_error(-ret));
     }
