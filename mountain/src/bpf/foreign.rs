@@ -10,13 +10,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use libbpf_rs::query::{LinkInfo, LinkTypeInfo};
 use tracing::debug;
 
 use super::hooks::{self, DeviceHook, LoadedProgram};
+use crate::host::atomic_file;
+use crate::host::cgroup::{self, Found};
 use crate::host::namespaces::this_namespace;
-use crate::host::{atomic_file, cgroup};
 
 /// systemd's filter by address, which looks at no device (src/core/bpf-firewall.c).
 const BY_ADDRESS: &str = "sd_fw_egress";
@@ -24,6 +25,8 @@ const BY_ADDRESS: &str = "sd_fw_egress";
 pub(crate) const PROGRAMS_MAX: usize = 4096;
 /// Programs at one cgroup whose names are asked for.
 const NAMED_MAX: usize = 64;
+/// What stands for the name of a program at a cgroup that is closed to this process.
+const UNSEEN: &str = "there may be one: not all cgroups below can be read";
 
 /// A program at the egress of a cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -112,37 +115,35 @@ pub(crate) fn cgroup_egress() -> Result<Vec<CgroupProgram>> {
         return Ok(Vec::new());
     };
     let mut found = Vec::new();
-    // Those above the root that is to be seen here count as its own.
-    let effective = libbpf_sys::BPF_F_QUERY_EFFECTIVE;
-    look_at(&root, Path::new("/"), effective, &mut found)
-        .with_context(|| format!("programs at cgroup {}", root.display()))?;
-    let mut folders = vec![root.clone()];
-    while let Some(folder) = folders.pop() {
-        // One that was removed meanwhile has no programs.
-        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
-            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                continue;
-            }
-            let path = entry.path();
-            let below = Path::new("/").join(path.strip_prefix(&root).unwrap_or(&path));
-            match look_at(&path, &below, 0, &mut found) {
-                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => continue,
-                looked => looked.with_context(|| format!("programs at {}", below.display()))?,
-            }
-            folders.push(path);
+    cgroup::look_through(&root, |at, below| match at {
+        Found::Open(cgroup) => {
+            // Those above the root that is to be seen here count as its own.
+            let flags = match below == Path::new("/") {
+                true => libbpf_sys::BPF_F_QUERY_EFFECTIVE,
+                false => 0,
+            };
+            look_at(cgroup, below, flags, &mut found)
         }
-    }
+        Found::Closed(cgroup_id) => {
+            let (cgroup, name) = (below.to_owned(), UNSEEN.to_owned());
+            found.push(CgroupProgram {
+                cgroup,
+                cgroup_id,
+                name,
+            });
+            Ok(())
+        }
+    })?;
     found.sort();
     Ok(found)
 }
 
 fn look_at(
-    folder: &Path,
+    cgroup: &File,
     below: &Path,
     flags: u32,
     found: &mut Vec<CgroupProgram>,
 ) -> io::Result<()> {
-    let cgroup = File::open(folder)?;
     let mut ids = [0u32; NAMED_MAX];
     let mut count = NAMED_MAX as u32;
     // SAFETY: a live descriptor, and room for as many ids as is told.
@@ -163,7 +164,7 @@ fn look_at(
             Some(libc::EINVAL | libc::EOPNOTSUPP) => Ok(()),
             // More than there is room for: their names do not matter.
             Some(libc::ENOSPC) => {
-                found.push(program(&cgroup, below, String::new())?);
+                found.push(program(cgroup, below, String::new())?);
                 Ok(())
             }
             _ => Err(error),
@@ -172,7 +173,7 @@ fn look_at(
     for id in &ids[..(count as usize).min(NAMED_MAX)] {
         let name = name(*id);
         if name != BY_ADDRESS {
-            found.push(program(&cgroup, below, name)?);
+            found.push(program(cgroup, below, name)?);
         }
     }
     Ok(())

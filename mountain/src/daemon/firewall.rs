@@ -20,6 +20,7 @@ use tracing::{info, warn};
 
 use super::{Daemon, ADOPT_MS};
 use crate::bpf::foreign::{self, CgroupProgram};
+use crate::host::stdout::plain;
 use crate::netlink;
 use crate::netlink::link::{links, Link};
 use crate::netlink::ruleset::{self, hooks, Elements, Hook, Ruleset};
@@ -448,7 +449,7 @@ fn bpf_hook(ipv6: bool) -> io::Result<Option<Hook>> {
 pub(crate) fn cgroup_text(program: &CgroupProgram) -> String {
     format!(
         "sockets below cgroup {}: a BPF program at its egress {} may judge packets by their device",
-        program.cgroup.display(),
+        plain(&program.cgroup.display().to_string()),
         in_brackets(&program.name)
     )
 }

@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Control groups of version 2: where they are mounted, and the numbers that BPF programs know them by.
+//! Control groups of version 2: where they are mounted, the numbers that BPF programs know them by, and looking through
+//! all of them.
 
-use std::fs;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+
+use super::stdout::plain;
 
 /// The root of the cgroups of version 2, as it is mounted here.
 ///
@@ -41,9 +47,230 @@ pub fn id(root: &Path, cgroup: &Path) -> Result<(u64, u32)> {
     Ok((id, below.components().count() as u32))
 }
 
+/// What [`look_through`] comes to.
+pub(crate) enum Found<'a> {
+    /// A cgroup.
+    Open(&'a File),
+    /// A cgroup, by its id, that is closed to this process, or has closed ones below it. It is not looked at.
+    Closed(u64),
+}
+
+/// Has `visit` told of a cgroup and of all below it, each with its path below `root`.
+///
+/// Where systemd has handed a part of the tree to a user, that user makes cgroups with paths that are too long to open,
+/// or that root without CAP_DAC_READ_SEARCH may not read. Paths do not matter here. Of what is closed the whole part is
+/// told as one, so that a user cannot make many of them.
+///
+/// # Errors
+/// The first of `visit`, or what cannot be read.
+pub(crate) fn look_through(
+    root: &Path,
+    mut visit: impl FnMut(Found, &Path) -> io::Result<()>,
+) -> Result<()> {
+    let mut below = PathBuf::from("/");
+    let first = File::open(root).with_context(|| about(root))?;
+    unless_gone(visit(Found::Open(&first), &below), &below)?;
+    let mut open = vec![Folder::read(first).with_context(|| about(root))?];
+    while let Some(folder) = open.last_mut() {
+        let Some(name) = folder.left.next() else {
+            open.pop();
+            below.pop();
+            continue;
+        };
+        let path = by_number(&folder.file).join(&name);
+        below.push(name);
+        let next = match File::open(&path) {
+            Ok(file) => {
+                unless_gone(visit(Found::Open(&file), &below), &below)?;
+                Folder::read(file)
+            }
+            Err(e) => Err(e),
+        };
+        match next {
+            Ok(next) => open.push(next),
+            Err(e) if is_gone(&e) => {
+                below.pop();
+            }
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                let (depth, id) = closed(&open, &path).with_context(|| about(&below))?;
+                while below.components().count() > depth + 1 {
+                    below.pop();
+                }
+                unless_gone(visit(Found::Closed(id), &below), &below)?;
+                open.truncate(depth);
+                below.pop();
+            }
+            Err(e) => return Err(e).with_context(|| about(&below)),
+        }
+    }
+    Ok(())
+}
+
+/// Which cgroup counts as closed where `path` is, in the last of the open folders: its depth below the first of them,
+/// and its id. It is the uppermost that belongs to a user, which has been handed to that user.
+fn closed(open: &[Folder], path: &Path) -> io::Result<(usize, u64)> {
+    for (depth, folder) in open.iter().enumerate().skip(1) {
+        let metadata = folder.file.metadata()?;
+        if metadata.uid() != 0 {
+            return Ok((depth, metadata.ino()));
+        }
+    }
+    match (fs::symlink_metadata(path), open.last()) {
+        (Err(_), Some(last)) => Ok((open.len() - 1, last.file.metadata()?.ino())),
+        (metadata, _) => Ok((open.len(), metadata?.ino())),
+    }
+}
+
+/// A cgroup whose children are being looked at.
+struct Folder {
+    file: File,
+    /// Names of those that are still to come.
+    left: std::vec::IntoIter<OsString>,
+}
+
+impl Folder {
+    fn read(file: File) -> io::Result<Self> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(by_number(&file))? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                names.push(entry.file_name());
+            }
+        }
+        let left = names.into_iter();
+        Ok(Self { file, left })
+    }
+}
+
+/// A path that leads to an open folder, and is short however deep that is.
+fn by_number(folder: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()))
+}
+
+/// What was done with a cgroup, which may have been removed meanwhile.
+fn unless_gone(done: io::Result<()>, cgroup: &Path) -> Result<()> {
+    match done {
+        Err(e) if is_gone(&e) => Ok(()),
+        done => done.with_context(|| about(cgroup)),
+    }
+}
+
+/// Whether a cgroup was removed meanwhile.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound
+}
+
+/// Users give cgroups names of any characters.
+fn about(cgroup: &Path) -> String {
+    format!("cgroup {}", plain(&cgroup.display().to_string()))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{chown, PermissionsExt};
+
+    use nix::unistd::{geteuid, setfsuid, Uid};
+
     use super::*;
+
+    #[test]
+    fn cgroups_deeper_than_a_path_is_long_are_looked_at() {
+        let root = tempfile::tempdir().unwrap();
+        let name = "n".repeat(250);
+        let mut deepest = File::open(root.path()).unwrap();
+        for _ in 0..20 {
+            let next = by_number(&deepest).join(&name);
+            fs::create_dir(&next).unwrap();
+            deepest = File::open(&next).unwrap();
+        }
+        let mut seen = Vec::new();
+        let looked = look_through(root.path(), |found, below| {
+            let Found::Open(cgroup) = found else {
+                panic!("{} is closed", below.display());
+            };
+            seen.push((below.components().count() - 1, cgroup.metadata()?.ino()));
+            Ok(())
+        });
+        looked.unwrap();
+        assert_eq!(seen.len(), 21);
+        let last = (20, deepest.metadata().unwrap().ino());
+        assert_eq!(seen.last(), Some(&last));
+    }
+
+    #[test]
+    fn a_user_who_closes_cgroups_hides_only_what_is_that_users() {
+        // Nobody else can make what belongs to others.
+        if !geteuid().is_root() {
+            return;
+        }
+        const USER: u32 = 65_533;
+        let root = tempfile::tempdir().unwrap();
+        let at = |path: &str| root.path().join(path);
+        let set_mode = |path: &str, mode| {
+            fs::set_permissions(at(path), fs::Permissions::from_mode(mode)).unwrap();
+        };
+        for path in ["ours/open", "ours/closed", "theirs/a", "theirs/b/c"] {
+            fs::create_dir_all(at(path)).unwrap();
+        }
+        for path in ["theirs", "theirs/a", "theirs/b", "theirs/b/c"] {
+            chown(at(path), Some(USER), Some(USER)).unwrap();
+        }
+        // Whatever the umask is.
+        for path in ["", "ours", "ours/open", "theirs", "theirs/b"] {
+            set_mode(path, 0o755);
+        }
+        for path in ["ours/closed", "theirs/a", "theirs/b/c"] {
+            set_mode(path, 0);
+        }
+        let ino = |path: &str| fs::metadata(at(path)).unwrap().ino();
+        let inos = [ino("ours/closed"), ino("theirs")];
+        let folder = File::open(root.path()).unwrap();
+        let looking = std::thread::spawn(move || {
+            // For files this thread alone is somebody else now, without root's capabilities.
+            setfsuid(Uid::from_raw(USER - 1));
+            let (mut opened, mut closed) = (Vec::new(), Vec::new());
+            let looked = look_through(&by_number(&folder), |found, below| {
+                let path = below.to_str().unwrap().to_owned();
+                match found {
+                    Found::Open(_) => opened.push(path),
+                    Found::Closed(id) => closed.push((path, id)),
+                }
+                Ok(())
+            });
+            looked.map(|()| (opened, closed))
+        });
+        let (opened, mut closed) = looking.join().unwrap().unwrap();
+        closed.sort();
+        let expected = ["/ours/closed", "/theirs"].map(str::to_owned);
+        assert_eq!(closed, Vec::from_iter(expected.into_iter().zip(inos)));
+        for path in ["/", "/ours", "/ours/open", "/theirs"] {
+            assert!(opened.iter().any(|opened| opened == path), "{opened:?}");
+        }
+    }
+
+    #[test]
+    fn what_goes_meanwhile_is_left_out_and_other_failures_are_told() {
+        let root = tempfile::tempdir().unwrap();
+        for name in ["gone\n", "here"] {
+            fs::create_dir(root.path().join(name)).unwrap();
+        }
+        let mut seen = Vec::new();
+        let gone = look_through(root.path(), |_, below| {
+            seen.push(below.to_owned());
+            match below.ends_with("gone\n") {
+                true => Err(io::ErrorKind::NotFound.into()),
+                false => Ok(()),
+            }
+        });
+        gone.unwrap();
+        assert_eq!(seen.len(), 3);
+        let failed = look_through(root.path(), |_, below| match below.ends_with("gone\n") {
+            true => Err(io::Error::from_raw_os_error(libc::EPERM)),
+            false => Ok(()),
+        });
+        let said = format!("{:#}", failed.unwrap_err());
+        assert!(said.starts_with("cgroup /gone\\u000a: "), "{said}");
+    }
 
     #[test]
     fn the_cgroups_of_version_2_are_found() {
