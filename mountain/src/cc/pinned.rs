@@ -32,6 +32,7 @@ use super::scope::ScopeState;
 use super::{flows, types, Behaviour, Loaded};
 use crate::bpf::read_from;
 use crate::host::atomic_file;
+use crate::host::folder;
 use crate::host::namespaces::{named, this_namespace, within};
 
 const BPFFS: &str = "/sys/fs/bpf";
@@ -92,7 +93,8 @@ impl Pinned {
 
     /// Keeps other commands out until the value is dropped.
     pub(crate) fn lock(&self) -> Result<Flock<File>> {
-        fs::create_dir_all(RUN).with_context(|| format!("cannot make {RUN}: run as root"))?;
+        folder::make_public(Path::new(RUN))
+            .with_context(|| format!("cannot make {RUN}: run as root"))?;
         let path = Path::new(RUN).join("cc.lock");
         let file = File::options()
             .create(true)
@@ -126,8 +128,14 @@ impl Pinned {
     pub(crate) fn save(&self, state: &ScopeState) -> Result<()> {
         let file = self.state_file();
         let text = serde_json::to_vec_pretty(state)?;
-        atomic_file::write(&file, false, |out| out.write_all(&text))
-            .with_context(|| format!("cannot write {}", file.display()))
+        let written = atomic_file::write(&file, false, |out| {
+            // Root does what it says, so nobody else may write it, whatever the umask is.
+            let mode = out.get_ref().metadata()?.mode() & 0o644;
+            out.get_ref()
+                .set_permissions(fs::Permissions::from_mode(mode))?;
+            out.write_all(&text)
+        });
+        written.with_context(|| format!("cannot write {}", file.display()))
     }
 
     fn state_file(&self) -> PathBuf {

@@ -48,7 +48,7 @@ use crate::control::run_dir::{AlreadyRuns, RunDir};
 use crate::control::status::Status;
 use crate::daemon;
 use crate::host::text::{count, prefix};
-use crate::host::{descriptors, program, stdout};
+use crate::host::{descriptors, folder, program, stdout};
 use crate::measure::reflect::{Reflector, DEFAULT_LISTEN};
 use crate::placement;
 use crate::steer::PolicyKind;
@@ -383,7 +383,7 @@ impl Up {
         if run_dir.is_running()? {
             bail!(AlreadyRuns);
         }
-        std::fs::create_dir_all(run_dir.path())
+        folder::make_private(run_dir.path())
             .with_context(|| format!("cannot make {}", run_dir.path().display()))?;
         let log = log::open(&run_dir.log()).context("cannot write the log")?;
         // Kept open: the daemon removes its folder when it fails.

@@ -22,6 +22,7 @@ use serde_json::Value;
 
 use super::status::{Decisions, Moves, Status};
 use crate::host::atomic_file::is_at;
+use crate::host::folder;
 use crate::host::namespaces::this_namespace;
 use crate::steer::PolicyKind;
 
@@ -147,7 +148,7 @@ impl RunDir {
     }
 
     fn try_to_lock(&self) -> io::Result<Option<Flock<File>>> {
-        fs::create_dir_all(&self.0)?;
+        folder::make_private(&self.0)?;
         fs::set_permissions(&self.0, fs::Permissions::from_mode(0o700))?;
         let path = self.0.join("lock");
         let mut options = File::options();

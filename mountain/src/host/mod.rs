@@ -9,6 +9,7 @@ pub mod atomic_file;
 pub(crate) mod capabilities;
 pub mod cgroup;
 pub(crate) mod descriptors;
+pub(crate) mod folder;
 pub(crate) mod kernel;
 pub mod namespaces;
 pub mod program;

@@ -36,6 +36,7 @@ use super::store::Store;
 use super::{actions, nft, Backend, Finding, Installed, Proto};
 use crate::host::atomic_file::is_at;
 use crate::host::capabilities;
+use crate::host::folder;
 use crate::host::text::count;
 use crate::netlink::conntrack;
 use crate::netlink::ruleset::Ruleset;
@@ -191,7 +192,7 @@ impl Alone {
     fn try_new() -> Result<Option<Self>> {
         let path = Self::path()?;
         if let Some(base) = path.parent() {
-            fs::create_dir_all(base).ok();
+            folder::make_public(base).ok();
         }
         loop {
             let mut options = File::options();

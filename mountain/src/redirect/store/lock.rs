@@ -13,6 +13,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::host::atomic_file::is_at;
+use crate::host::folder;
 
 /// How long a command waits for others to finish.
 pub const WAIT: Duration = Duration::from_secs(5);
@@ -59,8 +60,7 @@ pub fn lock(dir: &Path, wait: Duration) -> Result<Option<Flock<File>>> {
 pub(crate) fn make_locked(dir: &Path, wait: Duration) -> Result<Flock<File>> {
     loop {
         if let Some(base) = dir.parent() {
-            let mut all = DirBuilder::new();
-            all.recursive(true).mode(0o755).create(base).ok();
+            folder::make_public(base).ok();
         }
         match DirBuilder::new().mode(0o700).create(dir) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
