@@ -12,6 +12,9 @@ use super::wire::{self, ProbeId};
 
 /// Most probes of one path that are waited for at a time.
 const MAX_WAITING: usize = 16_384;
+/// Entries of the error queue that are read at a time: anybody may send ICMP errors, and as fast as they are read. A
+/// probe makes two, and each probe and answer has them read.
+const MAX_DRAINED: usize = 128;
 
 /// A probe that has left.
 pub(super) struct SentProbe {
@@ -86,9 +89,12 @@ impl InFlight {
         }
     }
 
-    /// Takes in transmit stamps. `failed` is told of ICMP errors and local ones, in words.
+    /// Takes in transmit stamps, [`MAX_DRAINED`] at most. `failed` is told of ICMP errors and local ones, in words.
     pub(super) fn drain(&mut self, socket: &ProbeSocket, mut failed: impl FnMut(String)) {
-        while let Ok(Some(event)) = timestamp::receive_error(socket) {
+        for _ in 0..MAX_DRAINED {
+            let Ok(Some(event)) = timestamp::receive_error(socket) else {
+                return;
+            };
             match event {
                 ErrorEvent::Sent {
                     id,
@@ -165,6 +171,23 @@ impl InFlight {
 mod tests {
     use super::super::socket::ProbeKind;
     use super::*;
+
+    #[test]
+    fn a_full_error_queue_is_not_read_in_one_go() {
+        let target = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (at, stamping) = (target.local_addr().unwrap(), timestamp::KERNEL);
+        let socket = ProbeSocket::open(ProbeKind::Udp, None, None, at, stamping).unwrap();
+        let mut in_flight = InFlight::new(0);
+        // Each has two stamps, and there is room for some 200.
+        for seq in 0..MAX_DRAINED as u64 {
+            in_flight.send(&socket, seq, wire::PROBE_LEN).1.unwrap();
+        }
+        let any_left = || timestamp::receive_error(&socket).unwrap().is_some();
+        in_flight.drain(&socket, |why| panic!("{why}"));
+        assert!(any_left(), "as much as anybody can send was read");
+        in_flight.drain(&socket, |why| panic!("{why}"));
+        assert!(!any_left());
+    }
 
     #[test]
     fn packet_numbers_find_their_probe_across_the_wrap() {

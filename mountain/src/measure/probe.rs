@@ -28,7 +28,11 @@ use super::wire::{self, Reflected};
 /// After this an answer is no longer waited for.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Failures of recvmsg in a row after which a socket is given up.
-const MAX_FAILURES: u32 = 64;
+const MAX_FAILURES: u32 = 32;
+/// After so many packets that answer nothing, and failures, of all paths together, other tasks get a turn: whoever
+/// floods a socket must not keep the daemon from following the routes. Tokio lets a task do 128 things in one go, and
+/// what is left of them is for those.
+const MAX_USELESS: u32 = 64;
 
 /// Where probes go and how; in text `192.0.2.1`, `2001:db8::1` (echo) or `192.0.2.1:8610`,
 /// `[2001:db8::1]:8610` (reflector).
@@ -223,12 +227,20 @@ impl Prober {
     }
 
     fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Answer> {
-        let count = self.paths.len();
-        for path in (0..count).map(|n| (self.turn + n) % count) {
-            if let Poll::Ready(mut answer) = self.paths[path].poll_answer(cx, self.epoch) {
-                answer.path = path;
+        let (turn, count) = (self.turn, self.paths.len());
+        let mut useless = MAX_USELESS;
+        for path in (turn..turn + count).map(|n| n % count) {
+            let polled = self.paths[path].poll_answer(cx, self.epoch, &mut useless);
+            if polled.is_ready() || useless == 0 {
+                // The next one comes first, whatever else waits at this one.
                 self.turn = (path + 1) % count;
-                return Poll::Ready(answer);
+            }
+            if let Poll::Ready(answer) = polled {
+                return Poll::Ready(Answer { path, ..answer });
+            }
+            if useless == 0 {
+                cx.waker().wake_by_ref();
+                break;
             }
         }
         Poll::Pending
@@ -315,9 +327,15 @@ impl Endpoint {
         }
     }
 
-    fn poll_answer(&mut self, cx: &mut Context<'_>, epoch: Instant) -> Poll<Answer> {
+    /// The next answer. Each packet that is none, and each failure, takes one off `useless`; at 0 it waits.
+    fn poll_answer(
+        &mut self,
+        cx: &mut Context<'_>,
+        epoch: Instant,
+        useless: &mut u32,
+    ) -> Poll<Answer> {
         let mut failures = 0;
-        loop {
+        while *useless > 0 {
             let Some(open) = &self.open else {
                 return Poll::Pending;
             };
@@ -338,6 +356,7 @@ impl Endpoint {
                 Err(error) => {
                     drop(guard);
                     self.drain();
+                    *useless -= 1;
                     failures += 1;
                     if failures >= MAX_FAILURES {
                         self.stats.last_error = Some(error.to_string());
@@ -349,9 +368,13 @@ impl Endpoint {
             drop(guard);
             match self.answer(&buffer[..received.len], &received, epoch) {
                 Some(answer) => return Poll::Ready(answer),
-                None => self.stats.ignored += 1,
+                None => {
+                    self.stats.ignored += 1;
+                    *useless -= 1;
+                }
             }
         }
+        Poll::Pending
     }
 
     /// Checks a packet and makes an answer of it, all but the path's index.

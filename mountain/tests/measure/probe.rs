@@ -221,6 +221,43 @@ fn forged_replayed_and_foreign_echo_replies_are_ignored() {
     });
 }
 
+/// Whoever sends packets as fast as they are read keeps the daemon's loop from nothing else.
+#[test]
+fn packets_that_answer_nothing_do_not_come_before_all_else() {
+    // Fits into the socket, and is more than one turn takes.
+    const FLOOD: u64 = 150;
+    let net = Net::probed();
+    let socket = net.server.with(|| bound(Type::DGRAM, "10.30.0.2:0", None));
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    net.client.within(async move || {
+        let mut prober = Prober::new(&[udp("u0", &address.to_string())]).unwrap();
+        prober.send(0, 5).unwrap();
+        let (mut packet, client) = received(&socket);
+        for _ in 0..FLOOD {
+            socket.send_to(&[0; 8], &client).unwrap();
+        }
+        wire::make_reply(&mut packet, Reflected::default(), 0);
+        socket.send_to(&packet, &client).unwrap();
+        // All are there, and the runtime knows.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let (sender, mut other) = tokio::sync::mpsc::channel(1);
+        sender.send(()).await.unwrap();
+        tokio::select! {
+            biased;
+            answer = prober.recv() => panic!("before all else: {answer:?}"),
+            event = other.recv() => assert_eq!(event, Some(())),
+        }
+        let ignored = prober.stats(0).ignored;
+        assert!(
+            (1..FLOOD / 2).contains(&ignored),
+            "{ignored} were read first"
+        );
+        let answer = answer_within(&mut prober, PATIENCE).await;
+        assert_eq!(answer.map(|answer| answer.seq), Some(5));
+        assert_eq!(prober.stats(0).ignored, FLOOD);
+    });
+}
+
 #[test]
 fn a_lost_probe_has_no_answer_and_all_others_have_theirs() {
     let net = Net::probed();
