@@ -342,8 +342,10 @@ impl Daemon {
             Change::Neighbour {
                 ifindex, addr, mac, ..
             } => {
-                for path in self.paths.by_gateway(ifindex, addr) {
-                    self.neighbour(path, mac);
+                let paths = self.paths.by_gateway(ifindex, addr);
+                paths.iter().for_each(|path| self.neighbour(*path, mac));
+                if paths.is_empty() {
+                    return; // Any host on a link may make entries as often as it likes.
                 }
             }
             // Until it is read, nothing is to be placed.
