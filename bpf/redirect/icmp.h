@@ -94,7 +94,7 @@ __noinline int mtn_rd_icmp4_skb(struct __sk_buff *skb, bool out)
 
 		mtn_icmp_put(skb, l4, icmp + 2, &before, &ports, sizeof(ports));
 	}
-	/* The error's own address where it is that of the target, or of what stands for one end. */
+	/* The error's own address too, if it is an end of the flow. */
 	old = leaves ? quoted.daddr : quoted.saddr;
 	new = leaves ? flow->saddr : flow->daddr;
 	if (leaves ? ip.saddr != old : ip.daddr != old)

@@ -32,9 +32,9 @@
  *
  * Each hook takes over what the one before could not do and left untouched: no neighbour known, too
  * big for the egress route, lifetime over, options of IPv4. So the kernel answers with ICMP where it has to,
- * resolves neighbours, and drops source routes where it is told to; one in 64 look-ups of a flow's egress route
- * takes that road on purpose, so that neighbour entries are kept fresh. A reply that the kernel forwards is rewritten at egress, because at ingress it would
- * turn into a packet from an address of this host, which the kernel takes for a forgery (a martian). By
+ * resolves neighbours, and drops source routes unless `accept_source_route` is set. One in 64 look-ups of a flow's
+ * egress route is left to it on purpose, so that neighbour entries stay fresh.
+ * A reply that the kernel forwards is rewritten at egress, because at ingress it would turn into a packet from an address of this host, which the kernel takes for a forgery (a martian). By
  * _TCX_PEER and _XDP_REDIRECT tcx sends replies itself, by the kernel's routes: connection tracking has not seen
  * what they answer, and might translate them. Fragments are not for XDP: all of a datagram go one way.
  *

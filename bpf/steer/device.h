@@ -2,7 +2,7 @@
 /*
  * Sockets that name the device that their packets leave by: bound to it (SO_BINDTODEVICE), by IP_UNICAST_IF,
  * IPV6_UNICAST_IF or the socket option IPV6_PKTINFO for all packets, by a control message (IP_PKTINFO, IPV6_PKTINFO)
- * for each. A packet bears no trace of the latter, so the socket has to tell. A server asks for the device of what
+ * for each. A packet does not show the latter, so the socket is asked. A server asks for the device of what
  * it receives, and answers by that one. So an unconnected datagram socket that asks for it and has a port of its own
  * counts as such. Clients that ask (QUIC libraries do, for the address) have a port that the kernel chose.
  */

@@ -11,9 +11,9 @@ use crate::control::run_dir::{self, Request, RunDir};
 use crate::host::{descriptors, namespaces};
 use crate::{placement, redirect};
 
-/// How long the daemon may take to end before that is said.
+/// How long to wait for the end of the daemon without a message.
 const QUIET: Duration = Duration::from_secs(2);
-/// How long it may take after that. Each device of a host with hundreds of them takes 10 ms, and more under load: the
+/// How long to wait after that. Each device of a host with hundreds of them takes 10 ms, and more under load: the
 /// kernel waits for all packets that are under way (`tcx_entry_sync`, include/net/tcx.h).
 const TIMEOUT: Duration = Duration::from_secs(30);
 

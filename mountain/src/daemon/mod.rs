@@ -52,7 +52,7 @@ const TICK_IDLE: Duration = Duration::from_millis(80);
 /// How often rates are taken and single moves are collected.
 const RATES: Duration = Duration::from_millis(100);
 /// How often that is done where there is no path to measure or steer: the processor of a laptop wants to sleep.
-const RATES_IDLE: Duration = Duration::from_millis(500);
+const RATES_WITHOUT_PATHS: Duration = Duration::from_millis(500);
 /// After attaching or a change of mode, flows first seen stay where the kernel has them.
 const ADOPT_MS: u64 = 2_000;
 /// A change that could not be followed is tried again after this.
@@ -198,7 +198,7 @@ async fn run_locked(
     ready();
 
     let mut rates = ticker(RATES);
-    let mut idle = ticker(RATES_IDLE);
+    let mut pathless = ticker(RATES_WITHOUT_PATHS);
     while !daemon.stop {
         let due = daemon.next_probe();
         let late = daemon.next_late();
@@ -219,7 +219,7 @@ async fn run_locked(
             () = at(late) => daemon.tick(),
             () = at(Some(tick)), if has_paths => daemon.tick(),
             _ = rates.tick(), if has_paths => daemon.look_around(),
-            _ = idle.tick(), if !has_paths => daemon.look_around(),
+            _ = pathless.tick(), if !has_paths => daemon.look_around(),
             (request, reply) = server.next() => {
                 let response = daemon.respond(request);
                 let _ = reply.send(response);
