@@ -114,12 +114,12 @@ static __always_inline bool mtn_rd_goes_around(const struct mtn_rd_rule *rule)
 }
 
 /*
- * Whether the kernel forwards nothing from the source of packets with @key: an address of this host, of loopback or
- * of a group, nobody's, and with IPv6 one that is valid on its link only.
+ * Whether the kernel forwards nothing from the source of packets with @key: an address of this host, of loopback, of
+ * a group or of all hosts of a link, nobody's, and with IPv6 one that is valid on its link only.
  */
 __noinline int mtn_rd_is_martian(struct mtn_rd_key6 *key, bool ipv6)
 {
-	struct mtn_rd_own own = { .ipv6 = ipv6 };
+	struct mtn_rd_own own = { .prefix_len = 32 + 128, .ipv6 = ipv6 };
 	__u32 first;
 
 	if (!key)

@@ -149,9 +149,9 @@ struct {
 	__type(value, struct mtn_rd_rule);
 } rules SEC(".maps");
 
-/* Addresses of this host, the value means nothing. */
+/* Addresses of this host, alone and by the range. The value means nothing. */
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, MTN_RD_MAX_OWN);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct mtn_rd_own);

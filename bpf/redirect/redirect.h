@@ -59,10 +59,11 @@ struct mtn_rd_rule_key {
 	__u8 ipv6;
 };
 
-/* An address of this host. */
+/* Addresses that packets are for this host with: key of a trie. */
 struct mtn_rd_own {
-	__u32 addr[4];
+	__u32 prefix_len;	/* and the 32 bits of the family */
 	__u32 ipv6;
+	__u32 addr[4];
 };
 
 struct mtn_rd_rule {

@@ -41,7 +41,7 @@ pub use neighbour::resolve_neighbour;
 pub(crate) use neighbour::{keep_neighbour, neighbour_usable};
 pub(crate) use path_metrics::PathMetrics;
 pub(crate) use qdisc::{filtered_at_egress, qdisc_kinds, qdiscs, QdiscKinds, Qdiscs};
-pub(crate) use route::{egress_route, policy_rules, route_to, ways};
+pub(crate) use route::{egress_route, local_networks, policy_rules, route_to, ways};
 pub(crate) use route::{EgressRoute, RouteLookUps, RouteTo, WayOn, Ways, MANY_WAYS};
 pub use ruleset::translates_sources;
 pub(crate) use sent::SentPackets;

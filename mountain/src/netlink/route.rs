@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use libc::{RTA_DST, RTA_METRICS, RTA_MULTIPATH, RTA_OIF, RTA_PREFSRC, RTA_SRC, RTA_TABLE};
-use libc::{RTM_GETROUTE, RTN_BROADCAST, RTN_LOCAL, RTN_UNICAST};
+use libc::{RTM_GETROUTE, RTN_BROADCAST, RTN_LOCAL, RTN_UNICAST, RT_TABLE_LOCAL};
 use netlink_sys::protocols::NETLINK_ROUTE;
 
 use super::nexthop::{decode_hop, decode_multipath, NextHop};
@@ -207,6 +207,31 @@ fn decode_ways(payload: &[u8]) -> Option<Ways> {
     })
 }
 
+/// The networks of table `local`, which every packet asks first: addresses and ranges of this host, and those that
+/// stand for all hosts of a link.
+///
+/// # Errors
+/// When the kernel refuses the dump.
+pub fn local_networks() -> io::Result<Vec<IpNet>> {
+    let mut header = [0; RTM_HEADER_LEN];
+    // The kernel leaves out other tables: there may be a million routes.
+    header[4] = RT_TABLE_LOCAL;
+    let mut found = Vec::new();
+    Socket::open()?.dump_families(RTM_GETROUTE, header, |payload| {
+        found.extend(decode_local(payload));
+    })?;
+    Ok(found)
+}
+
+fn decode_local(payload: &[u8]) -> Option<IpNet> {
+    // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags (4)
+    let [family, length, _, _, table, _, _, kind] = bytes_at(payload, 0)?;
+    let found = Attributes::after(payload, RTM_HEADER_LEN);
+    let is_local = table == RT_TABLE_LOCAL && matches!(kind, RTN_LOCAL | RTN_BROADCAST);
+    let prefix = network(family, found.ip(RTA_DST), length);
+    prefix.filter(|_| is_local)
+}
+
 /// Whether all addresses of a network are valid on their link only.
 fn is_link_local(net: IpNet) -> bool {
     match net {
@@ -369,6 +394,25 @@ mod tests {
             assert_eq!(look_ups.to(target).unwrap(), expected, "{target}");
             assert_eq!(route_to(target).unwrap(), expected, "{target}");
         }
+    }
+
+    #[test]
+    fn networks_of_this_host_are_read() {
+        let prefix = |text: &str| text.parse::<IpNet>().unwrap();
+        let all = local_networks().unwrap();
+        for own in ["127.0.0.0/8", "::1/128"] {
+            assert!(all.contains(&prefix(own)), "{own}: {all:?}");
+        }
+        let mut payload = vec![2, 24, 0, 0, RT_TABLE_LOCAL, 3, 0, RTN_LOCAL, 0, 0, 0, 0];
+        push_attribute(&mut payload, RTA_DST, &[203, 0, 113, 0]);
+        let range = Some(prefix("203.0.113.0/24"));
+        assert_eq!(decode_local(&payload), range);
+        payload[7] = RTN_BROADCAST;
+        assert_eq!(decode_local(&payload), range);
+        payload[7] = RTN_UNICAST;
+        assert_eq!(decode_local(&payload), None);
+        (payload[4], payload[7]) = (254, RTN_LOCAL);
+        assert_eq!(decode_local(&payload), None, "of another table");
     }
 
     #[test]

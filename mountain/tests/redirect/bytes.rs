@@ -317,7 +317,9 @@ fn what_comes_from_this_host_or_nobody_is_left_to_the_kernel() {
         for r in rules() {
             let sources = match r.from.is_ipv6() {
                 true => "fd01::1 fd08::17 :: ::1 fe80::7 ff02::1",
-                false => "10.0.1.1 10.0.8.17 0.0.0.9 127.0.0.2 224.0.0.1 255.255.255.255",
+                false => {
+                    "10.0.1.1 10.0.8.17 10.0.8.255 0.0.0.9 127.0.0.2 224.0.0.1 255.255.255.255"
+                }
             };
             for source in sources.split(' ') {
                 let port = 40_012;

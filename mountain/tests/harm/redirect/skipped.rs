@@ -79,7 +79,8 @@ fn source_filters_and_shapers_are_not_bypassed() {
     wait_for(&net, "tcx-peer");
 }
 
-/// The kernel drops what comes in from an address of its own. One that it gets while a program is there counts too.
+/// The kernel drops what comes in from an address of its own. One that it gets while a program is there counts too, alone
+/// or in a range that a route makes its own.
 #[test]
 fn packets_from_addresses_of_this_host_are_not_delivered() {
     let (net, _watching) = fast();
@@ -95,18 +96,29 @@ fn packets_from_addresses_of_this_host_are_not_delivered() {
         assert_served(&honest);
         net.server.counted("chain ip count in")[0]
     };
-    assert_eq!(arrived(), 1);
-    net.router.ip("addr add 10.0.8.66/32 dev rs");
-    let mut before = 1;
-    wait_until("none arrives", Duration::from_secs(10), || {
-        let now = arrived();
-        std::mem::replace(&mut before, now) == now
-    });
-    assert_eq!(carried(&net), ["tcx-peer"]);
-    net.router.ip("addr del 10.0.8.66/32 dev rs");
-    wait_until("they arrive again", Duration::from_secs(10), || {
-        arrived() > before
-    });
+    let mut before = arrived();
+    assert_eq!(before, 1);
+    for [own, nobodys] in [
+        [
+            "addr add 10.0.8.66/32 dev rs",
+            "addr del 10.0.8.66/32 dev rs",
+        ],
+        [
+            "route add local 10.0.8.64/30 dev lo",
+            "route del local 10.0.8.64/30 dev lo",
+        ],
+    ] {
+        net.router.ip(own);
+        wait_until("none arrives", Duration::from_secs(10), || {
+            let now = arrived();
+            std::mem::replace(&mut before, now) == now
+        });
+        assert_eq!(carried(&net), ["tcx-peer"], "{own}");
+        net.router.ip(nobodys);
+        wait_until("they arrive again", Duration::from_secs(10), || {
+            arrived() > before
+        });
+    }
 }
 
 /// Of what is larger than the clients' device carries, one fragment would go by the program and the other by the
