@@ -42,7 +42,7 @@ struct mtn_rd_look {
 	__u8 proto;
 	__u8 tcp_flags;
 	bool fragment;
-	bool options;	/* of IPv4 */
+	bool options;	/* of IPv4, or those of IPv6 for every hop */
 	__u16 headers;	/* of network and transport, 0 for a later fragment */
 };
 

@@ -31,12 +31,14 @@
  *   tcx egress    reply       rewrite           rewrite          rewrite         rewrite
  *
  * Each hook takes over what the one before could not do and left untouched: no neighbour known, too
- * big for the egress route, lifetime over, options of IPv4. So the kernel answers with ICMP where it has to,
- * resolves neighbours, and drops source routes unless `accept_source_route` is set. One in 64 look-ups of a flow's
- * egress route is left to it on purpose, so that neighbour entries stay fresh.
- * A reply that the kernel forwards is rewritten at egress, because at ingress it would turn into a packet from an address of this host, which the kernel takes for a forgery (a martian). By
- * _TCX_PEER and _XDP_REDIRECT tcx sends replies itself, by the kernel's routes: connection tracking has not seen
- * what they answer, and might translate them. Fragments are not for XDP: all of a datagram go one way.
+ * big for the egress route, lifetime over, options of IPv4 and those of IPv6 for every hop. So the kernel answers with
+ * ICMP where it has to, resolves neighbours, and drops packets for their options: source routes unless
+ * `accept_source_route` is set, and what it does not know. One in 64 look-ups of a flow's egress route is left to it
+ * on purpose, so that neighbour entries stay fresh.
+ * A reply that the kernel forwards is rewritten at egress, because at ingress it would turn into a packet from an
+ * address of this host, which the kernel takes for a forgery (a martian). By _TCX_PEER and _XDP_REDIRECT tcx sends
+ * replies itself, by the kernel's routes: connection tracking has not seen what they answer, and might translate them.
+ * Fragments are not for XDP: all of a datagram go one way.
  *
  * With MTN_RD_SNAT (hairpins) both directions are redirected, never passed, for the same reason.
  *
@@ -399,6 +401,19 @@ static __always_inline int mtn_rd_ipv4(void *ctx, void *data, void *data_end, co
 	return mtn_rd_send(&flow->f, &look, ret, hook);
 }
 
+/*
+ * Whether there are options for every hop. Not those that say how long a packet of the kernel's own is which is yet to
+ * be cut into segments: BIG TCP, which leaves the length in the header 0.
+ */
+static __always_inline bool mtn_rd_has_options6(void *ctx, const struct ipv6hdr *ip, const int hook)
+{
+	if (ip->nexthdr != IPPROTO_HOPOPTS)
+		return false;
+	if (hook == MTN_HOOK_XDP || ip->payload_len)
+		return true;
+	return !((struct __sk_buff *)ctx)->gso_size;
+}
+
 static __always_inline int mtn_rd_ipv6(void *ctx, void *data, void *data_end, const int hook)
 {
 	struct ethhdr *eth = data;
@@ -460,6 +475,7 @@ static __always_inline int mtn_rd_ipv6(void *ctx, void *data, void *data_end, co
 	look.headers = headers;
 	look.proto = at.proto;
 	look.ttl = ip->hop_limit;
+	look.options = mtn_rd_has_options6(ctx, ip, hook);
 	flow = bpf_map_lookup_elem(&flows6, &key);
 	if (!flow) {
 		half = bpf_map_lookup_elem(&half6, &key);

@@ -149,26 +149,32 @@ fn odd_packets_of_a_flow_are_rewritten_as_well() {
     each_way(|way| {
         for r in rules() {
             let plain = forward(&r, 40_001);
-            let odd = plain.clone().with(|p| {
-                p.ip.dsfield = 0xb8;
-                if r.from.is_ipv6() {
-                    let two = p.ip.clone().ext(packets_of::HOPOPTS, &[1, 4, 0, 0, 0, 0]);
-                    let padding = [&[1, 12][..], &[0; 12]].concat();
-                    p.ip = two.ext(packets_of::DSTOPTS, &padding);
-                } else {
-                    p.ip.options = vec![1; 40];
-                }
-            });
-            // Those of IPv4 are for the kernel to look at: a source route, for example.
-            let around = matches!(way.backend, Backend::TcxPeer | Backend::XdpRedirect);
-            let by_kernel = around && !r.from.is_ipv6();
+            let with_options = |sent: Sent| {
+                sent.with(|p| match r.from.is_ipv6() {
+                    true => p.ip.ext.push((packets_of::HOPOPTS, vec![1, 4, 0, 0, 0, 0])),
+                    false => p.ip.options = vec![1; 40],
+                })
+            };
+            let padding = [&[1, 12][..], &[0; 12]].concat();
+            let for_the_last = |sent: Sent| {
+                sent.with(|p| {
+                    p.ip.dsfield = 0xb8;
+                    if r.from.is_ipv6() {
+                        p.ip.ext.push((packets_of::DSTOPTS, padding.clone()));
+                    }
+                })
+            };
+            way.check_forward(&format!("{r}, odd"), &for_the_last(plain.clone()));
+            // What is for every hop is for the kernel to look at: a source route, for example.
+            let odd = for_the_last(with_options(plain.clone()));
+            let by_kernel = matches!(way.backend, Backend::TcxPeer | Backend::XdpRedirect);
             let by = if by_kernel { &TCX } else { way };
-            if way.backend == Backend::XdpRedirect && by_kernel {
+            if way.backend == Backend::XdpRedirect {
                 way.check_untouched(&format!("{r}, options"), &odd.packet.bytes());
             }
             by.check_forward(&format!("{r}, options"), &odd);
             if by_kernel {
-                let answer = reply(&r, 40_001).with(|p| p.ip.options = vec![1; 40]);
+                let answer = with_options(reply(&r, 40_001));
                 let (bytes, (dev, hook, _)) = (answer.packet.bytes(), way.reply);
                 let what = format!("{} {r}: reply, options", way.backend);
                 expect(&what, run(hook, dev, &bytes), passing(hook), &bytes);
@@ -391,6 +397,17 @@ fn replies_whose_segments_do_not_fit_are_left_to_the_kernel() {
                     true => expect(&what, got, PASS, &bytes),
                     false => expect(&what, got, REDIRECT, &want),
                 }
+            }
+            if r.from.is_ipv6() {
+                let as_big = |packet: Packet| {
+                    let jumbo = (packets_of::HOPOPTS, vec![0xc2, 4, 0, 1, 0, 0]);
+                    let mut bytes = packet.with(|p| p.ip.ext.push(jumbo)).bytes();
+                    bytes[18..20].fill(0);
+                    bytes
+                };
+                let got = run_gso("s0", &as_big(answer.packet.clone()), 1200);
+                let want = as_big(answer.rewritten().after(REDIRECT, true));
+                expect(&format!("{r}, BIG TCP"), got, REDIRECT, &want);
             }
         }
     });

@@ -151,7 +151,10 @@ impl Tally {
             return;
         }
         let ttl = bytes[if bytes[14] >> 4 == 4 { 22 } else { 21 }];
-        let options = (0x46..=0x4f).contains(&bytes[14]);
+        let options = match bytes[14] >> 4 {
+            4 => bytes[14] > 0x45,
+            _ => bytes[20] == packets_of::HOPOPTS,
+        };
         let is_for_kernel = (ttl <= 1 || options) && got.action == passing(hook);
         let right = got.action == action || is_for_kernel;
         assert!(right, "action {} on {bytes:02x?}", got.action);
@@ -204,7 +207,9 @@ fn run_case(way: &'static Way, reply: bool, seed: u64) {
                 tally.damaged(at, &bytes, got);
             } else {
                 // Options are for the kernel to look at: it routes what has them. At XDP nothing is done then.
-                let is_for_kernel = !packet.ip.options.is_empty() && action == REDIRECT;
+                let for_every_hop = packet.ip.ext.iter().any(|e| e.0 == packets_of::HOPOPTS);
+                let options = for_every_hop || !packet.ip.options.is_empty();
+                let is_for_kernel = options && action == REDIRECT;
                 let (action, want) = match (is_for_kernel, reply) {
                     (false, _) => (action, packet.rewritten(src, dst).after(action, reply)),
                     (true, false) => (PASS, packet.rewritten(src, dst)),
