@@ -184,6 +184,7 @@ __noinline int mtn_rd_get(struct mtn_rd_key6 *key, struct mtn_rd_half6 *to, bool
 		if (!narrow)
 			return 0;
 		to->ack = narrow->ack;
+		to->ack_all = narrow->ack_all;
 		to->state = narrow->state;
 		flow4 = &narrow->flow;
 	}
@@ -213,6 +214,7 @@ __noinline int mtn_rd_insert(struct mtn_rd_key6 *key, struct mtn_rd_half6 *entry
 	narrow->flow.saddr = entry->flow.saddr[0];
 	narrow->flow.daddr = entry->flow.daddr[0];
 	narrow->ack = entry->ack;
+	narrow->ack_all = entry->ack_all;
 	narrow->state = entry->state;
 	return half ? bpf_map_update_elem(&half4, &key4, narrow, BPF_NOEXIST) :
 		      bpf_map_update_elem(&flows4, &key4, &narrow->flow, BPF_NOEXIST);

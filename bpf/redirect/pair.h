@@ -4,7 +4,9 @@
  *
  * A pair begins half-open. It is proven when the client answers the target: with the ACK of the target's
  * SYN-ACK, which nobody can send who does not see that, or with a second datagram. Only then it enters
- * the table of established flows, from which nothing but idleness removes it.
+ * the table of established flows, from which nothing but idleness removes it. A target that has taken data
+ * with the SYN (TCP Fast Open, RFC 7413) may send before the client answers, whose first ACK that arrives
+ * here may be one of such data.
  */
 #ifndef MOUNTAIN_REDIRECT_PAIR_H
 #define MOUNTAIN_REDIRECT_PAIR_H
@@ -268,27 +270,32 @@ __noinline int mtn_rd_put_back(struct mtn_rd_key6 *key, struct mtn_rd_half6 *fwd
 }
 
 /* Updates what a half-open flow has come to. */
-static __always_inline void mtn_rd_set_state(const struct mtn_rd_key6 *key, __u8 state, __u32 ack,
-					     bool ipv6)
+__noinline int mtn_rd_set_state(struct mtn_rd_key6 *key, __u32 state, __u32 ack, __u32 ack_all,
+				bool ipv6)
 {
 	struct mtn_rd_key4 key4 = {};
 	struct mtn_rd_half4 *narrow;
 	struct mtn_rd_half6 *wide;
 
+	if (!key)
+		return 0;
 	if (ipv6) {
 		wide = bpf_map_lookup_elem(&half6, key);
 		if (wide) {
 			wide->ack = ack;
+			wide->ack_all = ack_all;
 			wide->state |= state;
 		}
-		return;
+		return 0;
 	}
 	mtn_narrow_key(key, &key4);
 	narrow = bpf_map_lookup_elem(&half4, &key4);
 	if (narrow) {
 		narrow->ack = ack;
+		narrow->ack_all = ack_all;
 		narrow->state |= state;
 	}
+	return 0;
 }
 
 /* Moves the half-open pair of @fwd to the established ones. Returns whether that was possible. */
@@ -343,7 +350,36 @@ static __always_inline bool mtn_rd_is_proof(const struct mtn_rd_look *look,
 	if (look->proto == IPPROTO_UDP || fwd->state & MTN_RD_PROVEN)
 		return true;
 	return (look->tcp_flags & flags) == MTN_TCP_ACK &&
-	       (!(fwd->state & MTN_RD_SYN) || look->ack == fwd->ack);
+	       (!(fwd->state & MTN_RD_SYN) || look->ack - fwd->ack <= fwd->ack_all - fwd->ack);
+}
+
+/* How far a packet brings TCP's sequence on, besides its SYN. Later fragments do not tell. */
+static __always_inline __u32 mtn_rd_carries(const struct mtn_rd_look *look)
+{
+	__u32 data = look->headers && look->len > look->headers ? look->len - look->headers : 0;
+
+	return data + !!(look->tcp_flags & MTN_TCP_FIN);
+}
+
+/*
+ * Notes what the target's packet says of the half-open flow @fwd, whose packets have @key. Returns whether it is an
+ * answer.
+ */
+static __always_inline bool mtn_rd_answered(struct mtn_rd_key6 *key, const struct mtn_rd_half6 *fwd,
+					    const struct mtn_rd_look *look, bool ipv6)
+{
+	bool answer = mtn_rd_is_answer(look, fwd->state), known = fwd->state & MTN_RD_ANSWERED;
+	__u32 carries = mtn_rd_carries(look);
+	__u32 ack = answer ? look->seq + 1 : fwd->ack;
+	__u32 all = look->seq + !!(look->tcp_flags & MTN_TCP_SYN) + carries;
+
+	if (!answer && !(known && carries))
+		return false;
+	/* Sent again, or overtaken. */
+	if (known && ack == fwd->ack && (__s32)(all - fwd->ack_all) < 0)
+		all = fwd->ack_all;
+	mtn_rd_set_state(key, MTN_RD_ANSWERED, ack, all, ipv6);
+	return answer;
 }
 
 /* What a packet says of its flow. An RST may be forged: it does not count once another packet follows. */
@@ -411,10 +447,8 @@ __noinline int mtn_rd_touch(struct mtn_rd_key6 *key, struct mtn_rd_look *look, b
 	if (!(room->fwd.flow.f.flags & MTN_RD_HALF))
 		return 0;
 	if (reply) {
-		if (!mtn_rd_is_answer(look, room->found.state))
-			return 0;
-		mtn_rd_set_state(&back, MTN_RD_ANSWERED, look->seq + 1, ipv6);
-		mtn_rd_set_state(key, MTN_RD_ANSWERED, 0, ipv6);
+		if (mtn_rd_answered(&back, &room->found, look, ipv6))
+			mtn_rd_set_state(key, MTN_RD_ANSWERED, 0, 0, ipv6);
 		return 0;
 	}
 	if (!mtn_rd_is_proof(look, &room->fwd))
@@ -422,7 +456,8 @@ __noinline int mtn_rd_touch(struct mtn_rd_key6 *key, struct mtn_rd_look *look, b
 	room->fwd.flow.f.touched_ticks = mtn_rd_ticks(look->now);
 	if (mtn_rd_establish(key, &room->fwd, ipv6))
 		return MTN_RD_ESTABLISHED_NOW;
-	mtn_rd_set_state(key, MTN_RD_PROVEN, room->fwd.ack, ipv6);
+	mtn_rd_set_state(key, MTN_RD_PROVEN, room->fwd.ack, room->fwd.ack_all, ipv6);
+	mtn_rd_set_state(&back, MTN_RD_PROVEN, 0, 0, ipv6);
 	return 0;
 }
 
@@ -503,12 +538,14 @@ static __always_inline bool mtn_rd_is_due(const struct mtn_rd_flow *f,
 					  const struct mtn_rd_look *look, __u8 state)
 {
 	bool reply = f->flags & MTN_RD_REPLY;
+	/* What the target of a TCP connection sends before the client has answered. */
+	bool early = (state & (MTN_RD_SYN | MTN_RD_PROVEN)) == MTN_RD_SYN && mtn_rd_carries(look);
 
 	return mtn_rd_ticks(look->now) - f->touched_ticks > mtn_rd_ticks(MTN_RD_TOUCH_NS) ||
 	       look->tcp_flags & (MTN_TCP_FIN | MTN_TCP_SYN | MTN_TCP_RST) ||
 	       f->flags & MTN_RD_RESET ||
 	       (f->flags & MTN_RD_HALF &&
-		(reply ? !(state & MTN_RD_ANSWERED) :
+		(reply ? !(state & MTN_RD_ANSWERED) || early :
 			 (state & (MTN_RD_ANSWERED | MTN_RD_PROVEN)) == MTN_RD_ANSWERED));
 }
 

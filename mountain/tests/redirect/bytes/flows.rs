@@ -230,7 +230,8 @@ fn what_nobody_has_answered_is_not_established() {
                 answer = with_numbers(&syn_ack, 7000, 1);
                 let ack = |n| with_numbers(&with_flags(&first, packets_of::ACK), 1, n);
                 later = ack(7001);
-                forged = vec![ack(7000), ack(7002), first.clone()];
+                // The SYN-ACK carries 333 bytes.
+                forged = vec![ack(7000), ack(7002 + 333), first.clone()];
             }
             for _ in 0..3 {
                 way.check_forward(&what, &first);
@@ -245,6 +246,37 @@ fn what_nobody_has_answered_is_not_established() {
             assert_eq!(count(), 2, "{what}: both directions");
             way.check_forward(&what, &later);
             way.check_reply(&what, &answer);
+        }
+    });
+}
+
+/// A target that has taken data with the SYN (TCP Fast Open) may send before the client has answered, and the first ACK
+/// that comes may be one of that.
+#[test]
+fn what_a_target_sends_early_is_acknowledged_too() {
+    each_way(|way| {
+        for r in rules().into_iter().filter(|r| r.proto == Proto::Tcp) {
+            let flows = map_named(if r.from.is_ipv6() { "flows6" } else { "flows4" });
+            let of_tcp = |k: &Vec<u8>| k[k.len() - 4] == r.proto.number();
+            let count = || flows.keys().filter(of_tcp).count();
+            let what = format!("{} {r}", way.backend);
+            let answer = reply(&r, 40_024);
+            let syn = forward(&r, 40_024);
+            let ack = |n| with_numbers(&with_flags(&syn, packets_of::ACK), 1, n);
+            let syn_ack = with_flags(&answer, packets_of::SYN | packets_of::ACK)
+                .with(|p| p.ip.l4.truncate(p.ip.l4.len() - 333));
+            let early = |n| with_numbers(&with_flags(&answer, packets_of::ACK), n, 101);
+            way.check_forward(&what, &syn);
+            way.check_reply(&what, &with_numbers(&syn_ack, 7000, 101));
+            for n in [7001 + 333, 7001, 7001 + 333] {
+                way.check_reply(&what, &early(n));
+            }
+            for forged in [7000, 7002 + 2 * 333] {
+                way.check_forward(&what, &ack(forged));
+                assert_eq!(count(), 0, "{what}: forged");
+            }
+            way.check_forward(&what, &ack(7001 + 333));
+            assert_eq!(count(), 2, "{what}: both directions");
         }
     });
 }
