@@ -286,7 +286,8 @@ impl Watcher<'_> {
             self.far = FarEnds::default();
             self.seen = HostReadings::default();
             fast::end()?;
-            return self.fast.trim();
+            self.fast = Fast::default();
+            return Ok(());
         }
         self.put_back(&mut store)?;
         let read = firewall::ruleset().context("cannot read the firewall")?;
@@ -398,6 +399,9 @@ impl Watcher<'_> {
             .collect();
         let wanted = fast::as_carried(&wanted)?;
         let mut carried = fast::carried()?;
+        if carried.is_empty() {
+            self.fast.let_go()?;
+        }
         let wrong = carried
             .iter()
             .filter(|(id, carried)| wanted.get(id) != Some(carried));

@@ -95,6 +95,19 @@ impl Fast {
         self.links.keys().map(|(ifindex, _)| *ifindex).collect()
     }
 
+    /// Lets go of all where nothing here tells of its rules any more: programs go with a device that moves to another
+    /// namespace, and would redirect there.
+    ///
+    /// # Errors
+    /// When the kernel refuses to read what is there.
+    pub(crate) fn let_go(&mut self) -> Result<()> {
+        let rules = self.loaded.as_ref().map(LoadedObject::rules).transpose()?;
+        if rules.is_some_and(|rules| !rules.is_empty()) {
+            *self = Self::default();
+        }
+        Ok(())
+    }
+
     /// Takes programs off that no rule needs any more. The others hear which addresses this host has now.
     ///
     /// # Errors

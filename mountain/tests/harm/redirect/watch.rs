@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use mountain::bpf::hooks::{DeviceHook, Order};
 
 use super::net::{ask, ask_in_vain, assert_answers, echo, Net};
-use crate::support::tcx::{attach_passing_xdp, link_passing};
+use crate::support::tcx::{attach_passing_xdp, link_passing, redirect_program};
 use crate::support::*;
 
 pub const RULE: &str = "--proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083";
@@ -286,6 +286,22 @@ fn a_target_that_loses_its_address_is_noticed() {
     std::thread::sleep(Duration::from_secs(1));
     net.server.ip("addr del 10.0.1.2/24 dev s0");
     wait_for(&net, "nft");
+}
+
+/// The programs of a device that moves to another namespace go with it, and would redirect there.
+#[test]
+fn a_device_that_moves_away_takes_no_program_along() {
+    let net = Net::new();
+    // Back by the clients' device: no other one tells of the rule.
+    net.redirect("add --proto udp --from 10.0.8.17:8080 --to 10.0.8.18:9000 --backend auto");
+    let _watching = watch(&net);
+    wait_for(&net, "tcx");
+    let there = Ns::new("m");
+    net.router.ip(&format!("link set rc netns {}", there.name));
+    let is_at = |hook| redirect_program(hook, "rc").is_some();
+    wait_until("no program is there", PATIENCE, || {
+        !there.with(|| DeviceHook::ALL.into_iter().any(is_at))
+    });
 }
 
 /// tcx-peer would go on where the kernel no longer forwards. Since Linux 6.17 a setting decides that on which no route
