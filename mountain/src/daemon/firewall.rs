@@ -60,6 +60,8 @@ pub(super) struct Follower {
     asked: watch::Sender<BTreeSet<Question>>,
     answers: watch::Receiver<Answers>,
     task: JoinHandle<()>,
+    /// The end of `task` was told.
+    is_end_told: bool,
 }
 
 impl Follower {
@@ -71,6 +73,7 @@ impl Follower {
             asked,
             answers,
             task: tokio::spawn(follow(questions, sender)),
+            is_end_told: false,
         }
     }
 
@@ -87,10 +90,11 @@ impl Follower {
         self.asked.send_modify(|_| {});
     }
 
-    /// Waits for an answer that differs from the one before, or a change that nftables has announced. Cancel safe.
+    /// Waits for an answer that differs from the one before, or a change that nftables has announced. Once, that nobody
+    /// follows the firewall any more: from then on all groups are held. Cancel safe.
     pub(super) async fn changed(&mut self) {
-        if self.answers.changed().await.is_err() {
-            // The task is gone: what it last said is all there is.
+        let is_over = self.answers.changed().await.is_err();
+        if is_over && std::mem::replace(&mut self.is_end_told, true) {
             pending::<()>().await;
         }
     }

@@ -4,6 +4,15 @@
 use super::*;
 use crate::steer::alike::About;
 
+fn running(devices: [u32; 2]) -> Question {
+    Question {
+        ipv6: false,
+        devices: BTreeSet::from(devices),
+        about: About::Running,
+        unchanged: BTreeSet::new(),
+    }
+}
+
 #[test]
 fn programs_are_named_where_they_can_be() {
     assert_eq!(in_brackets("guard"), "(guard)");
@@ -25,26 +34,44 @@ fn a_cgroup_with_a_line_break_in_its_name_writes_no_line_of_the_log() {
 
 #[test]
 fn only_new_questions_are_put_to_what_was_seen_before() {
-    let question = |devices: [u32; 2]| Question {
-        ipv6: false,
-        devices: BTreeSet::from(devices),
-        about: About::Running,
-        unchanged: BTreeSet::new(),
-    };
     let known = Some(Difference::new("known"));
-    let is_known = |devices| (question(devices), known.clone());
+    let is_known = |devices| (running(devices), known.clone());
     let mut look = Look {
         seen: Some(Firewall::default()),
         stamp: None,
         known: BTreeMap::from([is_known([1, 2]), is_known([3, 4])]),
     };
-    let asked = BTreeSet::from([question([1, 2]), question([5, 6])]);
+    let asked = BTreeSet::from([running([1, 2]), running([5, 6])]);
     let answers = look.answers(&asked);
     assert_eq!(
         answers,
-        BTreeMap::from([is_known([1, 2]), (question([5, 6]), None)])
+        BTreeMap::from([is_known([1, 2]), (running([5, 6]), None)])
     );
     assert_eq!(look.known, answers, "the others are forgotten");
+}
+
+#[test]
+fn when_nobody_follows_the_firewall_any_more_it_is_told_once_and_all_groups_are_held() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (sender, answers) = watch::channel(Answers {
+            by_question: BTreeMap::from([(running([1, 2]), None)]),
+            ..Answers::default()
+        });
+        let mut follower = Follower {
+            asked: watch::Sender::new(BTreeSet::new()),
+            answers,
+            task: tokio::spawn(async move { drop(sender) }),
+            is_end_told: false,
+        };
+        let told = tokio::time::timeout(FIRST, follower.changed()).await;
+        told.expect("the end is told");
+        let held = follower.answer(&follower.answers.borrow(), &running([1, 2]));
+        assert!(held.is_some_and(|why| why.what.contains("no longer followed")));
+        let again = tokio::time::timeout(GATHER, follower.changed()).await;
+        assert!(again.is_err(), "the loop would have no rest");
+    });
 }
 
 #[test]
