@@ -278,6 +278,8 @@ struct Look {
     stamp: Option<u32>,
     /// What `seen` has answered: evaluating thousands of rules takes a while.
     known: BTreeMap<Question, Option<Difference>>,
+    /// What was at cgroups when that could be read last.
+    cgroups: Vec<CgroupProgram>,
 }
 
 impl Look {
@@ -287,8 +289,22 @@ impl Look {
             ensure!(!many, "more than {} programs", foreign::PROGRAMS_MAX);
             Ok(programs)
         });
-        let read = match &cgroups {
-            Ok(_) => self.look(is_new, &egress_devices(questions)),
+        self.answer_with(cgroups, questions, is_new)
+    }
+
+    /// The same with what is at cgroups.
+    fn answer_with(
+        &mut self,
+        cgroups: anyhow::Result<Vec<CgroupProgram>>,
+        questions: &BTreeSet<Question>,
+        is_new: bool,
+    ) -> Answers {
+        let read = match cgroups {
+            Ok(programs) => {
+                self.cgroups = programs;
+                self.look(is_new, &egress_devices(questions))
+            }
+            // Sockets below the known ones stay meanwhile: their flows must not move before all groups are held.
             Err(e) => Err(io::Error::other(format!(
                 "cannot read what is at cgroups: {e:#}"
             ))),
@@ -308,7 +324,7 @@ impl Look {
                     .map(|q| (q.clone(), unread.clone()))
                     .collect(),
             },
-            cgroups: cgroups.unwrap_or_default(),
+            cgroups: self.cgroups.clone(),
             announced: 0,
         }
     }

@@ -38,8 +38,8 @@ fn only_new_questions_are_put_to_what_was_seen_before() {
     let is_known = |devices| (running(devices), known.clone());
     let mut look = Look {
         seen: Some(Firewall::default()),
-        stamp: None,
         known: BTreeMap::from([is_known([1, 2]), is_known([3, 4])]),
+        ..Look::default()
     };
     let asked = BTreeSet::from([running([1, 2]), running([5, 6])]);
     let answers = look.answers(&asked);
@@ -48,6 +48,24 @@ fn only_new_questions_are_put_to_what_was_seen_before() {
         BTreeMap::from([is_known([1, 2]), (running([5, 6]), None)])
     );
     assert_eq!(look.known, answers, "the others are forgotten");
+}
+
+#[test]
+fn where_cgroups_cannot_be_read_all_groups_are_held_and_known_cgroups_stay_barred() {
+    let guarded = CgroupProgram {
+        cgroup: "/a".into(),
+        cgroup_id: 1,
+        name: "guard".into(),
+    };
+    let mut look = Look {
+        cgroups: vec![guarded.clone()],
+        ..Look::default()
+    };
+    let asked = BTreeSet::from([running([1, 2])]);
+    let answers = look.answer_with(Err(anyhow::anyhow!("denied")), &asked, false);
+    assert_eq!(answers.cgroups, [guarded]);
+    let held = answers.by_question[&running([1, 2])].as_ref();
+    assert!(held.is_some_and(|why| why.what.contains("denied")));
 }
 
 #[test]
