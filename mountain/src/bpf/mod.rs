@@ -415,17 +415,20 @@ impl Steer {
     ///
     /// # Errors
     /// When there are more than 4096.
-    pub(crate) fn bar_cgroups(&mut self, ids: &BTreeSet<u64>) -> Result<()> {
+    pub fn bar_cgroups(&mut self, ids: &BTreeSet<u64>) -> Result<()> {
         let held = &self.skel.maps.held_cgroups;
         let write = || -> Result<()> {
-            // First, so that no look-up finds less than both the old and the new state have in common.
+            // First, as there may be no room for the old and the new ones together. Those in both stay.
+            let is_stale = |key: &Vec<u8>| !ids.contains(&read_from::<u64>(key));
+            let stale: Vec<Vec<u8>> = held.keys().filter(is_stale).collect();
+            for key in &stale {
+                held.delete(key)?;
+            }
             for id in ids {
                 held.update(&id.to_ne_bytes(), &[1], MapFlags::ANY)
                     .context("a BPF table is full")?;
             }
-            let is_stale = |key: &Vec<u8>| !ids.contains(&read_from::<u64>(key));
-            let stale: Vec<Vec<u8>> = held.keys().filter(is_stale).collect();
-            stale.iter().try_for_each(|key| Ok(held.delete(key)?))
+            Ok(())
         };
         write().context("too many cgroups with programs")?;
         publish(&mut self.bss().config.n_held_cgroups, ids.len() as u32);

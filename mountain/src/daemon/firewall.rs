@@ -486,7 +486,9 @@ impl Daemon {
     /// Takes what the firewall has to say of a topology before it is adopted.
     pub(super) async fn first_look_at_firewall(&mut self, topology: &Topology) {
         self.firewall.first(topology).await;
-        self.bar_cgroups(self.firewall.cgroups());
+        if let Err(e) = self.bar_cgroups() {
+            self.cannot_follow(&e);
+        }
     }
 
     /// Has the firewall's devices looked at now, where one of them has changed.
@@ -510,7 +512,9 @@ impl Daemon {
             placer.firewall_changed();
         }
         let held = self.firewall.held(self.paths.topology());
-        self.bar_cgroups(self.firewall.cgroups());
+        if let Err(e) = self.bar_cgroups() {
+            self.cannot_follow(&e);
+        }
         self.leave_new();
         let before = self.paths.held().to_vec();
         if held == before {
@@ -523,8 +527,7 @@ impl Daemon {
             .any(|(was, is)| was.is_some() && is.is_none());
         let mode = self.mode();
         if let Err(e) = self.write_routes() {
-            self.failed_at = Some(Instant::now());
-            self.suspend(format!("{e:#}"));
+            self.cannot_follow(&e);
         } else if let Some(steer) = self.steer.as_mut().filter(|_| may_again) {
             // When the last packet of a flow left is not known.
             steer.set_mode(mode, ADOPT_MS);
@@ -556,21 +559,24 @@ impl Daemon {
         }
     }
 
-    fn bar_cgroups(&mut self, programs: Vec<CgroupProgram>) {
+    /// Has flows of sockets below cgroups with programs stay, as these are known now.
+    ///
+    /// # Errors
+    /// When the kernel refuses. Nothing is to be steered until it has gone well.
+    pub(super) fn bar_cgroups(&mut self) -> anyhow::Result<()> {
+        let programs = self.firewall.cgroups();
         if programs == self.held_cgroups {
-            return;
+            return Ok(());
+        }
+        let ids: BTreeSet<u64> = programs.iter().map(|program| program.cgroup_id).collect();
+        if let Some(steer) = &mut self.steer {
+            steer.bar_cgroups(&ids)?;
         }
         for program in programs.iter().filter(|p| !self.held_cgroups.contains(p)) {
             info!("not moved: {}", cgroup_text(program));
         }
-        let ids: BTreeSet<u64> = programs.iter().map(|program| program.cgroup_id).collect();
-        if let Some(steer) = &mut self.steer {
-            if let Err(e) = steer.bar_cgroups(&ids) {
-                self.failed_at = Some(Instant::now());
-                return self.suspend(format!("{e:#}"));
-            }
-        }
         self.held_cgroups = programs;
+        Ok(())
     }
 }
 

@@ -224,6 +224,8 @@ impl Daemon {
             true => done.and_then(|()| self.catch_up()),
             false => done,
         };
+        // Nor is anything moved before the flows stay that have to because of their cgroups.
+        let done = done.and_then(|()| self.bar_cgroups());
         match done {
             Ok(()) => {
                 self.failed_at = None;
@@ -236,10 +238,7 @@ impl Daemon {
                     placer.resume();
                 }
             }
-            Err(e) => {
-                self.failed_at = Some(Instant::now());
-                self.suspend(format!("{e:#}"));
-            }
+            Err(e) => self.cannot_follow(&e),
         }
         self.resolve_missing();
         self.tick();
@@ -266,6 +265,12 @@ impl Daemon {
             // Ordinary, and over in seconds: no warning each time that a rule comes and goes.
             info!("nothing is steered for now: {why}");
         }
+    }
+
+    /// Steers nothing until what has failed, which is tried again soon, has gone well.
+    pub(super) fn cannot_follow(&mut self, why: &anyhow::Error) {
+        self.failed_at = Some(Instant::now());
+        self.suspend(format!("{why:#}"));
     }
 
     /// Steers nothing until a change was followed as a whole. Says why, once.
