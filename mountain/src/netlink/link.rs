@@ -15,8 +15,12 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 
 use super::generic::{self, GenericFamily};
 use super::kinds::{Lower, Pppoe};
-use super::wire::{self, bytes_at, push_attribute, u16_at, u32_at, Attributes};
+use super::wire::{self, bytes_at, push_attribute, u16_at, u32_at, Attributes, AF_INET6};
 
+const IFLA_AF_SPEC: u16 = 26;
+const IFLA_INET6_CONF: u16 = 2;
+/// Position of a device's MTU among its settings of IPv6 (linux/ipv6.h), in bytes.
+const DEVCONF_MTU6: usize = 2 * size_of::<u32>();
 const IFLA_VRF_TABLE: u16 = 1;
 const IFLA_XDP: u16 = 43;
 const IFLA_XDP_DRV_PROG_ID: u16 = 5;
@@ -41,6 +45,9 @@ pub struct Link {
     pub up: bool,
     /// Bytes of a packet, network layer.
     pub mtu: u32,
+    /// The same of IPv6, which may be less: routers announce one, and `net.ipv6.conf.NAME.mtu` sets it. `None`: no
+    /// IPv6 there.
+    pub mtu6: Option<u32>,
     /// ARPHRD_*.
     pub arphrd: u16,
     /// Has Ethernet headers (ARPHRD_ETHER).
@@ -184,6 +191,11 @@ pub(super) fn decode_link(payload: &[u8]) -> Option<Link> {
         name: attributes.string(IFLA_IFNAME)?,
         up,
         mtu: attributes.u32(IFLA_MTU)?,
+        mtu6: attributes
+            .inside(IFLA_AF_SPEC)
+            .inside(AF_INET6.into())
+            .get(IFLA_INET6_CONF)
+            .and_then(|settings| u32_at(settings, DEVCONF_MTU6)),
         arphrd,
         ethernet: arphrd == libc::ARPHRD_ETHER,
         loopback: arphrd == libc::ARPHRD_LOOPBACK,

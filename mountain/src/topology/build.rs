@@ -349,7 +349,10 @@ impl<'a> Builder<'a> {
                 .collect(),
             preferred_source: None,
             options: RouteOptions::default(),
-            mtu: link.mtu,
+            mtu: match link.mtu6 {
+                Some(mtu) if key.ipv6 => mtu.min(link.mtu),
+                _ => link.mtu,
+            },
             ethernet: link.ethernet,
             wwan: link.wwan,
             up: link.up && !hop.dead,

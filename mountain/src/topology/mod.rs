@@ -55,7 +55,7 @@ pub struct Path {
     /// Source of our probes: a global address on the device of the path's family, preferably one
     /// on the gateway's subnet; a link-local one where there is no other.
     pub source: Option<IpAddr>,
-    /// MTU of the device, in bytes of the network layer.
+    /// MTU of the device for the path's family, in bytes of the network layer.
     pub mtu: u32,
     /// Whether frames on the device carry Ethernet headers (ARPHRD_ETHER). Others cannot be
     /// redirected to or from (field: `bpf_redirect_neigh` drops silently there).

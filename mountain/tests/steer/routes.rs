@@ -80,11 +80,15 @@ fn ipv6_multipath_default() {
     net.host.ip(&format!("-6 route add default {TWO_HOPS_V6}"));
     net.host.ip("-6 route add 2001:db8:5::/48 via fd00:1::2");
     net.wait_up();
+    // As a router announces it. A device that goes up begins with its own.
+    net.host.sysctl("net.ipv6.conf.u1.mtu", "1400");
     let topology = net.host.topology();
     let all = "::/0: u0 fd00::2 200, u1 fd00:1::2 1";
     assert_eq!(groups(&topology), [all]);
     assert!(topology.paths.iter().all(|p| p.key.ipv6 && p.up));
     assert_eq!(topology.paths[1].source, Some(addr("fd00:1::1")));
+    let mtus: Vec<u32> = topology.paths.iter().map(|p| p.mtu).collect();
+    assert_eq!(mtus, [1500, 1400]);
     let not_ours = &topology.not_ours;
     for other in "2001:db8:5::/48 fd00:0::/64 fd00:1::/64 fe80::/64 ff00::/8".split(' ') {
         assert!(not_ours.contains(&prefix(other)), "{other}: {not_ours:?}");
