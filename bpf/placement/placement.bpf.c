@@ -246,13 +246,16 @@ static __always_inline int mtn_connect(struct bpf_sock_addr *ctx, struct mtn_new
 
 	if (!sk)
 		return ALLOW;
+	now = sk->mark;
+	s->mark = mtn_is_own_mark(now) ? 0 : now;
 	/* A look-up by our mark for another device than the socket's would meet `unreachable` first. */
 	if (sk->bound_dev_if || mtn_has_source(sk) || mtn_has_own_device(sk, s->key.ipv6)) {
 		mtn_count(MTN_PLACE_PASS_BOUND);
+		/* Bound since it was connected. One that still is has our source besides. */
+		if (sk->state == BPF_TCP_CLOSE)
+			mtn_set_mark(ctx, now, s->mark);
 		return ALLOW;
 	}
-	now = sk->mark;
-	s->mark = mtn_is_own_mark(now) ? 0 : now;
 	s->key.proto = ctx->protocol;
 	s->key.dport = ctx->user_port;
 	s->prefer = MTN_MAX_PATHS;
@@ -314,6 +317,24 @@ int mountain_con6(struct bpf_sock_addr *ctx)
 	return mtn_connect(ctx, &s);
 }
 
+/*
+ * Takes a mark of ours off a socket that sends a datagram and is not connected: a connect() left it there that is
+ * undone. Whether there was one: this datagram still follows it, the next will not.
+ */
+static __always_inline bool mtn_forget_mark(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+	__u32 mark;
+
+	if (!sk || sk->state != BPF_TCP_CLOSE)
+		return false;
+	mark = sk->mark;
+	if (!mtn_is_own_mark(mark))
+		return false;
+	mtn_set_mark(ctx, mark, 0);
+	return true;
+}
+
 /* Was the exchange in use lately? Another CPU may have used it since @now was read. */
 static __always_inline bool mtn_is_fresh(const struct mtn_unconnected *e, __u64 now)
 {
@@ -343,11 +364,6 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 	s->key.proto = IPPROTO_UDP;
 	s->key.dport = ctx->user_port;
 	s->prefer = MTN_MAX_PATHS;
-	if (mtn_is_own_mark(s->mark)) {
-		/* From a connect() that is undone: this datagram still follows it, the next will not. */
-		mtn_set_mark(ctx, s->mark, 0);
-		return MTN_MAX_PATHS;
-	}
 	/* Asked each time: a route, a rule or an option may have come since the exchange began. */
 	group = mtn_group_of(&s->key);
 	if (group >= MTN_MAX_GROUPS)
@@ -436,7 +452,7 @@ int mountain_msg4(struct bpf_sock_addr *ctx)
 	__u32 path, addr;
 
 	/* The source is set: by bind(), by connect(), or in this packet (IP_PKTINFO). */
-	if (!mtn_is_mine(ctx) || ctx->msg_src_ip4)
+	if (!mtn_is_mine(ctx) || mtn_forget_mark(ctx) || ctx->msg_src_ip4)
 		return ALLOW;
 	s.key.daddr[0] = ctx->user_ip4;
 	path = mtn_place_unconnected(ctx, &s);
@@ -456,7 +472,7 @@ int mountain_msg6(struct bpf_sock_addr *ctx)
 	struct mtn_new_flow s = {};
 	__u32 path, a, b, c, d;
 
-	if (!mtn_is_mine(ctx))
+	if (!mtn_is_mine(ctx) || mtn_forget_mark(ctx))
 		return ALLOW;
 	if (ctx->msg_src_ip6[0] || ctx->msg_src_ip6[1] || ctx->msg_src_ip6[2] || ctx->msg_src_ip6[3])
 		return ALLOW;

@@ -5,7 +5,7 @@ open KIND COUNT SERVER PORT [bind=ADDRESS[:PORT]] [dev=NAME] [out=NAME] [info=NA
                         KIND: tcp, udp (connected), msg; out: IP_UNICAST_IF, IPV6_UNICAST_IF;
                         info: IPV6_PKTINFO, for all packets
 ask                     asks over every open flow
-again SERVER PORT       connects every udp flow anew, after it was dissolved
+again SERVER PORT [...] connects every udp flow anew, after it was dissolved; options as for open
 errors                  says how flows have ended: [[own address, name of the error, or null], ...]
 close
 
@@ -26,10 +26,7 @@ def target(server, port):
     return (server, int(port))
 
 
-def open_flow(kind, server, port, options):
-    family = socket.AF_INET6 if ":" in server else socket.AF_INET
-    s = socket.socket(family, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM)
-    s.setblocking(False)
+def choose(s, server, options):
     for option in options:
         key, value = option.split("=", 1)
         if key == "bind":
@@ -47,6 +44,13 @@ def open_flow(kind, server, port, options):
             s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, device)
         elif key == "mark":
             s.setsockopt(socket.SOL_SOCKET, 36, int(value, 0))
+
+
+def open_flow(kind, server, port, options):
+    family = socket.AF_INET6 if ":" in server else socket.AF_INET
+    s = socket.socket(family, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM)
+    s.setblocking(False)
+    choose(s, server, options)
     if kind != "msg":
         s.connect_ex(target(server, port))
     to = target(server, port)
@@ -133,12 +137,14 @@ for line in sys.stdin:
         ask()
         say()
     elif command == "again":
+        server, port, *options = rest
         for flow in flows:
             # AF_UNSPEC: connect() that dissolves a connection.
             import ctypes
 
             ctypes.CDLL(None).connect(flow["socket"].fileno(), bytes(16), 16)
-            flow["to"] = target(*rest)
+            choose(flow["socket"], server, options)
+            flow["to"] = target(server, port)
             flow["socket"].connect_ex(flow["to"])
         ask()
         say()

@@ -225,6 +225,21 @@ fn a_socket_that_is_connected_anew_chooses_anew() {
 }
 
 #[test]
+fn a_socket_that_is_bound_after_it_was_connected_has_no_mark_of_ours() {
+    let net = Home::new().running();
+    let mut flows = net.flows();
+    flows.open_by_both(&["udp"], SERVER[0]);
+    // By a mark of this uplink nothing can be reached now, whatever device the socket is bound to.
+    net.providers.ip("link set r1 down");
+    wait_until("the uplink's table says so", LEAVE, || {
+        let routes = net.home.ip("-4 route show table all");
+        routes.contains("unreachable default")
+    });
+    let bound = flows.again_with(SERVER[0], "dev=u0");
+    assert_eq!(by_uplink(&bound), [EACH, 0], "{bound:?}");
+}
+
+#[test]
 fn an_uplink_with_another_lease_is_followed() {
     let net = Home::new().running();
     net.home.ip("addr del 10.41.0.2/24 dev u1");

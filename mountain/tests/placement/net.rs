@@ -392,7 +392,12 @@ impl Flows {
 
     /// Connects all datagram flows anew after dissolving them.
     pub fn again(&mut self, server: &str) -> Vec<Seen> {
-        self.tell(&format!("again {server} {PORT}"))
+        self.again_with(server, "")
+    }
+
+    /// The same with options, which are set in between.
+    pub fn again_with(&mut self, server: &str, options: &str) -> Vec<Seen> {
+        self.tell(&format!("again {server} {PORT} {options}"))
     }
 
     pub fn close(&mut self) {
