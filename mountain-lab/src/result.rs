@@ -287,9 +287,10 @@ impl RunResult {
         }
     }
 
-    /// The checks that were not met or not measured. A run that is too short misses none.
+    /// The checks that were not met or not measured. A run that is too short misses none, nor does one without the
+    /// policies that a check needs.
     pub fn missed(&self) -> Vec<&Check> {
-        let missed = |c: &&Check| c.met != Some(true) && !c.too_short;
+        let missed = |c: &&Check| c.met != Some(true) && !c.is_open();
         self.checks.iter().filter(missed).collect()
     }
 

@@ -144,7 +144,7 @@ fn checks(result: &RunResult) -> String {
     }
     let items = result.checks.iter().map(|check| {
         let class = match check.met {
-            _ if check.too_short => "open",
+            _ if check.is_open() => "open",
             Some(true) => "met",
             _ => "missed",
         };

@@ -80,6 +80,9 @@ pub struct Check {
     /// The run was shorter than the figure needs, so it is not judged: see [`RunResult::judge`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub too_short: bool,
+    /// Why the run could not measure the figure, where the user has left out a policy that it needs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_run: Option<String>,
 }
 
 impl Check {
@@ -94,7 +97,13 @@ impl Check {
             reference: None,
             met: figure.map(|f| op.holds(f, limit)),
             too_short: false,
+            not_run: None,
         }
+    }
+
+    /// Whether the user has asked for less than the check needs, so that it is neither met nor missed.
+    pub fn is_open(&self) -> bool {
+        self.too_short || self.not_run.is_some()
     }
 
     /// A figure that is promised to be no higher than `limit`.
@@ -116,6 +125,9 @@ impl Check {
 
 impl std::fmt::Display for Check {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(why) = &self.not_run {
+            return write!(f, "{}: not run: {why}", self.name);
+        }
         let verdict = match self.met {
             _ if self.too_short => "too short to judge",
             Some(true) => "met",

@@ -345,6 +345,11 @@ impl Scenario {
         run.copied().collect()
     }
 
+    /// Whether a run has figures of this policy.
+    pub fn compares(&self, policy: &str) -> bool {
+        policy == "oracle" || self.policies.iter().any(|p| p.name() == policy)
+    }
+
     /// Seconds of one segment, with what is thrown away.
     pub fn segment_seconds(&self) -> f64 {
         self.discard_seconds + self.seconds

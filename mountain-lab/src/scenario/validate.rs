@@ -177,14 +177,13 @@ impl Scenario {
     }
 
     fn validate_check(&self, i: usize, c: &CheckSpec) -> Result<(), Fault> {
-        let known = |r: &String| r == "oracle" || self.policies.iter().any(|p| p.name() == *r);
         for (key, policy) in [
             ("policy", Some(&c.policy)),
             ("reference", c.reference.as_ref()),
         ] {
             let what = "is neither oracle nor a policy of this scenario";
             let key = format!("check[{i}].{key}");
-            need(policy.is_none_or(known), key, what)?;
+            need(policy.is_none_or(|p| self.compares(p)), key, what)?;
         }
         Ok(())
     }

@@ -62,7 +62,7 @@ pub fn finish(
     pooled.put(result);
     emulator_metrics(result, segments, seed);
     describe(scenario, segments, result)?;
-    result.evaluate(&scenario.checks);
+    hold_checks(scenario, result);
     let result = session.judge(&least(args)?);
     let out = args.out();
     let path = result.write(&out)?;
@@ -127,6 +127,16 @@ fn put_segment(
         own.extend(session_figures(segment, schedule).0);
     }
     result.add(&segment.policy.name(), segment.repeat, &own);
+}
+
+/// Compares the promised figures with the measured ones. A check of a policy that the user has left out says so.
+pub(super) fn hold_checks(scenario: &Scenario, result: &mut RunResult) {
+    result.evaluate(&scenario.checks);
+    for (check, spec) in result.checks.iter_mut().zip(&scenario.checks) {
+        let mut needed = [Some(&spec.policy), spec.reference.as_ref()].into_iter();
+        let absent = needed.find_map(|policy| policy.filter(|p| !scenario.compares(p)));
+        check.not_run = absent.map(|policy| format!("--policies leaves out {policy}"));
+    }
 }
 
 /// What was run, into the result's environment.
