@@ -40,6 +40,11 @@ pub(super) fn to_stderr() {
         .init();
 }
 
+/// Whether standard error leads to the log of this namespace's daemon.
+pub(super) fn is_stderr() -> bool {
+    Background::of_stderr().is_some()
+}
+
 /// Opens the log of a daemon in the background. What is written goes to its end, also after it was begun anew. The daemon
 /// itself empties it, once it has the lock: until then the log may be that of another one.
 ///

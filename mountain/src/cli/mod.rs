@@ -205,14 +205,18 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     match run(cli.command) {
         Ok(code) => code,
+        Err(e) if e.is::<AlreadyRuns>() => {
+            // The log belongs to the daemon that runs; the exit code tells `up`, which says it to the user.
+            if !log::is_stderr() {
+                eprintln!("mountain: {e:#}");
+            }
+            ExitCode::from(ALREADY_RUNS)
+        }
         Err(e) => {
             eprintln!("mountain: {e:#}");
-            if e.is::<WrongConfiguration>() {
-                ExitCode::from(WRONG_CONFIGURATION)
-            } else if e.is::<AlreadyRuns>() {
-                ExitCode::from(ALREADY_RUNS)
-            } else {
-                ExitCode::FAILURE
+            match e.is::<WrongConfiguration>() {
+                true => ExitCode::from(WRONG_CONFIGURATION),
+                false => ExitCode::FAILURE,
             }
         }
     }

@@ -100,6 +100,7 @@ fn of_two_that_start_at_the_same_moment_one_is_told_that_the_other_runs() {
     let log = || fs::read_to_string(&path).unwrap();
     let all = ["group 0:", "group 1:", "running; "];
     assert_has(&log(), &all);
+    assert!(!log().contains("already runs"), "{}", log());
     // A new daemon does not add to the log of a killed one.
     net.client.end_daemon(Signal::SIGKILL);
     net.client.mountain_ok("up");
