@@ -9,7 +9,6 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::Arc;
 
 use anyhow::{ensure, Context, Result};
@@ -24,7 +23,7 @@ use super::sys;
 use super::worker::Worker;
 
 /// An answer that comes later than this counts as lost.
-pub const LINGER_NS: u64 = 1_000_000_000;
+const LINGER_NS: u64 = 1_000_000_000;
 
 /// What to send, from where to where.
 #[derive(Debug, Clone)]
@@ -89,11 +88,9 @@ pub struct Health {
 pub struct RunningGame {
     server: EchoServer,
     /// Told to stop it sends no more, and ends when the last packet is settled.
-    client: Worker<Health>,
+    client: Worker<(Vec<Packet>, Health)>,
     /// It ends now.
     abort: Arc<AtomicBool>,
-    settled: Receiver<Packet>,
-    arrived: HashMap<(u16, u32), (Option<u8>, bool)>,
     run: u32,
 }
 
@@ -109,54 +106,38 @@ pub fn start(cfg: GameConfig) -> Result<RunningGame> {
     let server = EchoServer::start(&cfg.ends)?;
     let run = rand::random();
     let abort = Arc::new(AtomicBool::new(false));
-    let (tx, settled) = mpsc::channel();
     let netns = cfg.ends.client_ns.clone();
     let ended = Arc::clone(&abort);
     let set_up = move || Client::open(&cfg, run);
     let client = Worker::start("game-client", &netns, set_up, move |client, stop| {
-        client.run(stop, &ended, &tx)
+        client.run(stop, &ended)
     })?;
     Ok(RunningGame {
         server,
         client,
         abort,
-        settled,
-        arrived: HashMap::new(),
         run,
     })
 }
 
 impl RunningGame {
-    /// The packets settled (answered or given up) since the last call, in the order they were sent
-    /// within each flow. A packet is settled [`LINGER_NS`] after it was sent.
-    pub fn drain(&mut self) -> Vec<Packet> {
-        let mut packets: Vec<Packet> = self.settled.try_iter().collect();
-        for arrival in self.server.arrivals().filter(|a| a.header.run == self.run) {
-            let header = arrival.header;
-            let path = Some(header.path).filter(|p| *p != UNKNOWN_PATH);
-            let packet = (header.flow, header.seq);
-            self.arrived.insert(packet, (path, header.reordered));
-        }
-        for packet in &mut packets {
-            // The answer of this one may be lost while the packet itself arrived: the server knows.
-            let arrival = self.arrived.remove(&(packet.flow, packet.seq));
-            if let (None, Some((path, reordered))) = (packet.rtt_us, arrival) {
-                packet.path = path;
-                packet.reordered = reordered;
+    /// Stops sending and waits for stragglers (up to 1 s). Returns all packets, in the order they were sent within
+    /// each flow, and how well the generator kept its plan.
+    pub fn finish(mut self) -> Result<(Vec<Packet>, Health)> {
+        let (mut packets, health) = self.client.finish()?;
+        let arrivals = self.server.arrivals().map(|a| a.header);
+        let arrived: HashMap<(u16, u32), Header> = arrivals
+            .filter(|header| header.run == self.run)
+            .map(|header| ((header.flow, header.seq), header))
+            .collect();
+        for packet in packets.iter_mut().filter(|p| p.rtt_us.is_none()) {
+            // The answer may be lost while the packet itself arrived: the server knows.
+            if let Some(header) = arrived.get(&(packet.flow, packet.seq)) {
+                packet.path = Some(header.path).filter(|p| *p != UNKNOWN_PATH);
+                packet.reordered = header.reordered;
             }
         }
-        packets
-    }
-
-    /// Stops sending, waits for stragglers (up to 1 s) and returns all packets not drained yet.
-    pub fn stop(self) -> Result<Vec<Packet>> {
-        self.finish().map(|(packets, _)| packets)
-    }
-
-    /// Like [`RunningGame::stop`], and says how well the generator kept its plan.
-    pub fn finish(mut self) -> Result<(Vec<Packet>, Health)> {
-        let health = self.client.finish()?;
-        Ok((self.drain(), health))
+        Ok((packets, health))
     }
 }
 
@@ -231,7 +212,8 @@ impl Client {
         })
     }
 
-    fn run(mut self, stop: &AtomicBool, abort: &AtomicBool, settled: &Sender<Packet>) -> Health {
+    fn run(mut self, stop: &AtomicBool, abort: &AtomicBool) -> (Vec<Packet>, Health) {
+        let mut settled = Vec::new();
         self.health.realtime = sys::raise_priority();
         sys::tighten_timer_slack();
         let mut fds: Vec<libc::pollfd> = self
@@ -256,7 +238,7 @@ impl Client {
                 self.send(due.flow, (due.late_ns / 1_000) as u32);
                 now = sys::monotonic_ns();
             }
-            self.settle(now, settled);
+            self.settle(now, &mut settled);
             if stopping && self.flows.iter().all(|f| f.slots.is_empty()) {
                 break;
             }
@@ -276,7 +258,7 @@ impl Client {
                 }
             }
         }
-        self.health
+        (settled, self.health)
     }
 
     fn send(&mut self, index: usize, late_us: u32) {
@@ -310,7 +292,8 @@ impl Client {
         health.late += u64::from(late_us > 1_000);
     }
 
-    fn settle(&mut self, now: u64, settled: &Sender<Packet>) {
+    /// Moves packets to `settled` that were sent [`LINGER_NS`] ago, answered or not.
+    fn settle(&mut self, now: u64, settled: &mut Vec<Packet>) {
         for (index, flow) in self.flows.iter_mut().enumerate() {
             while flow
                 .slots
@@ -328,7 +311,7 @@ impl Client {
                 if slot.reply.is_some() && !slot.stamped {
                     self.health.unstamped += 1;
                 }
-                let _ = settled.send(packet_of(index as u16, flow.first, &slot));
+                settled.push(packet_of(index as u16, flow.first, &slot));
                 flow.first += 1;
             }
         }

@@ -113,7 +113,7 @@ impl RunningTraffic {
             sum.unstamped += health.unstamped;
             sum.realtime = health.realtime;
         }
-        seen.reference = self.reference.stop()?;
+        seen.reference = self.reference.finish()?.0;
         Ok(seen)
     }
 }
