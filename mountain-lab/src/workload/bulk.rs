@@ -14,11 +14,9 @@ use anyhow::{anyhow, ensure, Context, Result};
 use super::dial::{within, Dial, Ends};
 use super::metrics::{Leave, Onset};
 use super::sniff::{FlowTrace, Sniffer};
-use super::stream::{self, Buckets};
+use super::stream::{self, Buckets, BUCKET_NS};
 use super::sys;
 use super::worker::Worker;
-
-pub use super::stream::BUCKET_NS;
 
 /// What each flow does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,8 +76,6 @@ pub struct FlowReport {
     pub client_port: u16,
     /// Payload that reached the server's program, in buckets of [`BUCKET_NS`] from the start.
     pub bytes_by_bucket: Vec<u64>,
-    /// Request/response: when each request was sent (`CLOCK_MONOTONIC`) and how long it took, µs.
-    pub responses: Vec<(u64, u32)>,
     /// Paths as the client used them, reordering as seen on the server's devices.
     pub trace: FlowTrace,
     /// Why the connection ended before the order to stop: a lost flow.
@@ -87,11 +83,6 @@ pub struct FlowReport {
 }
 
 impl FlowReport {
-    /// Payload bytes in all.
-    pub fn bytes(&self) -> u64 {
-        self.bytes_by_bucket.iter().sum()
-    }
-
     /// How long after `onset` the flow's data had left the path.
     ///
     /// Unlike game packets a bulk flow may pause, so the last data segment on the path before it
@@ -151,11 +142,6 @@ struct ServerFlow {
     error: Option<String>,
 }
 
-struct ClientFlow {
-    responses: Vec<(u64, u32)>,
-    error: Option<String>,
-}
-
 /// Running flows.
 pub struct Bulk {
     start_ns: u64,
@@ -163,7 +149,8 @@ pub struct Bulk {
     sent: Option<Sniffer>,
     /// What it is told the clients are told, too.
     acceptor: Worker<Vec<ServerFlow>>,
-    clients: Vec<(u16, JoinHandle<ClientFlow>)>,
+    /// By source port; why a flow ended early.
+    clients: Vec<(u16, JoinHandle<Option<String>>)>,
 }
 
 /// Starts observer and server, connects all flows and lets them run. Any error stops everything.
@@ -222,7 +209,7 @@ impl Bulk {
     pub fn stop(mut self) -> Result<BulkReport> {
         self.acceptor.tell();
         let panicked = || anyhow!("a bulk thread panicked");
-        let clients: Vec<(u16, ClientFlow)> = std::mem::take(&mut self.clients)
+        let clients: Vec<(u16, Option<String>)> = std::mem::take(&mut self.clients)
             .into_iter()
             .map(|(port, thread)| Ok((port, thread.join().map_err(|_| panicked())?)))
             .collect::<Result<_>>()?;
@@ -243,17 +230,14 @@ impl Bulk {
         let flows = clients
             .into_iter()
             .enumerate()
-            .map(|(flow, (client_port, client))| {
+            .map(|(flow, (client_port, error))| {
                 let server = servers.iter().find(|s| s.client_port == client_port);
                 FlowReport {
                     flow: flow as u16,
                     client_port,
                     bytes_by_bucket: server.map(|s| s.buckets.clone()).unwrap_or_default(),
-                    responses: client.responses,
                     trace: traces.remove(&client_port).unwrap_or_default(),
-                    error: client
-                        .error
-                        .or_else(|| server.and_then(|s| s.error.clone())),
+                    error: error.or_else(|| server.and_then(|s| s.error.clone())),
                 }
             })
             .collect();
@@ -339,20 +323,15 @@ fn serve(
     }
 }
 
-fn run_client(mut stream: TcpStream, pattern: Pattern, stop: &AtomicBool) -> ClientFlow {
-    let mut responses = Vec::new();
+/// Why it ended before the order to stop.
+fn run_client(mut stream: TcpStream, pattern: Pattern, stop: &AtomicBool) -> Option<String> {
     let ended = match pattern {
         Pattern::Saturating => stream::send(&mut stream, usize::MAX, stop),
         Pattern::Paced { rate_bps } => stream::send_paced(&mut stream, rate_bps, 100, stop),
-        Pattern::RequestResponse { bytes, think_ms } => {
-            ask(&mut stream, bytes, think_ms, stop, &mut responses)
-        }
+        Pattern::RequestResponse { bytes, think_ms } => ask(&mut stream, bytes, think_ms, stop),
     };
     let _ = stream::end_by_reset(&stream);
-    ClientFlow {
-        responses,
-        error: ended.err().map(|e| e.to_string()),
-    }
+    ended.err().map(|e| e.to_string())
 }
 
 fn ask(
@@ -360,16 +339,10 @@ fn ask(
     (request, response): (usize, usize),
     think_ms: u64,
     stop: &AtomicBool,
-    responses: &mut Vec<(u64, u32)>,
 ) -> io::Result<()> {
     while !stop.load(Ordering::Relaxed) {
-        let asked_ns = sys::monotonic_ns();
         stream::send(stream, request, stop)?;
         stream::receive_exactly(stream, response, stop)?;
-        if stop.load(Ordering::Relaxed) {
-            break; // possibly cut short
-        }
-        responses.push((asked_ns, ((sys::monotonic_ns() - asked_ns) / 1_000) as u32));
         sys::sleep_until(sys::monotonic_ns() + think_ms * 1_000_000);
     }
     Ok(())

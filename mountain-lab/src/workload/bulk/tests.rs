@@ -17,7 +17,6 @@ fn flow(visits: &[(u8, u64, u64)]) -> FlowReport {
         flow: 0,
         client_port: 1,
         bytes_by_bucket: vec![100; 25],
-        responses: vec![],
         trace: FlowTrace {
             visits,
             ..FlowTrace::default()

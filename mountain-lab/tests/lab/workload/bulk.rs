@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use etherparse::PacketBuilder;
-use mountain_lab::workload::bulk::{self, BulkConfig, BulkReport, Pattern};
+use mountain_lab::workload::bulk::{self, BulkConfig, BulkReport, FlowReport, Pattern};
 use mountain_lab::workload::dial::Ends;
 use mountain_lab::workload::load::{self, LoadConfig};
 use mountain_lab::workload::metrics::{self, Leave, Onset};
@@ -32,6 +32,11 @@ fn paced(rate_bps: u64) -> Pattern {
     Pattern::Paced { rate_bps }
 }
 
+/// Payload that arrived.
+fn bytes(flow: &FlowReport) -> u64 {
+    flow.bytes_by_bucket.iter().sum()
+}
+
 /// Runs for so long.
 fn run(cfg: BulkConfig, ms: u64) -> BulkReport {
     let running = bulk::start(cfg).unwrap();
@@ -51,7 +56,7 @@ fn paced_bulk_keeps_its_rate_and_shows_its_path() {
         assert_eq!(report.unobserved, 0);
         for flow in &report.flows {
             assert_eq!(flow.error, None, "flow {}", flow.flow);
-            let rate_bps = flow.bytes() as f64 * 8.0 / longest;
+            let rate_bps = bytes(flow) as f64 * 8.0 / longest;
             let is_paced = (0.7e6..2.2e6).contains(&rate_bps);
             assert!(is_paced, "v6 {v6}: {rate_bps} bit/s");
             let moves = flow.trace.moves_within(&(0..u64::MAX));
@@ -59,7 +64,7 @@ fn paced_bulk_keeps_its_rate_and_shows_its_path() {
             let visit = flow.trace.visits[0];
             assert!(visit.path.is_some(), "{visit:?}");
             // The observer saw what the program read.
-            let read = flow.bytes();
+            let read = bytes(flow);
             assert!(visit.bytes >= read, "{visit:?} {read}");
             assert!(visit.bytes < read + 100_000, "{visit:?} {read}");
             assert!(flow.trace.reorderings.is_empty());
@@ -107,7 +112,7 @@ fn saturating_flows_share_and_requests_are_answered() {
     let net = Net::new();
     let report = run(bulk_config(&net, false, 7012, Pattern::Saturating), 600);
     for flow in &report.flows {
-        let bytes = flow.bytes();
+        let bytes = bytes(flow);
         assert!(bytes > 1_000_000, "flow {}: {bytes} bytes", flow.flow);
         assert_eq!(flow.error, None);
     }
@@ -117,12 +122,9 @@ fn saturating_flows_share_and_requests_are_answered() {
     };
     let report = run(bulk_config(&net, false, 7012, pattern), 800);
     for flow in &report.flows {
-        let n = flow.responses.len() as u64;
-        assert!(n >= 8, "only {n} responses in 0.8 s");
-        let (bytes, asked) = (flow.bytes(), n * 20_000..=(n + 1) * 20_000);
-        assert!(asked.contains(&bytes), "{n} {bytes}");
-        let slowest = flow.responses.iter().map(|(_, us)| *us).max();
-        assert!(slowest < Some(800_000), "{:?}", flow.responses);
+        // Each but the last was answered: the next one waits for that.
+        let n = bytes(flow) / 20_000;
+        assert!(n > 8, "only {n} requests in 0.8 s");
         assert_eq!(flow.error, None);
     }
 }
