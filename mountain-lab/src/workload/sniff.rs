@@ -36,9 +36,7 @@ pub struct Visit {
     pub first_ns: u64,
     /// Last data segment.
     pub last_ns: u64,
-    /// Data segments.
-    pub segments: u64,
-    /// Their payload.
+    /// Payload.
     pub bytes: u64,
 }
 
@@ -58,8 +56,6 @@ pub struct FlowTrace {
     pub visits: Vec<Visit>,
     /// Segments that were overtaken.
     pub reorderings: Vec<Reordering>,
-    /// Segments sent again.
-    pub retransmitted: u64,
 }
 
 impl FlowTrace {
@@ -73,14 +69,12 @@ impl FlowTrace {
         match self.visits.last_mut() {
             Some(visit) if visit.path == path => {
                 visit.last_ns = seen.at_ns;
-                visit.segments += 1;
                 visit.bytes += u64::from(seen.len);
             }
             _ => self.visits.push(Visit {
                 path,
                 first_ns: seen.at_ns,
                 last_ns: seen.at_ns,
-                segments: 1,
                 bytes: u64::from(seen.len),
             }),
         }
@@ -223,7 +217,7 @@ fn watch(
         });
         match flow.tracker.segment(at_ns, seen.seq, seen.len, seen.stamp) {
             SegmentOrder::InOrder => flow.newest_path = path,
-            SegmentOrder::Retransmitted => flow.trace.retransmitted += 1,
+            SegmentOrder::Retransmitted => {}
             SegmentOrder::Reordered => flow.trace.reorderings.push(Reordering {
                 at_ns,
                 across_paths: path != flow.newest_path,

@@ -9,7 +9,6 @@ fn flow(visits: &[(u8, u64, u64)]) -> FlowReport {
             path: Some(*path),
             first_ns: *first_ns,
             last_ns: *last_ns,
-            segments: 1,
             bytes: 1,
         })
         .collect();
