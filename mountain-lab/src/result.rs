@@ -69,7 +69,7 @@ impl Metric {
     }
 
     /// Whether at least half of the repeats that were asked for have it: what fewer say is chance.
-    pub fn is_of_half(&self) -> bool {
+    fn is_of_half(&self) -> bool {
         half(&self.values)
     }
 }
@@ -385,7 +385,7 @@ impl RunResult {
     }
 
     /// Why no figure is judged, as a line; empty where figures are judged.
-    pub fn shortness(&self) -> String {
+    pub(crate) fn shortness(&self) -> String {
         let why = self.environment.get("too_short").and_then(Value::as_str);
         why.map_or(String::new(), |why| format!("too short to judge: {why}\n"))
     }
@@ -399,7 +399,7 @@ impl RunResult {
     }
 
     /// Policies in the order of the table: the plain kernel first, the bound last.
-    pub fn columns(&self) -> Vec<String> {
+    pub(crate) fn columns(&self) -> Vec<String> {
         let rank = |name: &str| match name {
             "none" => 0,
             "ecmp" => 1,
@@ -413,7 +413,7 @@ impl RunResult {
     }
 
     /// Metric names in the order of the table: the known ones first, as a reader asks for them.
-    pub fn rows(&self) -> Vec<String> {
+    pub(crate) fn rows(&self) -> Vec<String> {
         let names = self.policies.values().flat_map(|m| m.keys().cloned());
         let mut names: Vec<String> = names.collect::<BTreeSet<_>>().into_iter().collect();
         let known = |name: &String| ROW_ORDER.iter().position(|row| row == name);
@@ -467,7 +467,7 @@ fn shown_unit(unit: &str) -> (&str, f64) {
 }
 
 /// Label of a metric: its name without the unit, which stands beside the figure.
-pub fn row_label(name: &str) -> String {
+pub(crate) fn row_label(name: &str) -> String {
     let stem = name
         .strip_suffix("_us")
         .or(name.strip_suffix("_bps"))
@@ -493,7 +493,7 @@ pub fn interval_text(metric: &Metric) -> Option<String> {
 }
 
 /// The same in one piece.
-pub fn cell(metric: &Metric) -> String {
+fn cell(metric: &Metric) -> String {
     let (figure, detail) = cell_parts(metric);
     format!("{figure} {detail}")
 }

@@ -16,11 +16,6 @@ use anyhow::Result;
 use crate::result::{write_atomically, RunResult};
 use crate::workload::game::Packet;
 
-/// Name of the page inside the output directory.
-pub const PAGE_NAME: &str = "index.html";
-/// Name of the raw samples inside the output directory.
-pub const SAMPLES_NAME: &str = "samples.csv";
-
 /// The packets of one policy in one repeat.
 #[derive(Debug, Clone, Default)]
 pub struct DrawnSegment {
@@ -62,8 +57,8 @@ pub struct PlotData {
 
 /// Writes `dir/index.html` and `dir/samples.csv`; returns the page's path.
 pub fn write_html(result: &RunResult, samples: &PlotData, dir: &Path) -> Result<PathBuf> {
-    let page = dir.join(PAGE_NAME);
-    write_atomically(&dir.join(SAMPLES_NAME), csv(samples).as_bytes())?;
+    let page = dir.join("index.html");
+    write_atomically(&dir.join("samples.csv"), csv(samples).as_bytes())?;
     write_atomically(&page, page::render(result, samples)?.as_bytes())?;
     Ok(page)
 }

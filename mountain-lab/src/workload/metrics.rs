@@ -12,7 +12,7 @@ use super::game::Packet;
 use super::stats::percentile;
 
 /// A packet is late when its RTT exceeds the best path's median by more than this.
-pub const LATE_OVER_US: u32 = 50_000;
+const LATE_OVER_US: u32 = 50_000;
 /// A round trip that any interactive program notices; recordings and replays are judged by it, too.
 const VERY_LATE_US: u32 = 200_000;
 /// A path counts as left when for this long no packet went there.

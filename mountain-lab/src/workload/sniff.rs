@@ -88,7 +88,7 @@ pub type Traces = HashMap<u16, FlowTrace>;
 pub struct Sniffer(Worker<(Traces, u64)>);
 
 impl Sniffer {
-    /// Watches TCP data to `port` in `netns`. `min_rtt_us`: see [`SequenceTracker::new`].
+    /// Watches TCP data to `port` in `netns`. `min_rtt_us`: see `SequenceTracker::new`.
     pub fn start(netns: &Path, port: u16, paths: &[String], min_rtt_us: u32) -> Result<Self> {
         let paths = paths.to_vec();
         let set_up = move || {
