@@ -14,7 +14,7 @@ use anyhow::{anyhow, ensure, Context, Result};
 use super::dial::{within, Dial, Ends};
 use super::metrics::{Leave, Onset};
 use super::sniff::{FlowTrace, Sniffer};
-use super::stream::{self, Buckets, BUCKET_NS};
+use super::stream::{self, Buckets};
 use super::sys;
 use super::worker::Worker;
 
@@ -74,7 +74,7 @@ pub struct FlowReport {
     pub flow: u16,
     /// Its source port.
     pub client_port: u16,
-    /// Payload that reached the server's program, in buckets of [`BUCKET_NS`] from the start.
+    /// Payload that reached the server's program, in buckets of [`stream::BUCKET_NS`] from the start.
     pub bytes_by_bucket: Vec<u64>,
     /// Paths as the client used them, reordering as seen on the server's devices.
     pub trace: FlowTrace,
@@ -122,17 +122,11 @@ pub struct BulkReport {
 impl BulkReport {
     /// Goodput of all flows together in whole buckets within `[from_ns, until_ns)`, bit/s.
     pub fn goodput_bps(&self, from_ns: u64, until_ns: u64) -> f64 {
-        let first = from_ns.saturating_sub(self.start_ns).div_ceil(BUCKET_NS) as usize;
-        let last = (until_ns.saturating_sub(self.start_ns) / BUCKET_NS) as usize;
-        if last <= first {
-            return f64::NAN;
-        }
-        let bytes: u64 = self
-            .flows
-            .iter()
-            .flat_map(|f| f.bytes_by_bucket.iter().take(last).skip(first))
-            .sum();
-        bytes as f64 * 8e9 / ((last - first) as f64 * BUCKET_NS as f64)
+        let [from_ns, until_ns] = [from_ns, until_ns].map(|ns| ns.saturating_sub(self.start_ns));
+        let flows = self.flows.iter().map(|f| &f.bytes_by_bucket);
+        flows
+            .map(|bytes| stream::goodput_bps(bytes, from_ns, until_ns))
+            .sum()
     }
 }
 

@@ -153,6 +153,16 @@ impl Buckets {
     }
 }
 
+/// Goodput in whole buckets of [`BUCKET_NS`] between two times, ns since the first began, bit/s. NaN without any.
+pub fn goodput_bps(buckets: &[u64], from_ns: u64, until_ns: u64) -> f64 {
+    let (first, last) = (from_ns.div_ceil(BUCKET_NS), until_ns / BUCKET_NS);
+    if last <= first {
+        return f64::NAN;
+    }
+    let whole = buckets.iter().take(last as usize).skip(first as usize);
+    whole.sum::<u64>() as f64 * 8e9 / ((last - first) * BUCKET_NS) as f64
+}
+
 /// Segments that a stream has sent again.
 pub fn retransmits(stream: &TcpStream) -> Result<u64> {
     // SAFETY: all zeros is a valid value of this structure of integers.

@@ -41,10 +41,7 @@ pub struct CcFlowReport {
 impl CcFlowReport {
     /// Goodput in whole buckets between two times, bit/s.
     pub fn goodput_bps(&self, from_us: u64, until_us: u64) -> f64 {
-        let (first, last) = (from_us.div_ceil(BUCKET_US), until_us / BUCKET_US);
-        let buckets = self.bytes.iter().skip(first as usize);
-        let bytes: u64 = buckets.take((last - first) as usize).sum();
-        bytes as f64 * 8e6 / ((last - first) * BUCKET_US) as f64
+        stream::goodput_bps(&self.bytes, from_us * 1_000, until_us * 1_000)
     }
 }
 

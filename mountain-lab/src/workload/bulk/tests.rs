@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 use super::super::sniff::Visit;
+use super::super::stream::BUCKET_NS;
 use super::*;
 
 fn flow(visits: &[(u8, u64, u64)]) -> FlowReport {
