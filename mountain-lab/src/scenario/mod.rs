@@ -96,6 +96,20 @@ pub struct Bound {
     pub advantage_us: u32,
 }
 
+impl Bound {
+    /// The path, of `all`, on which a policy goes on that is on `now`, by the delays that it knows; `None`: of none.
+    pub fn choose<T: Copy>(
+        self,
+        now: Option<T>,
+        all: impl Iterator<Item = T>,
+        delay_us: impl Fn(T) -> u32,
+    ) -> Option<T> {
+        let best = all.min_by_key(|one| delay_us(*one))?;
+        let most_us = delay_us(best).saturating_add(self.advantage_us);
+        now.filter(|now| delay_us(*now) <= most_us).or(Some(best))
+    }
+}
+
 impl ComparedPolicy {
     /// As in scenario files and on the product's command line.
     pub fn name(self) -> String {

@@ -116,13 +116,10 @@ struct Oracle {
 impl Chooser for Oracle {
     fn step(&mut self, now_us: u64, window: &Window) -> u16 {
         let known_us = now_us.saturating_sub(self.bound.late_us.into());
-        let delay = |path: usize| window.paths[path].expected_us(known_us);
-        let best = (0..window.paths.len()).min_by_key(|path| delay(*path));
-        if let Some(best) = best {
-            if delay(self.chosen) > delay(best).saturating_add(self.bound.advantage_us) {
-                self.chosen = best;
-            }
-        }
+        let expected_us = |path: usize| window.paths[path].expected_us(known_us);
+        let all = 0..window.paths.len();
+        let chosen = self.bound.choose(Some(self.chosen), all, expected_us);
+        self.chosen = chosen.unwrap_or(self.chosen);
         1 << self.chosen
     }
 }

@@ -27,22 +27,14 @@ pub fn bound_packets(
         })
         .collect();
     packets.sort_by_key(|p| p.sent_ns);
-    let delay_us = |way: (usize, usize), known_us| u64::from(schedule.expected_us(way, known_us));
     let mut chosen = None;
     for p in &mut packets {
         let t_us = (p.sent_ns as i64 - start_ns as i64) / 1000;
         let known_us = t_us - i64::from(bound.late_us);
-        let best = ways
-            .iter()
-            .copied()
-            .min_by_key(|way| delay_us(*way, known_us));
-        let Some(best) = best else { continue };
-        let now = *chosen.get_or_insert(best);
-        if delay_us(now, known_us) > delay_us(best, known_us) + u64::from(bound.advantage_us) {
-            chosen = Some(best);
-        }
-        let chosen = chosen.unwrap_or(best);
-        let trip = schedule.drawn_trip(chosen, t_us, p.flow.into());
+        let expected_us = |way| schedule.expected_us(way, known_us);
+        chosen = bound.choose(chosen, ways.iter().copied(), expected_us);
+        let Some(way) = chosen else { continue };
+        let trip = schedule.drawn_trip(way, t_us, p.flow.into());
         *p = Packet {
             flow: p.flow,
             seq: p.seq,
