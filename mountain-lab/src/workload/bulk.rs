@@ -139,7 +139,7 @@ struct ServerFlow {
 /// Running flows.
 pub struct Bulk {
     start_ns: u64,
-    sniffer: Option<Sniffer>,
+    sniffer: Sniffer,
     sent: Option<Sniffer>,
     /// What it is told the clients are told, too.
     acceptor: Worker<Vec<ServerFlow>>,
@@ -176,7 +176,7 @@ pub fn start(cfg: BulkConfig) -> Result<Bulk> {
     };
     let mut bulk = Bulk {
         start_ns,
-        sniffer: Some(sniffer),
+        sniffer,
         sent: sent.transpose()?,
         acceptor: Worker::start("bulk-accept", &ends.server_ns, listen, accept)?,
         clients: vec![],
@@ -208,12 +208,9 @@ impl Bulk {
             .map(|(port, thread)| Ok((port, thread.join().map_err(|_| panicked())?)))
             .collect::<Result<_>>()?;
         let servers = self.acceptor.finish()?;
-        let (mut traces, mut unobserved) = match self.sniffer.take() {
-            Some(sniffer) => sniffer.stop()?,
-            None => Default::default(),
-        };
+        let (mut traces, mut unobserved) = self.sniffer.stop()?;
         // A flow has left a path when it sends nothing more there. What it has sent may queue for seconds.
-        if let Some(sniffer) = self.sent.take() {
+        if let Some(sniffer) = &mut self.sent {
             let (sent, missed) = sniffer.stop()?;
             unobserved += missed;
             for (port, trace) in sent {

@@ -103,7 +103,7 @@ impl Sniffer {
 
     /// Stops; returns what was seen and the number of frames the socket had no room for. With any of
     /// those the traces have gaps.
-    pub fn stop(mut self) -> Result<(Traces, u64)> {
+    pub fn stop(&mut self) -> Result<(Traces, u64)> {
         self.0.finish()
     }
 }

@@ -160,7 +160,7 @@ fn observer_sees_reordering_but_no_retransmission_as_such() {
     let net = Net::new();
     // netem and the like are not needed: raw frames say exactly what arrives when.
     let paths = ["s0".to_string(), "s1".to_string()];
-    let sniffer = Sniffer::start(&net.server_ns(), 7015, &paths, 20_000).unwrap();
+    let mut sniffer = Sniffer::start(&net.server_ns(), 7015, &paths, 20_000).unwrap();
     sys::run_in(&net.client_ns(), || {
         // (device, sequence number, sender's timestamp, pause before in ms)
         let segments = [
