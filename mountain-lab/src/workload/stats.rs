@@ -11,11 +11,16 @@ use rand_pcg::Pcg64Mcg;
 /// Resamples behind an interval: the 2.5% and 97.5% points are then settled by 25 values each.
 const RESAMPLES: usize = 1_000;
 
+/// The `p` quantile of values in any order; `None` if there are none.
+pub fn quantile_of(values: &[f64], p: f64) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    quantile(&sorted, p)
+}
+
 /// The median; of an even number of values the mean of the middle two. NaN if there are none.
 pub fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    quantile(&sorted, 0.5).unwrap_or(f64::NAN)
+    quantile_of(values, 0.5).unwrap_or(f64::NAN)
 }
 
 /// 95% percentile-bootstrap interval of the median over independent repeats.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use mountain::measure::runfile::RunFile;
 use mountain_lab::result::{Check, Metric, RunResult};
+use mountain_lab::workload::stats::quantile_of;
 use serde_json::json;
 
 use crate::driver::{CommonArgs, Session};
@@ -166,12 +167,7 @@ fn checks(measured: &Measurement, quick: bool) -> Vec<Check> {
 fn emulator(result: &mut RunResult, errors: &[Vec<f64>]) {
     let n = errors.iter().map(|e| e.len() as u64).sum();
     for (name, p) in [("error_p50_us", 0.5), ("error_p99_us", 0.99)] {
-        let at = |errors: &Vec<f64>| {
-            let mut sorted = errors.clone();
-            sorted.sort_by(f64::total_cmp);
-            mountain::measure::stats::quantile(&sorted, p)
-        };
-        let values = errors.iter().map(at).collect();
+        let values = errors.iter().map(|e| quantile_of(e, p)).collect();
         let metric = Metric::of_repeats("us", values, n, result.seed);
         result.emulator.insert(name.into(), metric);
     }

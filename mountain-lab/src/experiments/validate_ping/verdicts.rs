@@ -10,9 +10,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use mountain::measure::compare::{compare, CompareOptions, Comparison, Side};
 use mountain::measure::runfile::RunFile;
-use mountain::measure::stats::quantile;
 use mountain::measure::verdict::RowVerdict;
 use mountain_lab::result::RunResult;
+use mountain_lab::workload::stats::quantile_of;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Exp, Normal};
 use rand_pcg::Pcg64;
@@ -204,9 +204,8 @@ fn judge(a: Vec<RunFile>, b: Vec<RunFile>, paired: bool) -> Result<Comparison> {
 
 /// Halves in the order of `mountain ab`, cut out of one series; B's are later by a share of the median.
 fn ab(series: &[Option<f64>], more: f64) -> Result<Comparison> {
-    let mut sorted: Vec<f64> = series.iter().flatten().copied().collect();
-    sorted.sort_unstable_by(f64::total_cmp);
-    let shift = more * quantile(&sorted, 0.5).context("no answers")?;
+    let answered: Vec<f64> = series.iter().flatten().copied().collect();
+    let shift = more * quantile_of(&answered, 0.5).context("no answers")?;
     let half = series.len() / (2 * ROUNDS);
     let mut sides = [vec![], vec![]];
     for (i, half) in series.chunks_exact(half).take(2 * ROUNDS).enumerate() {
