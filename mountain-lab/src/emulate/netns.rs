@@ -222,9 +222,7 @@ fn owner(name: &str) -> Option<u32> {
 fn is_alive(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| {
         // The binary, and the test binaries that use this module.
-        ["mountain", "lab-", "workload-"]
-            .iter()
-            .any(|p| comm.starts_with(p))
+        ["mountain", "lab-"].iter().any(|p| comm.starts_with(p))
     })
 }
 
