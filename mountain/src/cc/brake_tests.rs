@@ -56,10 +56,8 @@ fn arithmetic_is_the_same_in_the_kernel() {
         .skip(1)
         .map_while(|line| line.strip_prefix('+'))
         .collect();
-    assert!(
-        theirs == ours,
-        "the patch has another bpf/brake.h: kernel/scripts/brake puts this one into it"
-    );
+    let another = "the patch has another bpf/brake.h: kernel/scripts/brake puts this one into it";
+    assert!(theirs == ours, "{another}");
 }
 
 const OFF: u8 = 0;
@@ -292,11 +290,8 @@ fn from_one_bit_to_400_gigabits_per_second() {
         (8, 1),
     ] {
         let (brake, a) = drop_of(from, to, 40_000);
-        assert!(
-            (from / 2..from).contains(&brake.b.bps),
-            "{from} to {to}: {}",
-            brake.b.bps
-        );
+        let bps = brake.b.bps;
+        assert!((from / 2..from).contains(&bps), "{from} to {to}: {bps}");
         let pace = brake.pacing(&a, from / 8 + 1);
         assert!(pace >= 1 && pace <= from / 8 + 1, "{from} to {to}: {pace}");
         let bdp = brake.b.bps * 40_000 / 8_000_000 / u64::from(a.mss);
@@ -358,12 +353,8 @@ fn a_queue_of_others_is_left_to_them() {
             break;
         }
     }
-    assert_eq!(
-        (brake.b.state, brake.b.abandoned),
-        (OFF, 1),
-        "{:?}",
-        brake.b
-    );
+    let b = &brake.b;
+    assert_eq!((b.state, b.abandoned), (OFF, 1), "{b:?}");
     assert!(brake.b.hold_off > 0 && brake.b.hold_off_next == 128);
 }
 
@@ -461,10 +452,8 @@ fn a_release_raises_once_a_round_trip_and_looks() {
     // 40 ms are four slices, and what was sent since must fill one.
     let raises = limits.windows(2).filter(|w| w[1] > w[0]).count();
     assert!((1..=2).contains(&raises), "{limits:?}");
-    assert!(
-        limits[0] <= 20 * MBIT && *limits.last().unwrap() <= 40 * MBIT,
-        "{limits:?}"
-    );
+    let (first, last) = (limits[0], *limits.last().unwrap());
+    assert!(first <= 20 * MBIT && last <= 40 * MBIT, "{limits:?}");
     assert_eq!(brake.b.state, CUT);
     assert!(brake.b.bps <= 20 * MBIT, "{:?}", brake.b);
 }

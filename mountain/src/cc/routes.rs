@@ -251,10 +251,8 @@ mod tests {
         assert_eq!(prefix("default").unwrap().to_string(), "0.0.0.0/0");
         assert_eq!(prefix("default6").unwrap().to_string(), "::/0");
         assert!(prefix("192.0.2.7/24").unwrap_err().contains("192.0.2.0/24"));
-        assert_eq!(
-            prefix("2001:db8::1").unwrap().to_string(),
-            "2001:db8::1/128"
-        );
+        let one = prefix("2001:db8::1").unwrap();
+        assert_eq!(one.to_string(), "2001:db8::1/128");
         assert!(prefix("home").unwrap_err().contains("no prefix"));
     }
 
@@ -267,10 +265,8 @@ mod tests {
             assert_eq!(words(&format!("{kept} {state}")).join(" "), kept);
         }
         assert_eq!(congctl(text), ["congctl", "lock", "old"]);
-        assert_eq!(
-            congctl("default congctl cubic nexthop via 10.0.0.1 dev mountain"),
-            ["congctl", "cubic"]
-        );
+        let route = "default congctl cubic nexthop via 10.0.0.1 dev mountain";
+        assert_eq!(congctl(route), ["congctl", "cubic"]);
         assert!(congctl("default via 10.0.0.1 dev congctl0").is_empty());
     }
 

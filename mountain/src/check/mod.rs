@@ -479,10 +479,8 @@ mod tests {
         report.ok("kernel", "6.12");
         report.warn("mtu", "differs", "look");
         assert_eq!(report.worst(), Level::Warn);
-        assert_eq!(
-            report.text(false),
-            "✓ kernel  6.12\n! mtu     differs\n          → look\n"
-        );
+        let text = "✓ kernel  6.12\n! mtu     differs\n          → look\n";
+        assert_eq!(report.text(false), text);
         let coloured = report.text(true);
         assert!(coloured.starts_with("\x1b[32m✓\x1b[0m kernel"));
         let json = serde_json::to_value(&report).unwrap();

@@ -473,9 +473,7 @@ mod tests {
         let flows = vec![flow(FlowState::Off, None); TOP_ROWS + 2];
         let text = top_text(&flows);
         assert_eq!(text.lines().count(), TOP_ROWS + 3, "{text}");
-        assert!(
-            text.ends_with("... and 2 more: --json prints all\n"),
-            "{text}"
-        );
+        let more = "... and 2 more: --json prints all\n";
+        assert!(text.ends_with(more), "{text}");
     }
 }

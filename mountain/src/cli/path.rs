@@ -218,19 +218,11 @@ mod tests {
             let error = in_status(status, name, families).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         };
-        fails(
-            &status(),
-            "x",
-            &[],
-            "no path \"x\"; mountain knows a, b, dsl, eth3, lte",
-        );
+        let known = "no path \"x\"; mountain knows a, b, dsl, eth3, lte";
+        fails(&status(), "x", &[], known);
         fails(&status(), "lte", &[true], "not one of IPv6");
-        fails(
-            &status(),
-            "dsl",
-            &[],
-            "eth0 via 192.0.2.1, eth0 via 2001:db8::1",
-        );
+        let both = "eth0 via 192.0.2.1, eth0 via 2001:db8::1";
+        fails(&status(), "dsl", &[], both);
         fails(&status(), "eth3", &[false], "stands for 2 paths");
         fails(&[], "x", &[], "knows none");
     }
@@ -243,10 +235,8 @@ mod tests {
         let dsl = in_config(&config, "dsl", &[false]).unwrap();
         assert_eq!(dsl.device, "eth0");
         assert_eq!(dsl.gateway, Some("192.0.2.1".parse().unwrap()));
-        assert_eq!(
-            in_config(&config, "wwan0", &[true]).unwrap().device,
-            "wwan0"
-        );
+        let modem = in_config(&config, "wwan0", &[true]).unwrap();
+        assert_eq!(modem.device, "wwan0");
         for (name, ipv6) in [("dsl", true), ("eth0", false)] {
             let error = in_config(&config, name, &[ipv6]).unwrap_err().to_string();
             assert!(error.contains("not running"), "{error}");

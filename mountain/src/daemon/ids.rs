@@ -76,11 +76,8 @@ mod tests {
         let all: Vec<PathKey> = (0..MAX_PATHS as u32).map(key).collect();
         ids.assign(&all);
         assert_eq!(ids.assign(&all[1..]).len(), MAX_PATHS - 1);
-        assert_eq!(
-            ids.assign(&[key(1000)]),
-            [Some(0)],
-            "id 0 went unused first"
-        );
+        let first = ids.assign(&[key(1000)]);
+        assert_eq!(first, [Some(0)], "id 0 went unused first");
         let mut many = all.clone();
         many.push(key(2000));
         let given = ids.assign(&many);

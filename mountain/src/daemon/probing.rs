@@ -272,21 +272,14 @@ mod tests {
         ];
         let by_first = |_: &Path, _| Some(ip("192.0.2.1"));
         let near = measured_near(&lan(), &config(&far), by_first);
-        assert_eq!(
-            near,
-            BTreeSet::from([0, 1, 2]),
-            "the whole group, and no other"
-        );
-        assert_eq!(
-            measured_near(&lan(), &config(&far[1..]), by_first),
-            BTreeSet::new()
-        );
+        let whole = BTreeSet::from([0, 1, 2]);
+        assert_eq!(near, whole, "the whole group, and no other");
+        let near = measured_near(&lan(), &config(&far[1..]), by_first);
+        assert_eq!(near, BTreeSet::new());
         // Each has a route of its own to the target.
         let by_own = |path: &Path, _| path.key.gateway;
-        assert_eq!(
-            measured_near(&lan(), &config(&far), by_own),
-            BTreeSet::new()
-        );
+        let near = measured_near(&lan(), &config(&far), by_own);
+        assert_eq!(near, BTreeSet::new());
         // A gateway is reached directly.
         let gateway = config(&[("u1", "192.0.2.1")]);
         let near = measured_near(&lan(), &gateway, |_, _| None);

@@ -276,14 +276,10 @@ mod tests {
     fn the_cgroups_of_version_2_are_found() {
         let hybrid = "sysfs /sys sysfs rw 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n\
                       cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
-        assert_eq!(
-            mounted_in(hybrid).as_deref(),
-            Some(Path::new("/sys/fs/cgroup/unified"))
-        );
-        assert_eq!(
-            mounted_in("cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n"),
-            None
-        );
+        let unified = Path::new("/sys/fs/cgroup/unified");
+        assert_eq!(mounted_in(hybrid).as_deref(), Some(unified));
+        let v1 = "cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n";
+        assert_eq!(mounted_in(v1), None);
     }
 
     #[test]

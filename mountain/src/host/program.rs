@@ -117,10 +117,8 @@ mod tests {
             assert_eq!(completed(empty), all);
         }
         let user = completed(Some("/home/me/bin:/usr/bin:/bin"));
-        assert_eq!(
-            user,
-            "/home/me/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
-        );
+        let expected = "/home/me/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin";
+        assert_eq!(user, expected);
         assert_eq!(completed(Some(all)), all);
     }
 

@@ -52,24 +52,17 @@ mod tests {
 
     #[test]
     fn one_thing_and_several() {
-        assert_eq!(
-            (count(1, "rule"), count(0, "rule")),
-            ("1 rule".into(), "0 rules".into())
-        );
+        assert_eq!(count(1, "rule"), "1 rule");
+        assert_eq!(count(0, "rule"), "0 rules");
     }
 
     #[test]
     fn a_prefix_with_bits_beyond_its_length_is_refused() {
         assert_eq!(prefix("192.0.2.7").unwrap().to_string(), "192.0.2.7/32");
-        assert_eq!(
-            prefix("2001:db8::/32").unwrap().to_string(),
-            "2001:db8::/32"
-        );
+        let net = prefix("2001:db8::/32").unwrap();
+        assert_eq!(net.to_string(), "2001:db8::/32");
         let error = prefix("10.0.0.1/8").unwrap_err();
-        assert!(
-            error.contains("write 10.0.0.0/8, or 10.0.0.1/32"),
-            "{error}"
-        );
+        testkit::assert_has(&error, &["write 10.0.0.0/8, or 10.0.0.1/32"]);
         assert!(prefix("10.0.0/8")
             .unwrap_err()
             .contains("no prefix such as"));

@@ -164,10 +164,8 @@ mod tests {
     #[test]
     fn words_are_split_as_by_a_shell_and_nothing_more() {
         let words = |text: &str| Setting::parse(text).unwrap().words;
-        assert_eq!(
-            words(r#"echo "a b" 'c $HOME' d\ e ; *"#),
-            ["echo", "a b", "c $HOME", "d e", ";", "*"]
-        );
+        let line = r#"echo "a b" 'c $HOME' d\ e ; *"#;
+        assert_eq!(words(line), ["echo", "a b", "c $HOME", "d e", ";", "*"]);
         let fails = |text: &str| Setting::parse(text).unwrap_err().to_string();
         assert!(fails("echo 'a").contains("quote"));
         assert!(fails("  ").contains("no command"));

@@ -73,10 +73,8 @@ fn a_shift_is_found_with_its_size_and_direction() {
         let against = &row(&c, name).against_first[0];
         let d = against.difference.unwrap();
         assert_eq!(against.verdict, RowVerdict::Worse, "{name}");
-        assert!(
-            d.interval.low < 2e3 && 2e3 < d.interval.high,
-            "{name} {d:?}"
-        );
+        let is_within = d.interval.low < 2e3 && 2e3 < d.interval.high;
+        assert!(is_within, "{name} {d:?}");
         assert!(d.interval.low > 300.0 && d.p < 0.05, "{name} {d:?}");
     }
     let median = row(&c, "Median");
@@ -85,11 +83,8 @@ fn a_shift_is_found_with_its_size_and_direction() {
     assert_eq!(verdict(&c, "Stdev"), RowVerdict::CannotTell);
     let headline = &c.headlines[0];
     assert!(headline.worse && !headline.better);
-    assert!(
-        headline.text.starts_with("B is worse than A (Median"),
-        "{}",
-        headline.text
-    );
+    let (text, start) = (&headline.text, "B is worse than A (Median");
+    assert!(text.starts_with(start), "{text}");
     // The other way round.
     let c = pair(changed(delays(4000, 2), |v| v + 2e3), delays(4000, 1));
     assert_eq!(verdict(&c, "Median"), RowVerdict::Better);
@@ -169,11 +164,8 @@ fn all_lost_none_sent_and_the_same_twice() {
     let same = pair(delays(2000, 1), delays(2000, 1));
     for row in &same.rows[1..] {
         let verdict = row.against_first[0].verdict;
-        assert!(
-            !matches!(verdict, RowVerdict::Better | RowVerdict::Worse),
-            "{}",
-            row.name
-        );
+        let differs = matches!(verdict, RowVerdict::Better | RowVerdict::Worse);
+        assert!(!differs, "{}", row.name);
     }
     assert!(same.headlines[0].text.contains("cannot tell it from A"));
     assert_eq!(same.warnings, []);
@@ -218,10 +210,8 @@ fn whatever_differs_besides_is_told() {
             "environment.kernel.release"
         ]
     );
-    assert_eq!(
-        c.warnings[4].text,
-        "environment.cpu.governor: not recorded in A, powersave in B"
-    );
+    let text = "environment.cpu.governor: not recorded in A, powersave in B";
+    assert_eq!(c.warnings[4].text, text);
     let mut bare = a.clone();
     bare.environment.clear();
     let c = pair(a, bare);

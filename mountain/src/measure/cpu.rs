@@ -324,17 +324,13 @@ mod tests {
         let later = start + second.mul_f64(1.05);
         recording.push(later, &stat(&[(0, 50, 55), (2, 3, 1)]));
         let cpu = &recording.cpu;
-        assert_eq!(
-            (cpu.at_us.as_slice(), &*cpu.numbers),
-            (&[1.05e6][..], &[0, 1, 2][..])
-        );
+        assert_eq!(cpu.at_us, [1.05e6]);
+        assert_eq!(cpu.numbers, [0, 1, 2]);
         let busy: Vec<f32> = cpu.shares.iter().map(|c| c[0][0]).collect();
         assert_eq!(busy, [50.0 / 105.0, 0.8, 0.75]);
         // Nothing is counted twice.
-        recording.push(
-            start + second * 2,
-            &stat(&[(0, 100, 55), (1, 80, 30), (2, 3, 1)]),
-        );
+        let next = stat(&[(0, 100, 55), (1, 80, 30), (2, 3, 1)]);
+        recording.push(start + second * 2, &next);
         let busy: Vec<f32> = recording.cpu.shares.iter().map(|c| c[1][0]).collect();
         assert_eq!(busy, [1.0, 0.0, 0.0]);
         assert_eq!(recording.cpu.shares[1][1][5], 1.0);
@@ -358,17 +354,12 @@ mod tests {
         let cpu = &recording.cpu;
         assert!(cpu.at_us.len() >= 2, "{:?}", cpu.at_us);
         assert!(cpu.at_us[1] - cpu.at_us[0] > 95e3, "{:?}", cpu.at_us);
-        assert!(
-            cpu.shares[0].iter().all(|s| s[0] == 0.5),
-            "{:?}",
-            cpu.shares
-        );
+        let shares = &cpu.shares;
+        assert!(shares[0].iter().all(|s| s[0] == 0.5), "{shares:?}");
         assert!(!recording.interrupted && recording.status.is_none());
         let said = format!("{:#}", recording.unread().unwrap());
-        assert!(
-            said.starts_with("2 times /proc/stat could not be read"),
-            "{said}"
-        );
+        let times = "2 times /proc/stat could not be read";
+        assert!(said.starts_with(times), "{said}");
         assert!(said.contains("memory"), "{said}");
     }
 
@@ -376,15 +367,11 @@ mod tests {
     fn a_cpu_that_comes_and_goes_keeps_its_number() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
         let mut recording = Recording::new(start, &stat(&[(0, 0, 0), (3, 0, 0)]), "tick", second);
-        recording.push(
-            start + second,
-            &stat(&[(0, 0, 100), (1, 7, 7), (3, 100, 0)]),
-        );
+        let next = stat(&[(0, 0, 100), (1, 7, 7), (3, 100, 0)]);
+        recording.push(start + second, &next);
         recording.push(start + second * 2, &stat(&[(0, 0, 200), (1, 107, 7)]));
-        recording.push(
-            start + second * 3,
-            &stat(&[(0, 0, 300), (1, 107, 107), (3, 150, 50)]),
-        );
+        let next = stat(&[(0, 0, 300), (1, 107, 107), (3, 150, 50)]);
+        recording.push(start + second * 3, &next);
         let cpu = &recording.cpu;
         assert_eq!(cpu.numbers, [0, 3, 1]);
         let busy = |i: usize| cpu.shares[i].iter().map(|s| s[0]).collect::<Vec<f32>>();

@@ -179,10 +179,7 @@ mod tests {
         assert_eq!(decide(Some(ON), false), Ok(false));
         assert_eq!(decide(Some(ON), true), Ok(false));
         let text = decide(off, false).unwrap_err();
-        assert!(
-            text.contains("of e are off") && text.contains("--hardware"),
-            "{text}"
-        );
+        testkit::assert_has(&text, &["of e are off", "--hardware"]);
         assert_eq!(decide(off, true), Ok(true));
         for half in [
             Config {

@@ -450,11 +450,8 @@ mod tests {
         }
         assert_eq!(link.filter.steps, 0);
         assert!(undecided < 10, "{undecided}");
-        assert!(
-            (link.drift_ppm() + 30.0).abs() < 40.0,
-            "{}",
-            link.drift_ppm()
-        );
+        let drift = link.drift_ppm();
+        assert!((drift + 30.0).abs() < 40.0, "{drift}");
     }
 
     #[test]

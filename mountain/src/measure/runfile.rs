@@ -370,10 +370,7 @@ mod tests {
         let mut far = run();
         far.samples.forward_us = vec![Some(2e15), None];
         let error = format!("{:#}", far.write(&path).unwrap_err());
-        assert!(
-            error.contains("run.json") && error.contains("forward_us has a time"),
-            "{error}"
-        );
+        testkit::assert_has(&error, &["run.json", "forward_us has a time"]);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 

@@ -384,10 +384,8 @@ mod tests {
                 .map(|(n, i)| (f64::from(i) * width, *n));
             let binned = quantile_counted(sorted.len() as u64, counted, p).unwrap();
             let exact = quantile(&sorted, p).unwrap();
-            assert!(
-                (0.0..width).contains(&(exact - binned)),
-                "{p}: {exact} {binned}"
-            );
+            let is_near = (0.0..width).contains(&(exact - binned));
+            assert!(is_near, "{p}: {exact} {binned}");
         }
     }
 
@@ -453,10 +451,8 @@ mod tests {
 
     #[test]
     fn chosen_thresholds_are_round_and_above_the_median() {
-        assert_eq!(
-            choose_thresholds(20_000.0),
-            [50_000.0, 100_000.0, 200_000.0]
-        );
+        let expected = [50_000.0, 100_000.0, 200_000.0];
+        assert_eq!(choose_thresholds(20_000.0), expected);
         assert_eq!(choose_thresholds(300.0), [500.0, 1_000.0, 2_000.0]);
         assert_eq!(choose_thresholds(700.0), [2_000.0, 5_000.0, 10_000.0]);
         assert_eq!(choose_thresholds(0.0), [1.0, 2.0, 5.0]);

@@ -387,20 +387,15 @@ mod tests {
                 _ => None,
             })
             .collect();
-        assert_eq!(
-            sent.iter().map(|s| s.0).collect::<Vec<_>>(),
-            [0, 1],
-            "{events:?}"
-        );
+        let keys: Vec<_> = sent.iter().map(|s| s.0).collect();
+        assert_eq!(keys, [0, 1], "{events:?}");
         let scheduled = events
             .iter()
             .filter(|e| matches!(e, ErrorEvent::Scheduled { .. }))
             .count();
         assert_eq!(scheduled, 2, "{events:?}");
-        assert!(
-            before <= sent[0].1 && sent[0].1 <= rx,
-            "{before} {sent:?} {rx}"
-        );
+        let is_between = before <= sent[0].1 && sent[0].1 <= rx;
+        assert!(is_between, "{before} {sent:?} {rx}");
     }
 
     #[test]

@@ -230,10 +230,8 @@ mod tests {
         let t2 = 1_012_100_000 + offset;
         let quiet = times(USER_NS, RX_NS, Some((t2, t2 + 4_000_000)));
         let got = quiet.evaluate(0, &mut filter).unwrap();
-        assert_eq!(
-            (got.rtt_us, got.forward_us, got.backward_us),
-            (16_000, Some(0), Some(0))
-        );
+        let figures = (got.rtt_us, got.forward_us, got.backward_us);
+        assert_eq!(figures, (16_000, Some(0), Some(0)));
         let late = t2 + 300_000_000;
         let slow = times(330_000_000, Some(1_318_100_000), Some((late, late)));
         let got = slow.evaluate(50_000_000, &mut filter).unwrap();
@@ -256,16 +254,12 @@ mod tests {
         let mut times = times(USER_NS, RX_NS, None);
         times.tx_ns = None;
         let got = times.evaluate(0, &mut OneWay::new()).unwrap();
-        assert_eq!(
-            (got.rtt_us, got.queue_us, got.kernel_stamps),
-            (22_000, None, false)
-        );
+        let figures = (got.rtt_us, got.queue_us, got.kernel_stamps);
+        assert_eq!(figures, (22_000, None, false));
         times.sched_ns = None;
         let got = times.evaluate(0, &mut OneWay::new()).unwrap();
-        assert_eq!(
-            (got.rtt_us, got.delay_us, got.kernel_stamps),
-            (22_100, 22_100, false)
-        );
+        let figures = (got.rtt_us, got.delay_us, got.kernel_stamps);
+        assert_eq!(figures, (22_100, 22_100, false));
     }
 
     #[test]
@@ -298,10 +292,7 @@ mod tests {
         assert_eq!(trip(None, Some(907_000), None), None);
         assert_eq!(trip(Some(7_000), None, None), None);
         assert_eq!(trip(Some(7_000), Some(6_000), None), None, "set back");
-        assert_eq!(
-            trip(Some(7_000), Some(9_000_000_000), None),
-            None,
-            "set ahead"
-        );
+        let ahead = trip(Some(7_000), Some(9_000_000_000), None);
+        assert_eq!(ahead, None, "set ahead");
     }
 }

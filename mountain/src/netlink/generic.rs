@@ -63,10 +63,8 @@ mod tests {
     #[test]
     fn the_family_of_families_is_there_and_others_are_not() {
         // Its own number, as the kernel gives it.
-        assert_eq!(
-            GenericFamily::open("nlctrl").unwrap().unwrap().id,
-            GENL_ID_CTRL
-        );
+        let controller = GenericFamily::open("nlctrl").unwrap().unwrap();
+        assert_eq!(controller.id, GENL_ID_CTRL);
         assert!(GenericFamily::open("mtn_no_such").unwrap().is_none());
     }
 }

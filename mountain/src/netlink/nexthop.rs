@@ -189,16 +189,10 @@ mod tests {
         assert_eq!((hops[1].ifindex, hops[1].weight), (4, 10));
         assert_eq!(hops[1].gateway, Some([10, 0, 0, 2].into()));
         for length in 0..bytes.len() {
-            assert_eq!(
-                decode_multipath(&bytes[..length]).len(),
-                length / 16,
-                "{length}"
-            );
+            let hops = decode_multipath(&bytes[..length]);
+            assert_eq!(hops.len(), length / 16, "{length}");
         }
-        assert_eq!(
-            decode_multipath(&[0; 16]).len(),
-            0,
-            "length 0 must not loop"
-        );
+        let hops = decode_multipath(&[0; 16]);
+        assert_eq!(hops.len(), 0, "length 0 must not loop");
     }
 }

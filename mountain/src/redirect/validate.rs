@@ -284,10 +284,8 @@ mod tests {
             "a/b",
         ] {
             let error = rule(&on(bad, udp("192.0.2.1:80", "192.0.2.2:80")));
-            assert!(
-                error.unwrap_err().to_string().contains("no device name"),
-                "{bad}"
-            );
+            let said = error.unwrap_err().to_string();
+            assert!(said.contains("no device name"), "{bad}");
         }
         rule(&on("eth0.100-x_y", udp("192.0.2.1:80", "192.0.2.2:80"))).unwrap();
         let error = rule(&on("lo", udp("127.0.0.1:80", "127.0.0.2:80"))).unwrap_err();
@@ -313,10 +311,8 @@ mod tests {
             assert!(error.contains(part), "{rule}: {error}");
         }
         let error = known.fits(&udp(c, a)).unwrap_err().to_string();
-        assert!(
-            error.ends_with("redirect straight to 192.0.2.2:80"),
-            "{error}"
-        );
+        let straight = "redirect straight to 192.0.2.2:80";
+        assert!(error.ends_with(straight), "{error}");
         // One target of several, a device of its own with another target, the other protocol.
         known.fits(&udp(c, b)).unwrap();
         known.fits(&on("eth0", udp(a, c))).unwrap();

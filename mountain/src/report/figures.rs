@@ -364,10 +364,8 @@ mod tests {
     fn axes_are_never_empty() {
         for range in [0.0..0.0, 5.0..5.0, -1.0..-1.0, 0.2..900.0] {
             let wide = room(range.clone());
-            assert!(
-                wide.start <= range.start && wide.end > range.end,
-                "{wide:?}"
-            );
+            let is_wider = wide.start <= range.start && wide.end > range.end;
+            assert!(is_wider, "{wide:?}");
             assert!(range.start < 0.0 || wide.start >= 0.0, "{wide:?}");
         }
         assert!(room(0.2..900.0).start > 0.0, "fit for a logarithm");

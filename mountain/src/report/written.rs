@@ -221,10 +221,7 @@ mod tests {
         both.check_page(&page).unwrap();
         fs::write(&page, "made by us, changed").unwrap();
         let error = both.check_page(&page).unwrap_err().to_string();
-        assert!(
-            error.contains("was not written by mountain report"),
-            "{error}"
-        );
+        testkit::assert_has(&error, &["was not written by mountain report"]);
     }
 
     #[test]

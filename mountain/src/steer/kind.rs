@@ -65,10 +65,8 @@ mod tests {
             let name = kind.name();
             assert_eq!(serde_json::to_value(kind).unwrap(), name);
             assert_eq!(name.parse().as_ref(), Ok(kind));
-            assert_eq!(
-                <PolicyKind as ValueEnum>::from_str(name, false).as_ref(),
-                Ok(kind)
-            );
+            let parsed = <PolicyKind as ValueEnum>::from_str(name, false);
+            assert_eq!(parsed.as_ref(), Ok(kind));
         }
     }
 }

@@ -200,10 +200,7 @@ mod tests {
         assert_eq!(words, expected.concat());
         assert!(!text.contains("NOT IN FORCE"));
         let text = list_text(&[installed(None)], &HashSet::from([3]), &HashMap::new());
-        assert!(
-            text.contains("NOT IN FORCE") && text.contains("`mountain redirect restore`"),
-            "{text}"
-        );
+        testkit::assert_has(&text, &["NOT IN FORCE", "`mountain redirect restore`"]);
     }
 
     #[test]
@@ -218,10 +215,7 @@ mod tests {
         };
         let (then, now) = ([stats(10)], [stats(40)]);
         let plain = stats_text(&[installed(None)], &now, None);
-        assert!(
-            plain.contains(" 40 ") && plain.contains(" 4000 "),
-            "{plain}"
-        );
+        testkit::assert_has(&plain, &[" 40 ", " 4000 "]);
         assert!(!plain.contains("/s"), "{plain}");
         let text = stats_text(&[installed(None)], &now, Some((2.0, &then)));
         let words: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();

@@ -78,11 +78,8 @@ fn the_reference_has_every_key_with_its_default_and_no_other() {
                 continue; // in words
             };
             let written = parse(&format!("{table}{key} = {value}\n"));
-            assert_eq!(
-                written.unwrap_or_else(|e| panic!("{heading} {key}: {e}")),
-                parse(table).unwrap(),
-                "{heading} {key}"
-            );
+            let written = written.unwrap_or_else(|e| panic!("{heading} {key}: {e}"));
+            assert_eq!(written, parse(table).unwrap(), "{heading} {key}");
         }
     }
     let conditions = error("[[rule]]\nmatch = { no_such_key = 1 }\n");
@@ -117,8 +114,5 @@ fn the_sample_has_every_key_and_its_default() {
         }
     }
     let lines = SAMPLE.lines().count();
-    assert!(
-        lines <= 60,
-        "{lines} lines are more than a screen and a half"
-    );
+    assert!(lines <= 60, "{lines} lines: over a screen and a half");
 }

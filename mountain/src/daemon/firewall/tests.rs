@@ -26,10 +26,8 @@ fn a_cgroup_with_a_line_break_in_its_name_writes_no_line_of_the_log() {
         cgroup_id: 1,
         name: "guard".into(),
     });
-    assert!(
-        text.contains("/a\\u000ab") && !text.contains('\n'),
-        "{text}"
-    );
+    assert!(text.contains("/a\\u000ab"), "{text}");
+    assert!(!text.contains('\n'), "{text}");
 }
 
 #[test]
@@ -43,10 +41,8 @@ fn only_new_questions_are_put_to_what_was_seen_before() {
     };
     let asked = BTreeSet::from([running([1, 2]), running([5, 6])]);
     let answers = look.answers(&asked);
-    assert_eq!(
-        answers,
-        BTreeMap::from([is_known([1, 2]), (running([5, 6]), None)])
-    );
+    let expected = BTreeMap::from([is_known([1, 2]), (running([5, 6]), None)]);
+    assert_eq!(answers, expected);
     assert_eq!(look.known, answers, "the others are forgotten");
 }
 

@@ -278,19 +278,13 @@ mod tests {
         assert_eq!(judge(ms(1_020), 20_000, 1), Verdict::Repeated);
         assert_eq!(judge(ms(1_001), 1_000, 1), Verdict::Repeated);
         assert_eq!(judge(ms(2_300), 300_000, 2), Verdict::Repeated);
-        assert_eq!(
-            judge(ms(1_020), 0, 1),
-            Verdict::Repeated,
-            "no timestamps, or refused"
-        );
+        let judged = judge(ms(1_020), 0, 1);
+        assert_eq!(judged, Verdict::Repeated, "no timestamps, or refused");
         // The path takes longer than the kernel waits.
         assert_eq!(judge(ms(1_201), 1_200_000, 1), unclear(1_200));
         assert_eq!(judge(ms(2_301), 2_300_000, 2), unclear(2_300));
-        assert_eq!(
-            judge(ms(1_201), 1_202_000, 1),
-            unclear(1_201),
-            "not above what was seen"
-        );
+        let judged = judge(ms(1_201), 1_202_000, 1);
+        assert_eq!(judged, unclear(1_201), "not above what was seen");
         // Only the answer was lost, and the far host sent it again before we did.
         assert_eq!(judge(ms(1_021), 1_020_000, 0), Verdict::Repeated);
         assert_eq!(judge(ms(1_001), 1_000_000, 0), Verdict::Repeated);

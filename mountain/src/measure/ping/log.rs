@@ -261,11 +261,8 @@ mod tests {
         for _ in 0..4 {
             log.sent(start);
         }
-        assert_eq!(
-            log.linger(silence),
-            silence,
-            "nothing tells how long it takes"
-        );
+        let lingers = log.linger(silence);
+        assert_eq!(lingers, silence, "nothing tells how long it takes");
         let mut answered = |at: usize, ms: i64| {
             let answer = RoundTrip {
                 user_ns: ms * 1_000_000,

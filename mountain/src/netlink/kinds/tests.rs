@@ -195,11 +195,8 @@ fn a_bridge_is_what_its_port_towards_the_gateway_is() {
         host.bridged.extend(learned.map(|port| ((2, mac), port)));
         wire(&host, 2, Some(gateway))
     };
-    assert_eq!(
-        judge_with(&guest, Some(3)),
-        Ok(Wire::Own),
-        "the other one is a guest's"
-    );
+    let by_wire = judge_with(&guest, Some(3));
+    assert_eq!(by_wire, Ok(Wire::Own), "the other one is a guest's");
     let why = judge_with(&guest, Some(4)).unwrap_err();
     assert_eq!(why, "br0: vnet0 counts as a tunnel (tun)");
     // Nobody knows behind which port it is.
@@ -262,10 +259,7 @@ fn ppp_is_an_uplink_where_its_own_pppd_speaks_pppoe() {
     let why = judge_as(Pppoe::No).unwrap_err();
     assert_eq!(why, "ppp0 is not known to run over PPPoE (ppp)");
     let why = judge_as(Pppoe::Hidden).unwrap_err();
-    assert!(
-        why.contains("CAP_SYS_PTRACE") && why.contains("[[path]]"),
-        "{why}"
-    );
+    testkit::assert_has(&why, &["CAP_SYS_PTRACE", "[[path]]"]);
 
     let heading = "Id       Address              Device\n";
     assert!(!has_session(heading) && !has_session(""));

@@ -154,21 +154,15 @@ fn a_legacy_table_is_decoded() {
     let table = parse(Family::LegacyIp, &head, &block).unwrap();
     let chain = &table.chains["OUTPUT"];
     let base = chain.base.as_ref().unwrap();
-    assert_eq!(
-        (base.hook, base.priority, base.drops),
-        (Hook::Output, 0, false)
-    );
+    assert_eq!((base.hook, base.priority), (Hook::Output, 0));
+    assert!(!base.drops);
     assert_eq!(chain.rules.len(), 1);
-    assert_eq!(
-        text::rule(&chain.rules[0], &table),
-        "oifname \"u1\" meta l4proto udp drop"
-    );
+    let rule = text::rule(&chain.rules[0], &table);
+    assert_eq!(rule, "oifname \"u1\" meta l4proto udp drop");
     // Cut short or absurd, it is not understood, and nothing is guessed.
     for length in (0..block.len()).filter(|length| ![152, 304].contains(length)) {
-        assert!(
-            parse(Family::LegacyIp, &head, &block[..length]).is_none(),
-            "{length} bytes"
-        );
+        let cut = parse(Family::LegacyIp, &head, &block[..length]);
+        assert!(cut.is_none(), "{length} bytes");
     }
 }
 

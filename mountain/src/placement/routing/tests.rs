@@ -139,10 +139,8 @@ fn suspended_uplinks_keep_their_marks_for_single_destinations_only() {
         ),
     ];
     assert_eq!(of_ipv4(&suspended), expected);
-    assert_eq!(
-        suspended.uplinks, whole.uplinks,
-        "connections keep their marks"
-    );
+    let (now, before) = (&suspended.uplinks, &whole.uplinks);
+    assert_eq!(now, before, "connections keep their marks");
     assert_eq!(suspended.marks.len(), 2, "IPv6 goes on");
 
     // By a rule that comes before ours: all of them stay.
@@ -151,10 +149,8 @@ fn suspended_uplinks_keep_their_marks_for_single_destinations_only() {
     let mut all = of_ipv4(&whole);
     all.extend(expected);
     assert_eq!(by_rule.len(), all.len());
-    assert!(
-        all.iter().all(|line| by_rule.contains(line)),
-        "{by_rule:#?}"
-    );
+    let has_all = all.iter().all(|line| by_rule.contains(line));
+    assert!(has_all, "{by_rule:#?}");
     let first = by_rule.iter().find(|line| line.contains(" rule "));
     assert!(first.unwrap().contains("fwmark 0x3000000"), "{first:?}");
 }
@@ -163,10 +159,8 @@ fn suspended_uplinks_keep_their_marks_for_single_destinations_only() {
 fn groups_whose_flows_only_move_need_nothing() {
     let mut home = home();
     home.groups.drain(..2);
-    assert_eq!(
-        plan(&home, mask(), &BTreeSet::new()).unwrap(),
-        PlacementPlan::default()
-    );
+    let planned = plan(&home, mask(), &BTreeSet::new()).unwrap();
+    assert_eq!(planned, PlacementPlan::default());
 }
 
 #[test]

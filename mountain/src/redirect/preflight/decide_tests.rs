@@ -201,12 +201,8 @@ fn the_module_is_for_those_who_name_it() {
     // It keeps no flows, so it cannot put a source back.
     let always = always();
     refuses_for(&facts, &always, Module, "keeps no flows");
-    refuses_for(
-        &facts,
-        &rule("127.0.0.1:80", "127.0.0.1:8080"),
-        Module,
-        "only nft redirects that",
-    );
+    let own = rule("127.0.0.1:80", "127.0.0.1:8080");
+    refuses_for(&facts, &own, Module, "only nft redirects that");
 }
 
 #[test]
@@ -453,11 +449,8 @@ fn ipv6_forwarding_spares_learnt_routes() {
     }
     assert_eq!(fixes(&facts, Tcx), None);
     facts.host.learnt_default6 = false;
-    assert_eq!(
-        fixes(&facts, Tcx),
-        None,
-        "others may rely on it when it is taken back"
-    );
+    let why = "others may rely on it when it is taken back";
+    assert_eq!(fixes(&facts, Tcx), None, "{why}");
     refuses_for(&facts, &rule, Tcx, "this host does not forward");
 }
 

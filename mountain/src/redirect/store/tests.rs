@@ -83,10 +83,8 @@ fn what_was_half_done_is_known() {
     }
     let store = open(&dir, false);
     let half = store.half_done().unwrap();
-    assert_eq!(
-        half,
-        [(RuleState::Removing, rule(0)), (RuleState::Adding, rule(1))]
-    );
+    let expected = [(RuleState::Removing, rule(0)), (RuleState::Adding, rule(1))];
+    assert_eq!(half, expected);
     assert_eq!(store.len(), 2);
     drop(store);
     // And it goes on.
@@ -128,10 +126,7 @@ fn what_is_of_another_namespace_or_version_is_not_ours() {
     store.adding(&[rule(0)]).unwrap();
     drop(store);
     let other = Store::open_at(dir.clone(), 8, false, lock::WAIT).unwrap();
-    assert!(
-        other.is_empty(),
-        "of a namespace that had the number before"
-    );
+    assert!(other.is_empty(), "of a former namespace of that number");
     drop(other);
     assert!(!dir.exists());
     fs::create_dir(&dir).unwrap();
