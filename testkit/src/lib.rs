@@ -23,13 +23,10 @@ use std::process::{Command, Output, Stdio};
 /// When it could not be started or failed; `what` names it.
 pub fn ok(what: &str, output: io::Result<Output>) -> String {
     let output = output.unwrap_or_else(|e| panic!("{what}: {e}"));
-    assert!(
-        output.status.success(),
-        "{what}: {}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{what}: {out}{err}");
+    out
 }
 
 /// `sysctl -a` without what is of the whole machine: the congestion controls that there are, which other

@@ -21,10 +21,8 @@ impl TestNamespace {
     /// A new one. `role` is part of its name, for whoever looks at a test that hangs.
     pub fn new(role: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        assert!(
-            nix::unistd::geteuid().is_root(),
-            "this test makes network namespaces: run it as root"
-        );
+        let is_root = nix::unistd::geteuid().is_root();
+        assert!(is_root, "this test makes network namespaces: it needs root");
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("mtt-{}-{n}-{role}", std::process::id());
         ip(&format!("netns add {name}"));

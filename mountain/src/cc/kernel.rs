@@ -298,10 +298,8 @@ mod tests {
         let (what, todo) = unloadable(Err(Missing::new("modprobe"))).unwrap();
         assert!(what.contains("modprobe") && todo.contains("kmod"), "{what}");
         let (what, todo) = unloadable(program::find("false")).unwrap();
-        assert!(
-            what.contains("no BBR") && todo.contains("tcp_bbr"),
-            "{what}"
-        );
+        assert!(what.contains("no BBR"), "{what}");
+        assert!(todo.contains("tcp_bbr"), "{todo}");
         assert_eq!(unloadable(program::find("true")), None);
     }
 
@@ -313,28 +311,20 @@ mod tests {
         let failed = shell(&format!("echo \"{refused}\" >&2; exit 1"));
         assert_eq!(failed, Err(refused.to_owned()));
         let told = sentence(None, came_of(failed.clone(), false)).unwrap();
-        assert!(
-            told.contains("tcp_bbr cannot be loaded") && told.contains(refused),
-            "{told}"
-        );
+        testkit::assert_has(&told, &["tcp_bbr cannot be loaded", refused]);
         // Somebody else has loaded it meanwhile.
         assert_eq!(sentence(None, came_of(failed.clone(), true)), None);
         let silent = sentence(None, came_of(shell("exit 3"), false)).unwrap();
         assert!(silent.contains("sh: exit status: 3"), "{silent}");
         let nothing_done = sentence(None, came_of(shell("exit 0"), false)).unwrap();
-        assert!(
-            nothing_done.contains("/sys/kernel/btf/tcp_bbr"),
-            "{nothing_done}"
-        );
+        testkit::assert_has(&nothing_done, &["/sys/kernel/btf/tcp_bbr"]);
         assert_eq!(sentence(None, came_of(Ok(()), true)), None);
         // What is known to be lacking says more.
         let lacking = Some(("no BBR", "install it"));
         assert_eq!(sentence(lacking, failed), Some("no BBR: install it".into()));
         let error = succeeds(&mut Command::new("/nonesuch/modprobe")).unwrap_err();
-        assert!(
-            error.starts_with("cannot run /nonesuch/modprobe: "),
-            "{error}"
-        );
+        let cannot = "cannot run /nonesuch/modprobe: ";
+        assert!(error.starts_with(cannot), "{error}");
     }
 
     /// A module that refers to the kernel's `struct sock`, and one that has its own.

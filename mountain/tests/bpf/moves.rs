@@ -161,10 +161,8 @@ fn new_flows_go_where_rendezvous_says() {
                 chosen[want] += !stays as u32;
             }
         }
-        assert!(
-            chosen.iter().all(|&n| n > 5),
-            "some were not tried: {chosen:?}"
-        );
+        let all_tried = chosen.iter().all(|&n| n > 5);
+        assert!(all_tried, "{chosen:?}");
     });
 }
 
@@ -376,10 +374,8 @@ fn a_full_path_is_left_in_a_gap_by_the_bulk_flows_that_belong_elsewhere() {
             assert_eq!(send(&mut rig), wanted, "{payload} bytes");
         }
         let log = rig.moves.drain().unwrap();
-        assert!(
-            log.iter().all(|m| m.reason == MoveReason::Flowlet),
-            "{log:?}"
-        );
+        let mut reasons = log.iter().map(|m| m.reason);
+        assert!(reasons.all(|r| r == MoveReason::Flowlet), "{log:?}");
     });
 }
 

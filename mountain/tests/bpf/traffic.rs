@@ -118,10 +118,7 @@ fn tcp_moves_at_full_size() {
             assert!(bytes > 20 << 20, "part {part}: {dev:?}");
             assert!(other < 1 << 20, "part {part} is on both: {dev:?}");
             // Super-packets cross a veth whole: they were moved whole, too.
-            assert!(
-                bytes / packets > 5000,
-                "part {part} in small packets: {dev:?}"
-            );
+            assert!(bytes / packets > 5000, "{part}: in small packets: {dev:?}");
         }
         let flows = steer.flows().dump(0);
         assert!(flows.iter().any(|f| f.moves >= 3), "{flows:?}");
@@ -291,10 +288,8 @@ fn port_unreachable_travels_with_the_flow() {
             let after = count();
             let came = [0, 1].map(|d| after[d] - before[d]);
             let (right, wrong) = (came[member as usize], came[1 - member as usize]);
-            assert!(
-                right >= 5 && wrong < 5,
-                "IPv6 {v6}, member {member}: {came:?}"
-            );
+            let is_right = right >= 5 && wrong < 5;
+            assert!(is_right, "IPv6 {v6}, member {member}: {came:?}");
         }
     });
 }

@@ -203,10 +203,8 @@ fn what_was_before_survives_other_names() {
     let before = ns.ip("route show");
     ns.sysctl("net.ipv4.tcp_congestion_control", "reno");
     a.cc(&ns, "enable --default --route 10.32.0.0/16");
-    b.cc(
-        &ns,
-        "enable --default --route 10.32.0.0/16 --route 10.33.0.0/16",
-    );
+    let enable = "enable --default --route 10.32.0.0/16 --route 10.33.0.0/16";
+    b.cc(&ns, enable);
     assert_eq!(default_in(&ns), b.0);
     // The one that was between is gone: what was before it is what has to come back.
     a.cc(&ns, "disable");

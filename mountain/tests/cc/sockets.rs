@@ -77,10 +77,8 @@ impl Routed {
             if wanted(&flow) {
                 return flow;
             }
-            assert!(
-                Instant::now() < end,
-                "not within {LIMIT:?}: {what}: {flow:#?}"
-            );
+            let in_time = Instant::now() < end;
+            assert!(in_time, "not within {LIMIT:?}: {what}: {flow:#?}");
             thread::sleep(Duration::from_millis(20));
         }
     }

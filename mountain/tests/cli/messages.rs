@@ -189,10 +189,8 @@ fn systemd_overcomes_a_short_fault_and_tries_what_lasts_ever_less_often() {
         let within = (0..).take_while(|&tries| after(tries) <= span).count();
         assert!((within as f64) < limit, "{unit}: given up after {within}");
         // Another one does, even if a try takes 3 s, but not at once.
-        assert!(
-            limit * (first + 3.0) < span,
-            "{unit}: every {first} s for ever"
-        );
+        let is_given_up = limit * (first + 3.0) < span;
+        assert!(is_given_up, "{unit}: every {first} s for ever");
         assert!(limit * first >= 30.0, "{unit}: given up at once");
     }
 }

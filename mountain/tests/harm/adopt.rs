@@ -190,6 +190,7 @@ const WITH_SOURCE: &str = "route add default via GATEWAY dev DEV proto static sr
 const WG_QUICK: &str = "route add default dev tun0 table 51820
     rule add not fwmark 51820 table 51820
     rule add table main suppress_prefixlength 0";
+const HALVES: &str = "route add HALF0 dev tun0\nroute add HALF1 dev tun0";
 
 const VPNS: [Vpn; 6] = [
     vpn("a tun", "tun0", "route add default dev tun0 metric 50"),
@@ -203,11 +204,7 @@ const VPNS: [Vpn; 6] = [
     },
     Vpn {
         suspends: false,
-        ..vpn(
-            "halves of the Internet",
-            "tun0",
-            "route add HALF0 dev tun0\nroute add HALF1 dev tun0",
-        )
+        ..vpn("halves of the Internet", "tun0", HALVES)
     },
 ];
 

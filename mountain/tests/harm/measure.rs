@@ -176,10 +176,8 @@ fn a_failed_ab_whose_file_cannot_be_written_either() {
     let output = command.env("TMPDIR", ab.dir.path()).output().unwrap();
     let (_, error) = texts(&output);
     assert_eq!(output.status.code(), Some(1), "{error}");
-    assert_has(
-        &error,
-        &["exit status 3", "A is in force again", "is kept in"],
-    );
+    let told = ["exit status 3", "A is in force again", "is kept in"];
+    assert_has(&error, &told);
 }
 
 /// A half whose probes have all been sent, and wait for their answers.

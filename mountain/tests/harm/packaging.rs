@@ -21,10 +21,8 @@ fn install(arguments: &[&str], staging: &Path) -> String {
 
 fn installer(arguments: &[&str], staging: &Path) -> Command {
     let built = Path::new(env!("CARGO_BIN_EXE_mountain")).parent().unwrap();
-    assert!(
-        built.join("mountain-lab").exists(),
-        "mountain-lab is not built: cargo build --workspace --bins"
-    );
+    let is_built = built.join("mountain-lab").exists();
+    assert!(is_built, "run cargo build --workspace --bins first");
     let mut command = Command::new(format!("{ROOT}/packaging/install"));
     command
         .args(arguments)

@@ -200,10 +200,8 @@ fn data_races_of_the_unpatched_kernel_are_told_from_ours() {
         let line = format!("{}\n", "=".repeat(66));
         let rest = format!("before\n{line}WARNING: between\n{line}after\n");
         assert_eq!(log_kept, rest);
-        assert_eq!(
-            others,
-            format!("not of the series: BUG: KCSAN: data-race in {title}\n").repeat(2)
-        );
+        let line = format!("not of the series: BUG: KCSAN: data-race in {title}\n");
+        assert_eq!(others, line.repeat(2));
         false
     };
     assert!(!kept("pollwake / schedule_timeout", "dev_xmit"));

@@ -65,10 +65,8 @@ fn from_two_logs_to_a_verdict() {
     let (median, loss) = (row("Median"), row("Loss"));
     assert_has(median, &["20.499", "+9.8%"]);
     assert!(median.ends_with("worse"), "{median}");
-    assert!(
-        loss.contains("1.00 %") && loss.ends_with("cannot tell"),
-        "{loss}"
-    );
+    assert_has(loss, &["1.00 %"]);
+    assert!(loss.ends_with("cannot tell"), "{loss}");
 
     let text = ok(dir, "compare b.json a.log.run.json c.json");
     for run in ["a.log.run.json", "c.json"] {
@@ -121,16 +119,9 @@ fn bad_input_is_named_and_nothing_is_written() {
     fails(dir, "import none -o out.json", "cannot read none");
     fs::write(dir.join("whole"), &whole).unwrap();
     fails(dir, "import whole -o whole", "overwritten");
-    fails(
-        dir,
-        "import whole -o no/out.json",
-        "cannot write no/out.json",
-    );
-    assert_eq!(
-        fs::read_dir(dir).unwrap().count(),
-        bad.len() + 1,
-        "nothing else is there"
-    );
+    fails(dir, "import whole -o no/out.json", "cannot write no/out");
+    let files = fs::read_dir(dir).unwrap().count();
+    assert_eq!(files, bad.len() + 1, "nothing else is there");
     assert_eq!(fs::read_to_string(dir.join("whole")).unwrap(), whole);
     // More than there is memory for.
     let sparse = fs::File::create(dir.join("sparse")).unwrap();

@@ -97,11 +97,8 @@ fn interrupted(child: Guard, dir: &Path) -> (Option<i32>, String) {
     let text = stdout(&output);
     assert_has(&text, &["interrupted", "steal"]);
     let run = RunFile::read(&dir.join("cpu.json")).unwrap();
-    assert!(
-        run.interrupted && !run.cpu.at_us.is_empty(),
-        "{:?}",
-        run.cpu.at_us
-    );
+    let at_us = &run.cpu.at_us;
+    assert!(run.interrupted && !at_us.is_empty(), "{at_us:?}");
     (output.status.code(), text)
 }
 
@@ -167,10 +164,8 @@ fn a_command_ends_in_its_own_way_and_a_second_signal_kills() {
     child.signal(Signal::SIGTERM);
     std::thread::sleep(Duration::from_millis(500));
     let pid = child.pid().as_raw();
-    assert!(
-        running(&dir.path().display().to_string()).contains(&pid),
-        "it waits"
-    );
+    let waits = running(&dir.path().display().to_string()).contains(&pid);
+    assert!(waits, "it has ended");
     child.signal(Signal::SIGTERM);
     assert_eq!(interrupted(child, dir.path()).0, Some(137));
 }
@@ -188,11 +183,8 @@ fn what_a_command_leaves_by_itself_is_its_own_business() {
     let output = Command::new(MOUNTAIN)
         .args(["cpu", "--", "sh", "-c", "kill -9 $$"])
         .output();
-    assert_eq!(
-        output.unwrap().status.code(),
-        Some(137),
-        "as a shell says it"
-    );
+    let code = output.unwrap().status.code();
+    assert_eq!(code, Some(137), "as a shell says it");
 }
 
 #[test]

@@ -117,18 +117,10 @@ fn a_delay_of_one_direction_shows_in_that_direction() {
                 0 => got < 15_000,
                 _ => got > 28_000,
             };
-            assert!(
-                shows(got_forward, forward),
-                "forward {got_forward} µs, not {forward} ms"
-            );
-            assert!(
-                shows(got_backward, backward),
-                "backward {got_backward} µs, not {backward} ms"
-            );
-            assert!(
-                shows(delay, forward),
-                "delay {delay} µs: forward only counts"
-            );
+            let got = format!("forward {got_forward}, backward {got_backward}, delay {delay} µs");
+            assert!(shows(got_forward, forward), "{got}");
+            assert!(shows(got_backward, backward), "{got}");
+            assert!(shows(delay, forward), "forward only counts: {got}");
         });
     }
 }
@@ -155,14 +147,8 @@ fn junk_does_not_disturb_the_reflector_and_replies_are_never_longer() {
         let mut requests = 0;
         for len in [48, 49, 100, 1400, 1472, 8000] {
             let mut packet = vec![0; len];
-            wire::write_request(
-                &mut packet,
-                ProbeId {
-                    nonce: 7,
-                    index: len as u64,
-                },
-                0,
-            );
+            let (nonce, index) = (7, len as u64);
+            wire::write_request(&mut packet, ProbeId { nonce, index }, 0);
             socket.send_to(&packet, address).unwrap();
             requests += 1;
             let mut buffer = [0; 10_000];

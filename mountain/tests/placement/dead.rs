@@ -35,10 +35,8 @@ fn stuck_streams_are_reset(net: &Home, ns: &Ns, error: &str) {
     let resting = open(&mut silent);
     let opened = open(&mut flows);
     for ([first, second], _) in &opened {
-        assert!(
-            *first >= 8 && *second >= 8,
-            "the test proves nothing: {first}, {second}"
-        );
+        let is_fair = *first >= 8 && *second >= 8;
+        assert!(is_fair, "the test proves nothing: {first}, {second}");
     }
     let first = opened[0].0[0] + opened[1].0[0];
     let opened = [&opened[0].1[..], &opened[1].1].concat();
@@ -68,11 +66,8 @@ fn stuck_streams_are_reset(net: &Home, ns: &Ns, error: &str) {
     if net.lan.is_some() {
         wait_until("nothing is reset any more", LEAVE, || !is_told(net));
     }
-    assert_eq!(
-        silent.ask(),
-        resting,
-        "those that were silent meanwhile go on"
-    );
+    let still = silent.ask();
+    assert_eq!(still, resting, "those that were silent meanwhile go on");
     assert_eq!(errors_by_uplink(&resting, &mut silent), [[""; 0], [""; 0]]);
     assert_eq!(net.refused(), 0);
 }

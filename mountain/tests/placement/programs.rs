@@ -52,18 +52,11 @@ fn curl() {
         assert_eq!(count(&answers), [0, TIMES], "{url}: {answers:?}");
         // What names an uplink stays with it.
         assert_eq!(get(url, &["-m", "2", "--interface", "u0"]), None);
-        assert_eq!(
-            get(url, &["--interface", "u1"]).map(|a| count(&[a])),
-            Some([0, 1])
-        );
+        let by_u1 = get(url, &["--interface", "u1"]).map(|a| count(&[a]));
+        assert_eq!(by_u1, Some([0, 1]));
     }
-    assert_eq!(
-        get(
-            "http://10.50.0.2:7180/",
-            &["-m", "2", "--interface", "10.40.0.2"]
-        ),
-        None
-    );
+    let args = ["-m", "2", "--interface", "10.40.0.2"];
+    assert_eq!(get("http://10.50.0.2:7180/", &args), None);
     assert_eq!(net.refused(), 0);
 }
 
@@ -176,10 +169,8 @@ fn iperf3_in_both_directions() {
             let sum = &udp["end"]["sum"];
             let packets = sum["packets"].as_i64().unwrap();
             let lost = sum["lost_packets"].as_i64().unwrap();
-            assert!(
-                packets > 500 && lost < packets / 10,
-                "{server} {direction}: {lost} of {packets}"
-            );
+            let few_lost = packets > 500 && lost < packets / 10;
+            assert!(few_lost, "{server} {direction}: {lost} of {packets}");
         }
     }
     assert_eq!(net.refused(), 0);
@@ -228,11 +219,9 @@ fn containers_behind_a_bridge() {
     container.ip("route add default via 172.18.0.1");
     net.home.sysctl("net.ipv4.ip_forward", "1");
     // As Docker's: one address for all that leaves the bridge.
-    net.home.chain(
-        "ip nat POSTROUTING",
-        "nat hook postrouting priority srcnat",
-        "oifname != br0 ip saddr 172.18.0.0/16 masquerade",
-    );
+    let hook = "nat hook postrouting priority srcnat";
+    let rule = "oifname != br0 ip saddr 172.18.0.0/16 masquerade";
+    net.home.chain("ip nat POSTROUTING", hook, rule);
     net.up();
     let mut flows = net.flows_in(&container);
     let opened = flows.open_by_both(&["tcp", "udp"], SERVER[0]);

@@ -48,10 +48,8 @@ fn one_address_on_both_uplinks_is_refused() {
     // IPv6 goes on by itself.
     net.start();
     let paths = net.home.status().paths;
-    assert!(
-        paths.len() == 2 && paths.iter().all(|p| p.ipv6),
-        "{paths:?}"
-    );
+    let are_six = paths.len() == 2 && paths.iter().all(|p| p.ipv6);
+    assert!(are_six, "{paths:?}");
     let rules = net.home.ip("-4 rule");
     assert!(!rules.contains("lookup 197"), "{rules}");
 }
@@ -86,22 +84,16 @@ fn a_rule_or_route_that_comes_later_decides_and_holds_for_running_exchanges() {
     net.up();
     let mut flows = net.flows();
     let opened = flows.open_by_both(&["msg"], SERVER[0]);
-    let mut follow = |there: &str, gone: &str| {
-        net.home.ip(there);
+    let mut follow = |kind: &str, what: &str| {
+        net.home.ip(&format!("{kind} add {what}"));
         wait_until("running exchanges follow", LEAVE, || {
             by_uplink(&flows.ask()) == [0, EACH]
         });
-        net.home.ip(gone);
+        net.home.ip(&format!("{kind} del {what}"));
         wait_until("and go back", LEAVE, || flows.ask() == opened);
     };
-    follow(
-        "rule add to 10.50.0.2 lookup 55",
-        "rule del to 10.50.0.2 lookup 55",
-    );
-    follow(
-        "route add 10.50.0.2 via 10.41.0.1 dev u1",
-        "route del 10.50.0.2 via 10.41.0.1 dev u1",
-    );
+    follow("rule", "to 10.50.0.2 lookup 55");
+    follow("route", "10.50.0.2 via 10.41.0.1 dev u1");
 
     // Of the priority that Mountain's own rules have: the kernel puts a later one behind them.
     net.home.wait_settled();
@@ -200,11 +192,8 @@ fn a_rule_without_a_mark_matches_no_socket_with_one() {
         let marked = flows.open_with(kind, 8, SERVER[0], "mark=0x77");
         assert_eq!(by_uplink(&marked), [8, 0], "{kind}: the kernel's way");
         let named = flows.open_with(kind, 8, SERVER[0], "mark=0x78");
-        assert_eq!(
-            by_uplink(&named),
-            [0, 8],
-            "{kind}: by the rule that names it"
-        );
+        let by_rule = by_uplink(&named);
+        assert_eq!(by_rule, [0, 8], "{kind}: by the rule that names it");
     }
     assert_eq!(net.refused(), 0);
 }

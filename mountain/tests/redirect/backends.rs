@@ -113,13 +113,8 @@ fn each_backend_delivers_or_refuses() {
             for ipv6 in [false, true] {
                 let what = format!("{backend}, tx {t}, gro {g}, IPv6 {ipv6}");
                 println!("{what}");
-                delivers_or_refuses(
-                    &net,
-                    backend,
-                    ipv6,
-                    expected_refusal(backend, tx, gro),
-                    &what,
-                );
+                let refusal = expected_refusal(backend, tx, gro);
+                delivers_or_refuses(&net, backend, ipv6, refusal, &what);
             }
         }
     }
@@ -430,10 +425,8 @@ fn rules_with_and_without_a_device_are_for_nft() {
     let rule = "add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2";
     net.redirect(&format!("{rule}:1 --backend tcx"));
     for backend in ["tcx", "nft"] {
-        net.refuses(
-            &format!("{rule}:2 --dev rc --backend {backend}"),
-            "only nft, for both, knows which",
-        );
+        let add = format!("{rule}:2 --dev rc --backend {backend}");
+        net.refuses(&add, "only nft, for both, knows which");
     }
 }
 

@@ -38,10 +38,8 @@ fn udp_goes_to_the_target_and_back_until_del() {
     ask_in_vain(&socket, "10.0.8.17:8080");
     assert_eq!(net.rules(), 0);
     net.assert_clean();
-    net.refuses(
-        &format!("del {RULE}"),
-        "no rule redirects udp 10.0.8.17:8080",
-    );
+    let why = "no rule redirects udp 10.0.8.17:8080";
+    net.refuses(&format!("del {RULE}"), why);
 }
 
 #[test]

@@ -101,10 +101,8 @@ fn what_comes_back_after_the_end_is_left_alone() {
     with_short_idle("idle::what_comes_back_after_the_end_is_left_alone", || {
         let router = Router::new();
         let (udp, tcp) = (rule(Proto::Udp, false, 0), rule(Proto::Tcp, true, 0));
-        install_all(
-            &[udp.clone(), tcp.clone()],
-            &router.plan(Backend::Tcx, None),
-        );
+        let plan = router.plan(Backend::Tcx, None);
+        install_all(&[udp.clone(), tcp.clone()], &plan);
         let packet = |proto: u8, src: SocketAddr, dst: SocketAddr, flags: u8| {
             let mut packet = Packet::new(proto, src, dst, 10);
             if proto == TCP {

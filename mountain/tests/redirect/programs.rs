@@ -47,10 +47,7 @@ fn iperf3_tcp_and_udp() {
             // What is under way when the sender has sent all is not counted any more.
             let received = tcp["end"]["sum_received"]["bytes"].as_u64();
             let received = received.unwrap_or_else(|| panic!("{backend} {direction}: {tcp:#}"));
-            assert!(
-                received >= 5_000_000,
-                "{backend} {direction}: {received} bytes"
-            );
+            assert!(received >= 5_000_000, "{backend} {direction}: {received}");
             // A machine may be too busy for a moment; a backend that fails loses all, each time.
             let said = (0..3).try_fold(String::new(), |_, _| {
                 let udp = run(&format!("-u -b 20M -t 1 -l 1200 {direction}"));
@@ -136,11 +133,8 @@ fn nginx_by_curl() {
             let args = ["-gsS", "--max-time", "60", &url];
             let got = net.client.output("curl", &args);
             let (said, bytes) = (stderr(&got), got.stdout);
-            assert!(
-                bytes == body,
-                "{backend} {host}: {} bytes, {said}",
-                bytes.len()
-            );
+            let length = bytes.len();
+            assert!(bytes == body, "{backend} {host}: {length} bytes, {said}");
         }
         net.redirect("del --all");
     }

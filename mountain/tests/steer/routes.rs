@@ -19,10 +19,8 @@ fn groups(topology: &Topology) -> Vec<String> {
 fn assert_skipped(topology: &Topology, route: &str, reason: &str) {
     let skipped = &topology.skipped;
     let named = |s: &String| s.starts_with(route) && s.contains(reason);
-    assert!(
-        skipped.iter().any(named),
-        "no '{route} ... {reason}' in {skipped:#?}"
-    );
+    let is_told = skipped.iter().any(named);
+    assert!(is_told, "no '{route} ... {reason}' in {skipped:#?}");
 }
 
 #[test]

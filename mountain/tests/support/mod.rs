@@ -94,10 +94,8 @@ impl Ns {
     #[track_caller]
     pub fn mountain_says(&self, args: &str, part: &str) -> String {
         let said = self.mountain_ok(args);
-        assert!(
-            said.contains(part),
-            "mountain {args}: no '{part}' in {said}"
-        );
+        let is_said = said.contains(part);
+        assert!(is_said, "mountain {args}: no '{part}' in {said}");
         said
     }
 

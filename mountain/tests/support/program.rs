@@ -9,12 +9,8 @@ use std::os::fd::{FromRawFd, OwnedFd};
 /// so.
 pub fn load(kind: u32, attached: u32, name: &CStr, value: i32) -> OwnedFd {
     // r0 = value; exit
-    load_code(
-        kind,
-        attached,
-        name,
-        &[u64::from(value as u32) << 32 | 0xb7, 0x95],
-    )
+    let code = [u64::from(value as u32) << 32 | 0xb7, 0x95];
+    load_code(kind, attached, name, &code)
 }
 
 /// Loads a program for tcx that gives every packet the mark 1, and leaves it to the next one.

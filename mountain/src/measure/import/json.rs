@@ -164,8 +164,8 @@ mod tests {
     fn values_are_what_they_are_and_trips_stand_apart() {
         let text = r#"{"a": [1, -2, 0.5, null, true, "x"], "round_trips": [{"n": 1}, {"n": 2}]}"#;
         let parsed = value(text).unwrap();
-        let value = serde_json::json!({"a": [1, -2, 0.5, null, true, "x"]});
-        assert_eq!(parsed.value, value);
+        let expected = serde_json::json!({"a": [1, -2, 0.5, null, true, "x"]});
+        assert_eq!(parsed.value, expected);
         assert_eq!(parsed.trips, Some(vec![1, 2]));
         assert_eq!(value(r#"{"round_trips": null}"#).unwrap().trips, None);
     }

@@ -312,10 +312,8 @@ impl Rig {
         let run = prog_run(&self.steer, self.ifindex[dev], packet, ctx, repeat, out)
             .unwrap_or_else(|e| panic!("BPF_PROG_RUN of {} bytes: {e}", packet.len()));
         let (action, len, duration_ns) = run;
-        assert!(
-            len == packet.len() && out[..len] == *packet,
-            "the packet changed: {packet:02x?}"
-        );
+        let is_same = len == packet.len() && out[..len] == *packet;
+        assert!(is_same, "the packet changed: {packet:02x?}");
         Outcome {
             action,
             note: self.note(),
@@ -384,11 +382,8 @@ impl Rig {
         let known = MACS[dev] == packet[..6] && matches!(packet[12..14], [8, 0] | [0x86, 0xdd]);
         let want = if known { packet.len() as u64 } else { 0 };
         assert_eq!(sum, want, "bytes charged, by path: {charged:?}");
-        assert_eq!(
-            charged[to] + charged[to + 2],
-            want,
-            "charged to another path: {charged:?}"
-        );
+        let by_it = charged[to] + charged[to + 2];
+        assert_eq!(by_it, want, "charged to another path: {charged:?}");
         to
     }
 

@@ -82,11 +82,9 @@ fn sockets_below_a_cgroup_with_an_egress_program_stay() {
     let held = || net.client.status().held_cgroups;
     let is_ours = |c: &CgroupStatus| c.cgroup.ends_with(cgroup.path().file_name().unwrap());
     // Datagrams of a program below the cgroup, from many ports, and where they come in.
-    net.server.chain(
-        "inet count c",
-        "filter hook prerouting priority -310",
-        "iifname s0 udp dport 9999 counter\niifname s1 udp dport 9999 counter",
-    );
+    let hook = "filter hook prerouting priority -310";
+    let rules = "iifname s0 udp dport 9999 counter\niifname s1 udp dport 9999 counter";
+    net.server.chain("inet count c", hook, rules);
     let counted = || net.server.counted("chain inet count c");
     let send = || {
         let script = format!("for i in {{1..16}}; do echo x > /dev/udp/{SERVER4}/9999; done");

@@ -145,10 +145,8 @@ fn mtus_of_routes_are_not_gone_around() {
     let (net, _watching) = fast();
     net.router.ip("route add 10.0.8.18/32 dev rc mtu 1300");
     wait_for(&net, "nft");
-    net.says(
-        &format!("check {RULE}"),
-        "tcx-peer skips the MTU of the route 10.0.8.18/32",
-    );
+    let why = "tcx-peer skips the MTU of the route 10.0.8.18/32";
+    net.says(&format!("check {RULE}"), why);
     net.router.ip("route del 10.0.8.18/32");
     wait_for(&net, "tcx-peer");
 }

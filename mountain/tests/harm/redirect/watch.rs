@@ -393,10 +393,8 @@ fn replies_that_may_leave_by_another_device_are_left_to_nft() {
     ask_in_vain(&socket, FROM);
     // Without the route the filter alone is a reason: any client may have an address of that link.
     net.router.ip("route del 10.9.9.9/32");
-    net.says(
-        &format!("check {RULE}"),
-        "tcx-peer skips a rule of the firewall",
-    );
+    let why = "tcx-peer skips a rule of the firewall";
+    net.says(&format!("check {RULE}"), why);
     net.router.nft("delete table inet guard");
     wait_for(&net, "tcx-peer");
 }

@@ -15,7 +15,8 @@ use crate::support::{self, assert_has, stderr, stdout, wait_until, Guard, LEAVE,
 #[test]
 fn what_cannot_be_is_refused_with_the_reason() {
     let net = Net::new();
-    net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
+    let add = format!("add {RULE} --to 10.0.1.2:8083");
+    net.redirect(&add);
     for (rule, part) in [
         ("udp 10.0.8.17:0 10.0.1.2:1", "0 is no port"),
         ("udp 10.0.8.17:1 10.0.1.2:0", "0 is no port"),
@@ -52,11 +53,8 @@ fn what_cannot_be_is_refused_with_the_reason() {
     }
     assert_eq!(net.rules(), 1);
     // The very same is no error, and nothing new.
-    net.says(
-        &format!("add {RULE} --to 10.0.1.2:8083"),
-        "rule 0 is already there",
-    );
-    let json: serde_json::Value = net.json(&format!("add {RULE} --to 10.0.1.2:8083"));
+    net.says(&add, "rule 0 is already there");
+    let json: serde_json::Value = net.json(&add);
     assert_eq!((&json["new"], &json["id"]), (&false.into(), &0.into()));
     assert_eq!(net.rules(), 1);
     // Nor is the other protocol the same.

@@ -140,10 +140,8 @@ fn fixes_are_all_or_nothing_and_leave_what_others_set() {
         let error = format!("{:#}", apply(&fixes).unwrap_err());
         assert!(error.starts_with("cannot set "), "{error}");
         assert_eq!(proxy(), "0\n");
-        assert!(
-            !gro(&net.client, "c0") && !gro(&net.router, "rs"),
-            "{error}"
-        );
+        let are_off = !gro(&net.client, "c0") && !gro(&net.router, "rs");
+        assert!(are_off, "{error}");
     }
 
     apply(&good).unwrap();
