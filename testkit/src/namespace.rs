@@ -51,11 +51,11 @@ impl TestNamespace {
 
     /// Whether an `ip` command worked that this kernel may lack.
     pub fn try_ip(&self, args: &str) -> bool {
-        let output = Command::new("ip")
+        let mut command = Command::new("ip");
+        command
             .args(["-n", &self.name])
-            .args(args.split_whitespace())
-            .output();
-        output.is_ok_and(|o| o.status.success())
+            .args(args.split_whitespace());
+        command.output().is_ok_and(|o| o.status.success())
     }
 
     /// A command in there, but not in a mount namespace of its own, as `ip netns exec` makes.

@@ -349,6 +349,17 @@ mod tests {
         }
     }
 
+    /// One that leads to a table of the owner's, but for a change.
+    fn to_100(priority: u32, change: impl FnOnce(&mut FibRule)) -> FibRule {
+        let mut rule = rule(priority, Action::Table(100));
+        change(&mut rule);
+        rule
+    }
+
+    fn to_main() -> FibRule {
+        rule(32766, Action::Table(254))
+    }
+
     fn snapshot(rules: Vec<FibRule>) -> Snapshot {
         let route = |table| Route {
             table,
@@ -364,13 +375,10 @@ mod tests {
 
     #[test]
     fn what_a_socket_sends_may_have_had_no_source_when_it_was_routed() {
-        let source = |invert| FibRule {
-            src: Some("10.0.0.0/8".parse().unwrap()),
-            invert,
-            ..rule(100, Action::Table(100))
-        };
+        let net = "10.0.0.0/8".parse().unwrap();
+        let source = |invert| to_100(100, |r| (r.src, r.invert) = (Some(net), invert));
         let of_sockets = |invert: bool, table: u32| {
-            let rules = vec![source(invert), rule(32766, Action::Table(254))];
+            let rules = vec![source(invert), to_main()];
             let reach = reach(&snapshot(rules), table, false).unwrap();
             let all = |r: &FibRule| {
                 *r == FibRule {
@@ -392,10 +400,7 @@ mod tests {
 
     #[test]
     fn packets_that_come_in_by_a_vrf_are_not_ours() {
-        let mut snapshot = snapshot(vec![
-            rule(1000, Action::L3mdev),
-            rule(32766, Action::Table(254)),
-        ]);
+        let mut snapshot = snapshot(vec![rule(1000, Action::L3mdev), to_main()]);
         let link = |master, vrf_table| Link {
             master,
             vrf_table,
@@ -417,18 +422,14 @@ mod tests {
 
     #[test]
     fn conditions_that_cannot_be_followed_exclude_too_much_rather_than_too_little() {
-        let opaque = |invert| FibRule {
-            opaque: true,
-            invert,
-            src: Some("10.0.0.0/8".parse().unwrap()),
-            ..rule(10, Action::Table(100))
-        };
+        let net = Some("10.0.0.0/8".parse().unwrap());
+        let opaque = |invert| to_100(10, |r| (r.opaque, r.invert, r.src) = (true, invert, net));
         let fib_rules = |rule| {
-            let snapshot = snapshot(vec![rule, self::rule(32766, Action::Table(254))]);
+            let snapshot = snapshot(vec![rule, to_main()]);
             reach(&snapshot, 254, false).unwrap().fib_rules
         };
         let followed = fib_rules(opaque(false));
-        assert_eq!(followed[0].src, Some("10.0.0.0/8".parse().unwrap()));
+        assert_eq!(followed[0].src, net);
         let inverted = fib_rules(opaque(true));
         assert!(is_unconditional(&inverted[0]) && !inverted[0].invert);
         let reason = reach(&snapshot(vec![opaque(false)]), 100, false).unwrap_err();
@@ -443,9 +444,8 @@ mod tests {
         };
         let by_mark = |first: FibRule| {
             let second = marked(20, Action::Table(300), 0x10, 0xf0);
-            let main = rule(32766, Action::Table(254));
             let behind = marked(32767, Action::Table(100), 1, 1 << 31);
-            let rules = vec![first, second, main, behind];
+            let rules = vec![first, second, to_main(), behind];
             let found = by_mark(&snapshot(rules), false, 0xff00_0000).unwrap();
             (found.priority, found.compared)
         };
@@ -454,16 +454,13 @@ mod tests {
         assert_eq!(by_mark(marked(10, Action::Table(200), 1, 0xf)), (10, 0xff));
         assert_eq!(by_mark(marked(10, Action::Drop, 1, 0xf)), (10, 0xff));
         // To the main table, for sockets that are bound, and for all.
-        let bound = FibRule {
-            oif: true,
-            ..marked(10, Action::Table(100), 1, 0xf)
-        };
+        let bound = to_100(10, |r| (r.oif, r.fwmark) = (true, Some((1, 0xf))));
         let main = marked(10, Action::Table(254), 1, 0xf);
         for first in [main, bound, rule(10, Action::Table(100))] {
             assert_eq!(by_mark(first), (20, 0xf0));
         }
-        let none = vec![rule(32766, Action::Table(254))];
-        assert_eq!(super::by_mark(&snapshot(none), false, 0xff00_0000), None);
+        let none = snapshot(vec![to_main()]);
+        assert_eq!(super::by_mark(&none, false, 0xff00_0000), None);
     }
 
     #[test]
@@ -480,15 +477,11 @@ mod tests {
             }],
             ..Route::default()
         };
-        let by_address = FibRule {
-            src: Some("10.0.1.2/32".parse().unwrap()),
-            ..rule(10, Action::Table(100))
-        };
-        let main = rule(32766, Action::Table(254));
+        let by_address = to_100(10, |r| r.src = Some("10.0.1.2/32".parse().unwrap()));
         let taken = |routes: &[Route]| {
             let snapshot = Snapshot {
                 routes: routes.to_vec(),
-                rules: vec![by_address.clone(), main.clone()],
+                rules: vec![by_address.clone(), to_main()],
                 ..Snapshot::default()
             };
             taker(&snapshot, "10.0.1.2".parse().unwrap(), own).is_some()
@@ -498,24 +491,14 @@ mod tests {
         assert!(taken(&[default(other, 0)]));
         assert!(!taken(&[default(own, 0)]));
         // The best of several decides, in whatever order.
-        assert!(!taken(&[
-            default(other, 9),
-            default(own, 1),
-            default(other, 5)
-        ]));
-        assert!(taken(&[
-            default(other, 9),
-            default(own, 5),
-            default(other, 1)
-        ]));
+        let three = |a, b, c| taken(&[default(other, a), default(own, b), default(other, c)]);
+        assert!(!three(9, 1, 5));
+        assert!(three(9, 5, 1));
         assert!(taken(&[default(own, 5), default(other, 5)]));
         // A network that the main table has as well; a default route is not the same there.
         assert!(taken(&[default(own, 0), net(100, other, 0)]));
-        assert!(!taken(&[
-            default(own, 0),
-            net(100, other, 0),
-            net(254, other, 7)
-        ]));
+        let both = [default(own, 0), net(100, other, 0), net(254, other, 7)];
+        assert!(!taken(&both));
         assert!(taken(&[default(other, 0), route(254, "0.0.0.0/0", own, 0)]));
         // What others' tables have better is nothing to this one.
         assert!(taken(&[net(100, other, 5), net(101, own, 1)]));
@@ -530,30 +513,17 @@ mod tests {
     #[test]
     fn inverted_rules_without_conditions_and_device_bound_ones() {
         let never = [
-            FibRule {
-                invert: true,
-                ..rule(10, Action::Table(100))
-            },
-            FibRule {
-                oif: true,
-                ..rule(11, Action::Table(100))
-            },
-            FibRule {
-                iif: Some(u32::MAX),
-                ..rule(12, Action::Table(100))
-            },
+            to_100(10, |r| r.invert = true),
+            to_100(11, |r| r.oif = true),
+            to_100(12, |r| r.iif = Some(u32::MAX)),
             rule(13, Action::Nothing),
-            rule(32766, Action::Table(254)),
+            to_main(),
         ];
         let reach_never = reach(&snapshot(never.to_vec()), 254, false).unwrap();
         assert!(reach_never.fib_rules.is_empty() && reach_never.earlier.is_empty());
 
-        let always = FibRule {
-            oif: true,
-            invert: true,
-            ..rule(10, Action::Table(100))
-        };
-        let rules = vec![always, rule(32766, Action::Table(254))];
+        let always = to_100(10, |r| (r.oif, r.invert) = (true, true));
+        let rules = vec![always, to_main()];
         let reach_always = reach(&snapshot(rules), 254, false).unwrap();
         assert_eq!(reach_always.earlier, [(100, None)]);
 
@@ -565,7 +535,7 @@ mod tests {
         let rules = vec![early, rule(200, Action::Table(254))];
         assert_eq!(last_priority(&snapshot(rules), false), 199);
 
-        let dropped = vec![rule(5, Action::Drop), rule(32766, Action::Table(254))];
+        let dropped = vec![rule(5, Action::Drop), to_main()];
         assert!(reach(&snapshot(dropped), 254, false).is_err());
     }
 }

@@ -144,8 +144,8 @@ fn obstacles_are_named() {
 fn flows_that_get_an_uplinks_address_and_cannot_choose_are_told() {
     let net = Net::new(2);
     // Only default routes can be chosen from.
-    net.host
-        .ip(&format!("route add 198.51.100.0/24 {TWO_HOPS}"));
+    let route = format!("route add 198.51.100.0/24 {TWO_HOPS}");
+    net.host.ip(&route);
     let report = check_in(&net);
     let flows = item(&report, "new flows", "an address of one uplink");
     assert_eq!(flows.level, Level::Warn);
@@ -169,11 +169,8 @@ fn the_configured_mark_mask_is_held_against_the_rules_that_are_there() {
     let default = with(|_| {});
     assert!(items(&default, "marks").is_empty(), "{default:#?}");
     let same_bits = with(|start| start.mark_mask = 0xff00.try_into().unwrap());
-    let marks = item(
-        &same_bits,
-        "skipped",
-        "tells packets apart by bits of the mark",
-    );
+    let apart = "tells packets apart by bits of the mark";
+    let marks = item(&same_bits, "skipped", apart);
     assert_eq!(marks.level, Level::Warn);
     let never = with(|start| start.forward = Forward::Never);
     item(&never, "placing", "`forward = \"never\"`");

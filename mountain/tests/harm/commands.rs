@@ -22,9 +22,8 @@ fn clients_that_only_connect_do_not_end_the_control_socket() {
     assert!(limited.status.success());
     let socket = net.client.control_socket();
     allow_descriptors(4096);
-    let clients: Vec<_> = (0..1300)
-        .map(|_| UnixStream::connect(&socket).unwrap())
-        .collect();
+    let connect = |_| UnixStream::connect(&socket).unwrap();
+    let clients: Vec<_> = (0..1300).map(connect).collect();
     let policy = net.client.status().policy;
     assert_eq!(policy.name(), "mountain", "beside {} others", clients.len());
     drop(clients);
@@ -54,18 +53,15 @@ fn a_status_shows_flows_that_were_placed_and_plain_probes_as_round_trips() {
         // Nobody has to answer: the choice is taken when the socket connects.
         let _ = net.client.with(|| {
             let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
-            socket
-                .connect("10.98.1.1:9")
-                .and_then(|()| socket.send(b"x"))
+            let connected = socket.connect("10.98.1.1:9");
+            connected.and_then(|()| socket.send(b"x"))
         });
         let paths = net.client.status().paths;
         paths.iter().any(|p| p.placed > Some(0))
     });
     let text = net.client.mountain_ok("status");
-    let title = text
-        .lines()
-        .find(|line| line.contains("placed"))
-        .unwrap_or_else(|| panic!("{text}"));
+    let title = text.lines().find(|line| line.contains("placed"));
+    let title = title.unwrap_or_else(|| panic!("{text}"));
     let end = title.find("placed").unwrap() + "placed".len();
     let placed = |line: &str| line.get(..end)?.rsplit(' ').next()?.parse::<u64>().ok();
     assert!(text.lines().filter_map(placed).sum::<u64>() > 0, "{text}");

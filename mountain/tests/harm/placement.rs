@@ -24,10 +24,10 @@ pub fn two_providers() -> Net {
     let net = Net::new();
     net.client.ip("route del 10.98.1.0/24");
     net.client.ip("-6 route del fd98:1::/64");
-    net.client
-        .ip("route add default via 10.30.0.2 dev u0 metric 100");
-    net.client
-        .ip("route add default via 10.30.1.2 dev u1 metric 600");
+    for (i, metric) in [(0, 100), (1, 600)] {
+        let route = format!("default via 10.30.{i}.2 dev u{i} metric {metric}");
+        net.client.ip(&format!("route add {route}"));
+    }
     net.client.ip(&format!("addr del {CLIENT4}/32 dev lo"));
     net
 }
@@ -323,13 +323,8 @@ fn what_comes_in_with_a_mark_keeps_it_as_it_is() {
     assert_eq!(left(&net), "");
     let _marks = client.with(|| {
         let (program, device) = (load_marking(c"marks"), ifindex("n0"));
-        hooks::link(
-            DeviceHook::TcxIngress,
-            device,
-            program.as_fd(),
-            Order::First,
-        )
-        .unwrap()
+        let program = program.as_fd();
+        hooks::link(DeviceHook::TcxIngress, device, program, Order::First).unwrap()
     });
     assert_by_vpn(&net, &sockets_of(&lan));
     let counters = client.status().placement.unwrap().counters;

@@ -130,10 +130,8 @@ impl Home {
 
     /// Packets that a provider has refused as they were from an address that it did not give out.
     pub fn refused(&self) -> u64 {
-        self.providers
-            .counted("chain inet providers strict")
-            .iter()
-            .sum()
+        let counted = self.providers.counted("chain inet providers strict");
+        counted.iter().sum()
     }
 
     /// A network behind the home, which translates its addresses on both uplinks.

@@ -131,8 +131,8 @@ fn an_uplinks_table_says_all_that_its_default_route_says() {
             let own = net
                 .home
                 .ip(&format!("{family} route show table all proto 77"));
-            own.lines()
-                .any(|route| route.contains("dev u1") && route.contains(options))
+            let mut own = own.lines();
+            own.any(|route| route.contains("dev u1") && route.contains(options))
         })
     };
     let options = "mtu lock 1400 advmss 1300 initcwnd 20 congctl reno";
@@ -204,18 +204,15 @@ fn wg_quick_removes_its_own_rule_only() {
     const OWN_RULE: &str = "from all lookup main suppress_prefixlength 0";
     let net = Home::new().running();
     for family in ["-4", "-6"] {
-        let rules = || net.home.ip(&format!("{family} rule"));
+        let rule = |what: &str| net.home.ip(&format!("{family} rule {what}"));
+        let rules = || rule("show");
         let before = rules();
         assert!(before.contains("suppress_prefixlength 0"), "{before}");
-        net.home.ip(&format!(
-            "{family} rule add table main suppress_prefixlength 0"
-        ));
+        rule("add table main suppress_prefixlength 0");
         assert!(rules().contains(OWN_RULE));
         let mut removed = 0;
         while removed < 5 && rules().contains(OWN_RULE) {
-            net.home.ip(&format!(
-                "{family} rule del table main suppress_prefixlength 0"
-            ));
+            rule("del table main suppress_prefixlength 0");
             removed += 1;
         }
         assert_eq!((removed, rules()), (1, before), "{family}");
@@ -358,15 +355,12 @@ fn delegate(net: &Home, uplink: usize, prefix: &str) {
 fn prefixes_that_routers_advertise_and_change() {
     let net = Home::new();
     for uplink in 0..2 {
-        net.home
-            .ip(&format!("-6 addr flush dev u{uplink} scope global"));
-        net.home
-            .try_ip(&format!("-6 route del default dev u{uplink}"));
-        let device = format!("u{uplink}");
-        net.home
-            .sysctl(&format!("net.ipv6.conf.{device}.accept_ra"), "2");
-        net.home
-            .sysctl(&format!("net.ipv6.conf.{device}.accept_dad"), "0");
+        let (home, device) = (&net.home, format!("u{uplink}"));
+        home.ip(&format!("-6 addr flush dev {device} scope global"));
+        home.try_ip(&format!("-6 route del default dev {device}"));
+        for (setting, value) in [("accept_ra", "2"), ("accept_dad", "0")] {
+            home.sysctl(&format!("net.ipv6.conf.{device}.{setting}"), value);
+        }
     }
     let first = ["fd60:1:1:1::/64", "fd61:1:1:1::/64"];
     for (uplink, prefix) in first.iter().enumerate() {

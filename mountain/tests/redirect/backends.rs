@@ -198,9 +198,8 @@ fn far_ends_on_bridges_are_looked_at_too() {
         ns.ip(&format!("route add default via {via}"));
     }
     let (_, from, to) = places(false);
-    net.redirect(&format!(
-        "add --proto udp --from {from} --to {to} --backend auto"
-    ));
+    let rule = format!("--proto udp --from {from} --to {to}");
+    net.redirect(&format!("add {rule} --backend auto"));
     let _watch = net.router.start(MOUNTAIN, &["redirect", "watch"]);
     let wait_for = |backend: &str| {
         wait_until(&format!("by {backend}"), TIMEOUT, || {

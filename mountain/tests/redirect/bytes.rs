@@ -89,12 +89,8 @@ impl Way {
     fn check(&self, what: &str, at: (&str, DeviceHook, i32), packet: &Packet, want: &Packet) {
         let (dev, hook, action) = at;
         let got = run_fast(hook, dev, &packet.bytes(), action);
-        expect(
-            &format!("{}: {what}", self.backend),
-            got,
-            action,
-            &want.bytes(),
-        );
+        let what = format!("{}: {what}", self.backend);
+        expect(&what, got, action, &want.bytes());
     }
 
     /// The packet is left as it is for the next hook.

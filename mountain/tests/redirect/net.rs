@@ -111,6 +111,14 @@ impl Net {
         self.router.mountain_fails(&command(args), why)
     }
 
+    /// `redirect restore`, while no file names a rule, brings one back.
+    #[track_caller]
+    pub fn restores_one(&self) {
+        let none = tempfile::NamedTempFile::new().unwrap();
+        let restore = format!("restore --config {}", none.path().display());
+        self.says(&restore, "brought back 1 rule");
+    }
+
     /// `redirect add` by a backend, with `--fix`.
     pub fn add(&self, proto: &str, from: &str, to: &str, backend: &str) {
         self.redirect(&add(proto, from, to, backend));

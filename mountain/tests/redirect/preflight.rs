@@ -88,11 +88,8 @@ fn looking_changes_nothing() {
         net.look_and_fix(&rule);
     }
     let after = all();
-    let changed: Vec<_> = before
-        .lines()
-        .zip(after.lines())
-        .filter(|(a, b)| a != b)
-        .collect();
+    let lines = before.lines().zip(after.lines());
+    let changed: Vec<_> = lines.filter(|(a, b)| a != b).collect();
     assert!(before == after, "{changed:#?}");
 }
 
@@ -492,20 +489,14 @@ fn firewalls_are_not_gone_around_unasked() {
     nft("add rule ip early raw meta l4proto icmp drop");
     assert_eq!(by_name(&ordinary()), []);
     let rule = ordinary();
-    let (proto, from) = (rule.proto, rule.from);
-    nft(&format!(
-        "add rule ip early raw ip daddr {} {proto} dport {} drop",
-        from.ip(),
-        from.port()
-    ));
+    let (proto, ip, port) = (rule.proto, rule.from.ip(), rule.from.port());
+    let matching = format!("ip daddr {ip} {proto} dport {port} drop");
+    nft(&format!("add rule ip early raw {matching}"));
     assert_eq!(by_name(&rule), [XdpRedirect, TcxPeer, Xdp, Tcx]);
     net.look(&rule).notes(Tcx, "ip early raw handle");
     // One that nft itself never sees packets for.
     nft("flush chain ip early raw");
-    nft(&format!(
-        "add rule ip early raw ip daddr {} notrack",
-        from.ip()
-    ));
+    nft(&format!("add rule ip early raw ip daddr {ip} notrack"));
     net.look(&rule)
         .notes(Nft, "never come to be redirected by nft");
 }

@@ -79,11 +79,9 @@ impl Ns {
     }
 
     pub fn mountain(&self, args: &str) -> Output {
-        self.command(MOUNTAIN)
-            .args(args.split_whitespace())
-            .stdin(Stdio::null())
-            .output()
-            .unwrap()
+        let mut command = self.command(MOUNTAIN);
+        command.args(args.split_whitespace()).stdin(Stdio::null());
+        command.output().unwrap()
     }
 
     pub fn mountain_ok(&self, args: &str) -> String {
@@ -128,9 +126,8 @@ impl Ns {
         let status = self.status();
         let mut paths = status.paths.iter();
         let found = paths.find(|p| p.device == device && p.ipv6 == ipv6);
-        found
-            .unwrap_or_else(|| panic!("no path {device} in {status:#?}"))
-            .clone()
+        let found = found.unwrap_or_else(|| panic!("no path {device} in {status:#?}"));
+        found.clone()
     }
 
     /// Waits until the path by a device is no longer used.

@@ -236,11 +236,8 @@ pub fn traffic_packet(flow: u32, seq: u32, phase: u32) -> [u8; 64] {
 /// The socket of a flow, in this thread's namespace.
 fn source(server: SocketAddr, bind: Option<&str>) -> UdpSocket {
     let any = if server.is_ipv6() { "::" } else { "0.0.0.0" };
-    let local: IpAddr = bind
-        .filter(|b| !b.contains('%'))
-        .unwrap_or(any)
-        .parse()
-        .unwrap();
+    let address = bind.filter(|b| !b.contains('%')).unwrap_or(any);
+    let local: IpAddr = address.parse().unwrap();
     let socket = UdpSocket::bind((local, 0)).expect("bind");
     if let Some(device) = bind.and_then(|b| b.strip_prefix('%')) {
         setsockopt(&socket, sockopt::BindToDevice, &device.into()).expect("SO_BINDTODEVICE");

@@ -44,8 +44,7 @@ fn card(ifindex: u32, address: &str) -> DeviceFacts {
             forwarding4: Some(1),
             forwarding6: Some(1),
             force6: Some(0),
-            rp_filter: 0,
-            route_localnet: false,
+            ..Sysctls::default()
         },
         ..DeviceFacts::default()
     }
@@ -57,7 +56,6 @@ fn facts() -> HostFacts {
         kernel: Some((6, 12)),
         btf: true,
         nft: true,
-        module: false,
         from_here: true,
         client: Client::Device(2),
         route: RouteTo::Out {
@@ -69,22 +67,16 @@ fn facts() -> HostFacts {
             source: Some(ip("10.0.1.1")),
             default: false,
         },
-        elsewhere: None,
-        sized: None,
         resolved: true,
         devices: vec![card(2, "10.0.8.17"), card(3, "10.0.1.1")],
         host: Host {
             ip_forward: true,
             forwarding6: true,
-            learnt_default6: false,
             local_ports: Some((32_768, 60_999)),
-            policy_rules: false,
             all_routable: true,
-            ipsec: false,
-            netfilter_programs: false,
-            legacy_firewall: false,
+            ..Host::default()
         },
-        firewall: FirewallEffects::default(),
+        ..HostFacts::default()
     }
 }
 
@@ -258,11 +250,8 @@ fn jumbo_frames_need_fragments() {
     let mut facts = facts();
     facts.devices[0].link.mtu = 9000;
     assert!(possible(&facts).contains(&XdpPass));
-    assert!(notes(
-        &facts,
-        XdpRedirect,
-        "over 1500 bytes take the slower way"
-    ));
+    let slower = "over 1500 bytes take the slower way";
+    assert!(notes(&facts, XdpRedirect, slower));
     facts.devices[0].xdp.features &= !XDP_FRAGMENTS;
     refuses(&facts, XdpPass, "no XDP for packets of 9000 bytes");
     assert!(possible(&facts).contains(&Tcx));
@@ -286,10 +275,9 @@ fn kinds_that_have_no_xdp_of_their_own() {
     assert_eq!(possible(&facts), [Nft]);
     refuses(&facts, Tcx, "e2 has no Ethernet headers");
     // What the kernel routes out needs none.
-    facts
-        .devices
-        .iter_mut()
-        .for_each(|d| d.link.ethernet ^= true);
+    for device in &mut facts.devices {
+        device.link.ethernet ^= true;
+    }
     assert_eq!(possible(&facts), [XdpPass, Tcx, Nft]);
     let always = always();
     assert_eq!(possible_for(&facts, &always), [Nft]);
@@ -322,12 +310,8 @@ fn source_ports_of_sockets_are_kept_apart() {
     let mut facts = facts();
     assert!(!notes_for(&facts, &always, Tcx, "ip_local_port_range"));
     facts.host.local_ports = Some((1024, 65_535));
-    assert!(notes_for(
-        &facts,
-        &always,
-        Tcx,
-        "ip_local_port_range='1024 60999'"
-    ));
+    let range = "ip_local_port_range='1024 60999'";
+    assert!(notes_for(&facts, &always, Tcx, range));
     assert!(!notes_for(&facts, &always, Nft, "ip_local_port_range"));
 }
 

@@ -12,6 +12,11 @@ use crate::firewall::programs::give_up_sys_admin;
 use crate::support::tcx::link_passing;
 use crate::support::{assert_has, stderr, texts, Ns, MOUNTAIN};
 
+/// A rule of one device, and its end.
+const ADD: &str = "add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083 --dev rc \
+    --backend tcx --fix";
+const DEL: &str = "del --proto udp --from 10.0.8.17:8080 --dev rc";
+
 fn setting(ns: &Ns, path: &'static str) -> String {
     let read = move || fs::read_to_string(format!("/proc/sys/net/ipv4/{path}")).unwrap();
     ns.with(read).trim().to_owned()
@@ -23,15 +28,12 @@ fn forwarding_that_others_rely_on_by_now_stays() {
     for since in [false, true] {
         let net = Net::new();
         net.router.sysctl("net.ipv4.ip_forward", "0");
-        let rule = "--proto udp --from 10.0.8.17:8080";
-        net.redirect(&format!(
-            "add {rule} --to 10.0.1.2:8083 --dev rc --backend tcx --fix"
-        ));
+        net.redirect(ADD);
         assert_eq!(setting(&net.router, "conf/rs/forwarding"), "1");
         if since {
             net.router.sysctl("net.ipv4.ip_forward", "1");
         }
-        net.redirect(&format!("del {rule} --dev rc"));
+        net.redirect(DEL);
         let left = if since { "1" } else { "0" };
         for path in ["conf/rc/forwarding", "conf/rs/forwarding"] {
             assert_eq!(setting(&net.router, path), left, "{path}");
@@ -43,10 +45,7 @@ fn forwarding_that_others_rely_on_by_now_stays() {
 #[test]
 fn a_redirects_program_is_known_without_its_name() {
     let net = Net::new();
-    let rule = "--proto udp --from 10.0.8.17:8080";
-    net.redirect(&format!(
-        "add {rule} --to 10.0.1.2:8083 --dev rc --backend tcx --fix"
-    ));
+    net.redirect(ADD);
     let at_rc = || programs(DeviceHook::TcxEgress, testkit::ifindex("rc")).unwrap();
     assert_eq!(net.router.with(at_rc).len(), 1);
     let others = || {
@@ -59,7 +58,7 @@ fn a_redirects_program_is_known_without_its_name() {
     // What nobody has noted may be anybody's.
     fs::remove_file(format!("{}/programs", net.record())).unwrap();
     assert_eq!(others().as_deref(), Some(""));
-    net.redirect(&format!("del {rule} --dev rc"));
+    net.redirect(DEL);
     net.assert_clean();
 }
 

@@ -14,13 +14,10 @@ use crate::support::{assert_has, stderr, wait_until, LEAVE, MOUNTAIN};
 impl Net {
     /// A command that ends by SIGKILL after one of its steps.
     fn killed(&self, args: &str, after: &str) {
-        let output = self
-            .router
-            .command(MOUNTAIN)
-            .args(command(args).split_whitespace())
-            .env("MOUNTAIN_DIE_AFTER", after)
-            .output()
-            .unwrap();
+        let mut mountain = self.router.command(MOUNTAIN);
+        mountain.args(command(args).split_whitespace());
+        let output = mountain.env("MOUNTAIN_DIE_AFTER", after).output();
+        let output = output.unwrap();
         assert_eq!(output.status.signal(), Some(libc::SIGKILL), "{after}");
     }
 
@@ -90,9 +87,7 @@ fn killed_commands_lose_no_rule_that_there_was() {
     net.killed(other, "table");
     net.next("list");
     net.says("list", "NOT IN FORCE");
-    let none = tempfile::NamedTempFile::new().unwrap();
-    let restore = format!("restore --config {}", none.path().display());
-    net.says(&restore, "brought back 1 rule");
+    net.restores_one();
     net.reaches("server");
 }
 
@@ -123,12 +118,9 @@ fn a_rule_on_its_way_to_nft_is_not_taken_for_one_in_force() {
     // Another one that nft has.
     net.redirect("add --proto udp --from 10.0.8.17:9 --to 10.0.1.2:9");
     net.router.with(|| {
+        let [from, to] = ["10.0.8.17:8080", "10.0.1.2:8083"].map(|at| at.parse().unwrap());
         let wanted = Wanted {
-            rule: Rule::new(
-                Proto::Udp,
-                "10.0.8.17:8080".parse().unwrap(),
-                "10.0.1.2:8083".parse().unwrap(),
-            ),
+            rule: Rule::new(Proto::Udp, from, to),
             backend: Some(Backend::Tcx),
             fix: false,
         };
@@ -145,9 +137,7 @@ fn a_rule_on_its_way_to_nft_is_not_taken_for_one_in_force() {
     let of = |id: usize| (list[id].installed.plan.backend, list[id].active);
     assert_eq!(of(0), (Backend::Nft, true));
     assert_eq!(of(1), (Backend::Nft, false));
-    let none = tempfile::NamedTempFile::new().unwrap();
-    let restore = format!("restore --config {}", none.path().display());
-    net.says(&restore, "brought back 1 rule");
+    net.restores_one();
     net.reaches("server");
 }
 

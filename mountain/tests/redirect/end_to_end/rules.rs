@@ -242,9 +242,7 @@ fn a_single_rule_that_is_gone_is_said_and_comes_back() {
     assert_eq!(is_active(), [true, true]);
     net.router.run("nft flush map inet mountain_redirect to4");
     assert_eq!(is_active(), [true, false]);
-    let none = tempfile::NamedTempFile::new().unwrap();
-    let restore = format!("restore --config {}", none.path().display());
-    net.says(&restore, "brought back 1 rule that something had removed");
+    net.restores_one();
     assert_eq!(is_active(), [true, true]);
     assert_answers(&net.client.udp("10.0.8.18:0"), "10.0.8.17:8080", "server");
     assert_eq!(net.counted(0)[0], 1, "its table was not made anew");
