@@ -36,10 +36,8 @@ pub fn own_sysctls(text: &str) -> String {
         !line.starts_with("net.ipv4.tcp_available_congestion_control ")
             && !line.starts_with("net.ipv4.tcp_allowed_congestion_control ")
     };
-    text.lines()
-        .filter(ours)
-        .flat_map(|line| [line, "\n"])
-        .collect()
+    let ours = text.lines().filter(ours);
+    ours.flat_map(|line| [line, "\n"]).collect()
 }
 
 /// All files below a folder, by their paths from it.
@@ -108,10 +106,8 @@ pub fn ifindex(dev: &str) -> u32 {
 /// Runs a command with a text to read, and gives what it printed.
 pub fn feed(command: &mut Command, text: &str) -> String {
     let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = piped
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    let child = piped.stderr(Stdio::piped()).spawn();
+    let mut child = child.unwrap_or_else(|e| panic!("{command:?}: {e}"));
     let written = child.stdin.take().unwrap().write_all(text.as_bytes());
     let said = ok(&format!("{command:?}\n{text}"), child.wait_with_output());
     written.unwrap_or_else(|e| panic!("{command:?}: {e}"));

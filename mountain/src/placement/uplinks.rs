@@ -309,11 +309,7 @@ mod tests {
             (false, To::Unreachable),
         ] {
             let table = 19_702;
-            let far = if ipv6 {
-                ip("2001:db8::1")
-            } else {
-                ip("203.0.113.1")
-            };
+            let far = ip(if ipv6 { "2001:db8::1" } else { "203.0.113.1" });
             for host in [None, Some(far)] {
                 let route = UplinkRoute {
                     ipv6,
@@ -324,24 +320,13 @@ mod tests {
                 assert_eq!(decode_route(&encode_route(&route)), Some(route));
             }
         }
+        let (mark, mask) = (0x0200_0000, MASK);
         for (ipv6, selects) in [
             (false, Selects::Specific),
             (false, Selects::From(ip("192.0.2.9"))),
             (true, Selects::From(ip("2001:db8::9"))),
-            (
-                false,
-                Selects::Kept {
-                    mark: 0x0200_0000,
-                    mask: 0xff00_0000,
-                },
-            ),
-            (
-                true,
-                Selects::Mark {
-                    mark: 0x0200_0000,
-                    mask: 0xff00_0000,
-                },
-            ),
+            (false, Selects::Kept { mark, mask }),
+            (true, Selects::Mark { mark, mask }),
         ] {
             let rule = IpRule {
                 ipv6,

@@ -68,10 +68,8 @@ impl Averager {
     }
 
     fn map(&self, suffix: &str) -> MapHandle {
-        let map = self
-            .object
-            .maps()
-            .find(|m| m.name().to_str().unwrap().ends_with(suffix));
+        let mut maps = self.object.maps();
+        let map = maps.find(|m| m.name().to_str().unwrap().ends_with(suffix));
         MapHandle::try_from(&map.unwrap_or_else(|| panic!("no map {suffix}"))).unwrap()
     }
 
@@ -79,11 +77,9 @@ impl Averager {
     fn averages(&self) -> [u64; 2] {
         // `averages` is the object's only zero-initialized variable; path 0 comes first:
         // start_ns, total_bytes, ema_load, ema_time_delta.
-        let bss = self
-            .map(".bss")
-            .lookup(&0u32.to_ne_bytes(), MapFlags::ANY)
-            .unwrap()
-            .unwrap();
+        let bss = self.map(".bss");
+        let bss = bss.lookup(&0u32.to_ne_bytes(), MapFlags::ANY);
+        let bss = bss.unwrap().unwrap();
         let word = |i: usize| u64::from_ne_bytes(bss[i * 8..i * 8 + 8].try_into().unwrap());
         [word(2), word(3)]
     }

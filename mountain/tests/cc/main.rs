@@ -91,9 +91,8 @@ impl Name {
 
 impl Drop for Name {
     fn drop(&mut self) {
-        let _ = Command::new(MOUNTAIN)
-            .args(["cc", "disable", "--name", &self.0])
-            .output();
+        let mut mountain = Command::new(MOUNTAIN);
+        let _ = mountain.args(["cc", "disable", "--name", &self.0]).output();
     }
 }
 
@@ -265,10 +264,8 @@ fn the_behaviour_is_chosen_by_an_option_and_a_file_of_an_earlier_version_harms_n
 
 /// Instructions that the verifier looked at in each `mountain_main` there is, by the program's id.
 fn verified() -> BTreeMap<u32, u32> {
-    ProgInfoIter::default()
-        .filter(|p| p.name == "mountain_main")
-        .map(|p| (p.id, p.verified_insns))
-        .collect()
+    let ours = ProgInfoIter::default().filter(|p| p.name == "mountain_main");
+    ours.map(|p| (p.id, p.verified_insns)).collect()
 }
 
 /// It refuses what takes more than a million. Other kernels and compilers need others: a fifth is room enough, and

@@ -268,12 +268,10 @@ fn completed(words: &[&str], config: &str) -> Vec<String> {
         printf '%s\n' "${COMPREPLY[@]}"
     "#;
     let programs = std::path::Path::new(MOUNTAIN).parent().unwrap();
-    let output = Command::new("unshare")
-        .args(["--mount", "bash", "-c", script, "bash"])
-        .args([dir.path(), programs])
-        .args(words)
-        .output()
-        .unwrap();
+    let mut bash = Command::new("unshare");
+    bash.args(["--mount", "bash", "-c", script, "bash"]);
+    let output = bash.args([dir.path(), programs]).args(words).output();
+    let output = output.unwrap();
     assert!(output.stderr.is_empty(), "{output:?}");
     stdout(&output).lines().map(str::to_owned).collect()
 }

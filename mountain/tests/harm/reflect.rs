@@ -102,9 +102,8 @@ impl Client {
         let end = Instant::now() + limit;
         while self.answered < wanted {
             let rest = end.saturating_duration_since(Instant::now());
-            self.socket
-                .set_read_timeout(Some(rest.max(Duration::from_millis(1))))
-                .unwrap();
+            let rest = Some(rest.max(Duration::from_millis(1)));
+            self.socket.set_read_timeout(rest).unwrap();
             let mut packet = [0; 100];
             match self.socket.recv(&mut packet) {
                 Ok(n) => {

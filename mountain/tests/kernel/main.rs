@@ -12,10 +12,8 @@ use serde_json::json;
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 fn verdict(root: &Path, args: &[&str]) -> Output {
-    Command::new(root.join("kernel/scripts/verdict"))
-        .args(args)
-        .output()
-        .unwrap()
+    let mut verdict = Command::new(root.join("kernel/scripts/verdict"));
+    verdict.args(args).output().unwrap()
 }
 
 fn said(output: &Output) -> String {
@@ -51,12 +49,10 @@ fn the_patches_are_as_the_kernel_wants_them() {
     assert_eq!(patches.len(), 8);
     for patch in patches {
         // A file in a folder that MAINTAINERS names as a whole needs no entry, which the script cannot tell.
-        let checked = Command::new("perl")
-            .arg(&script)
-            .args(["--no-tree", "--ignore", "FILE_PATH_CHANGES"])
-            .arg(&patch)
-            .output()
-            .unwrap();
+        let mut perl = Command::new("perl");
+        perl.arg(&script).args(["--no-tree", "--ignore"]);
+        let checked = perl.arg("FILE_PATH_CHANGES").arg(&patch).output();
+        let checked = checked.unwrap();
         // Its third kind, "checks", is a matter of taste.
         let text = String::from_utf8_lossy(&checked.stdout);
         assert!(text.contains("total: 0 errors, 0 warnings"), "{text}");
@@ -80,11 +76,9 @@ fn checkout() -> tempfile::TempDir {
 /// Has a run with this result of its one test leave its verdict.
 fn leave(root: &Path, run: &str, result: &str) {
     let hash = "set -euo pipefail; . kernel/scripts/lib.sh; content_hash $0";
-    let hash = Command::new("bash")
-        .args(["-c", hash, run])
-        .current_dir(root)
-        .output()
-        .unwrap();
+    let mut bash = Command::new("bash");
+    bash.args(["-c", hash, run]).current_dir(root);
+    let hash = bash.output().unwrap();
     assert!(hash.status.success(), "{}", said(&hash));
     let content = String::from_utf8(hash.stdout).unwrap();
     let test = json!({"kernel": "patched", "mode": "smp", "name": "00-boot", "result": result});

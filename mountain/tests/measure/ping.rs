@@ -145,12 +145,10 @@ fn without_privileges_it_says_which_or_uses_the_sysctl() {
     let program = dir.path().join("mountain");
     fs::copy(MOUNTAIN, &program).unwrap();
     let ping = |target: &str| {
-        ns.command("setpriv")
-            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
-            .arg(&program)
-            .args(["ping", target, "-c", "20", "-i", "2ms", "--json"])
-            .output()
-            .unwrap()
+        let mut setpriv = ns.command("setpriv");
+        setpriv.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        setpriv.arg(&program).args(["ping", target, "-c", "20"]);
+        setpriv.args(["-i", "2ms", "--json"]).output().unwrap()
     };
     let allow = |range: &str| {
         let setting = format!("net.ipv4.ping_group_range={range}");

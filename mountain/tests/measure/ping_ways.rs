@@ -150,10 +150,8 @@ fn without_an_answer_it_says_so() {
 
 fn range(column: &[Option<f64>]) -> (f64, f64) {
     let answered = || column.iter().flatten().copied();
-    (
-        answered().fold(f64::MAX, f64::min),
-        answered().fold(0.0, f64::max),
-    )
+    let least = answered().fold(f64::MAX, f64::min);
+    (least, answered().fold(0.0, f64::max))
 }
 
 #[test]

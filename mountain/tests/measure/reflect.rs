@@ -19,11 +19,7 @@ fn the_reflector_gives_both_directions_over_both_families() {
     let net = Net::probed();
     for listen in ["10.30.0.2:0", "[fd30::2]:0", "0.0.0.0:0", "[::]:0"] {
         let reflector = net.reflector(listen, Duration::ZERO);
-        let ip = if listen.starts_with('[') {
-            "[fd30::2]"
-        } else {
-            "10.30.0.2"
-        };
+        let ip = ["10.30.0.2", "[fd30::2]"][usize::from(listen.starts_with('['))];
         let address = format!("{ip}:{}", reflector.address.port());
         net.client.within(async move || {
             let mut prober = Prober::new(&[udp("u0", &address)]).unwrap();
@@ -152,9 +148,8 @@ fn junk_does_not_disturb_the_reflector_and_replies_are_never_longer() {
             socket.send_to(&packet, address).unwrap();
             requests += 1;
             let mut buffer = [0; 10_000];
-            let (got, from) = socket
-                .recv_from(&mut buffer)
-                .expect("an answer, not to junk");
+            let answer = socket.recv_from(&mut buffer);
+            let (got, from) = answer.expect("an answer, not to junk");
             assert_eq!((got, from), (len, address));
             let (id, reflected) = wire::parse_reply(&buffer[..got]).unwrap();
             assert_eq!(id.index, len as u64);

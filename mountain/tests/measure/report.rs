@@ -72,9 +72,8 @@ fn report(files: &[PathBuf], dir: &Path) -> Result<String, String> {
 /// The page of `runs`, named run0, run1… by their files, and the folder it is in.
 fn page(runs: &[RunFile]) -> (String, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
-    let files: Vec<PathBuf> = (0..runs.len())
-        .map(|i| dir.path().join(format!("run{i}.json")))
-        .collect();
+    let file = |i| dir.path().join(format!("run{i}.json"));
+    let files: Vec<PathBuf> = (0..runs.len()).map(file).collect();
     for (run, file) in runs.iter().zip(&files) {
         run.write(file).unwrap();
     }
@@ -126,11 +125,8 @@ fn two_runs_side_by_side() {
         let svg = fs::read_to_string(dir.path().join(format!("out/{name}.svg"))).unwrap();
         assert!(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\""));
         assert!(!svg.contains("#0B0"), "{name}: a colour is only a name");
-        let ours = if name == "timeline-1" {
-            "stock &amp; &lt;plain&gt;"
-        } else {
-            "run1"
-        };
+        let first = name == "timeline-1";
+        let ours = ["run1", "stock &amp; &lt;plain&gt;"][usize::from(first)];
         assert!(svg.contains(ours), "{name} has no legend");
         let png = fs::read(dir.path().join(format!("out/{name}.png"))).unwrap();
         assert!(png.starts_with(b"\x89PNG") && png.len() > 5_000, "{name}");

@@ -73,14 +73,7 @@ fn dns_server(ns: &Ns, mut command: Command) -> (Guard, tempfile::TempDir) {
     (server, folder)
 }
 
-const DIG: [&str; 6] = [
-    "-p",
-    "5353",
-    "+short",
-    "+tries=1",
-    "+time=20",
-    "steady.test",
-];
+const DIG: &str = "-p 5353 +short +tries=1 +time=20 steady.test";
 
 #[test]
 fn dns_questions_and_answers() {
@@ -89,8 +82,8 @@ fn dns_questions_and_answers() {
     let (_server, folder) = dns_server(&net.server, net.server.command("dnsmasq"));
     net.up();
     let ask = |server: &str| {
-        let at = format!("@{server}");
-        let output = run(&net, "dig", &[&[at.as_str()], &DIG[..]].concat());
+        let args = format!("@{server} {DIG}");
+        let output = run(&net, "dig", &args.split(' ').collect::<Vec<_>>());
         // dig takes no answer from another address than the one it asked.
         assert_eq!(text(&output), "192.0.2.7", "{output:?}");
     };
@@ -126,15 +119,14 @@ fn a_server_at_home_answers_from_the_address_that_was_asked() {
     let _server = dns_server(&net.home, net.placed(&net.home, "dnsmasq"));
     net.up();
     for n in 0..2 {
-        net.server
-            .ip(&format!("route add 10.4{n}.0.0/24 via 10.50.0.1"));
-        net.server
-            .ip(&format!("-6 route add fd4{n}::/64 via fd50::1"));
+        let server = &net.server;
+        server.ip(&format!("route add 10.4{n}.0.0/24 via 10.50.0.1"));
+        server.ip(&format!("-6 route add fd4{n}::/64 via fd50::1"));
     }
     for address in OWN.iter().flatten() {
-        let at = format!("@{address}");
         for how in ["+notcp", "+tcp"] {
-            let args = [&[at.as_str(), how][..], &DIG[..]].concat();
+            let args = format!("@{address} {how} {DIG}");
+            let args: Vec<&str> = args.split(' ').collect();
             let output = net.server.output("dig", &args);
             assert_eq!(text(&output), "192.0.2.7", "{address} {how}: {output:?}");
         }
@@ -191,11 +183,7 @@ fn ping_measures_the_uplink_that_it_is_told() {
             let ping = ["-c", "3", "-i", "0.2", "-W", "1", "-I", by, server];
             let output = run(&net, "ping", &ping);
             let said = text(&output);
-            let expected = if is_answered {
-                "3 received"
-            } else {
-                "0 received"
-            };
+            let expected = ["0 received", "3 received"][usize::from(is_answered)];
             assert!(said.contains(expected), "{by}: {said}");
         }
     }

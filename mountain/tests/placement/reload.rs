@@ -11,13 +11,19 @@ use nix::sys::signal::Signal;
 use crate::net::*;
 use crate::support::*;
 
-/// What `systemctl reload nftables` does: all is flushed and the same rules are made again, in one step.
-#[test]
-fn forwarded_connections_go_on_when_the_firewall_is_loaded_anew() {
+/// A home that forwards, connections of the network behind it by both uplinks, and the firewall's own rules.
+fn forwarding() -> (Home, Flows, Vec<Seen>, String) {
     let net = Home::new().with_lan().running();
     let mut flows = net.inner_flows();
     let opened = flows.open_by_both(&["tcp"], SERVER[0]);
     let rules = net.home.run("nft list table inet home");
+    (net, flows, opened, rules)
+}
+
+/// What `systemctl reload nftables` does: all is flushed and the same rules are made again, in one step.
+#[test]
+fn forwarded_connections_go_on_when_the_firewall_is_loaded_anew() {
+    let (net, mut flows, opened, rules) = forwarding();
     let took = [(); 3].map(|()| {
         net.home.nft(&format!("flush ruleset\n{rules}"));
         let flushed = Instant::now();
@@ -48,10 +54,7 @@ fn reads(net: &Home) -> u64 {
 /// A reload after which new ones are left to the kernel, and then another one: those that run stand on the table.
 #[test]
 fn forwarded_connections_that_run_go_on_when_new_ones_are_the_kernels() {
-    let net = Home::new().with_lan().running();
-    let mut flows = net.inner_flows();
-    let opened = flows.open_by_both(&["tcp"], SERVER[0]);
-    let rules = net.home.run("nft list table inet home");
+    let (net, mut flows, opened, rules) = forwarding();
     let load = |more: &str| net.home.nft(&format!("flush ruleset\n{rules}\n{more}\n"));
     for _ in 0..2 {
         load("insert rule inet home post oifname u0 ip daddr 198.51.100.7 masquerade");
@@ -76,11 +79,7 @@ fn forwarded_connections_that_run_go_on_when_new_ones_are_the_kernels() {
 /// As firewalld does it, or `systemctl restart nftables`: what was there is removed, and made a moment later.
 #[test]
 fn forwarded_connections_go_on_when_the_firewall_is_made_anew_in_steps() {
-    let net = Home::new().with_lan().running();
-    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
-    let opened = flows.open("tcp", EACH, SERVER[0]);
-    assert_by_both(&opened);
-    let rules = net.home.run("nft list table inet home");
+    let (net, mut flows, opened, rules) = forwarding();
     let is_there = || net.home.run("nft list tables").contains("mountain_start");
     for removed in ["flush ruleset", "delete table inet home"] {
         // What acknowledges the last answers would leave untranslated.
@@ -105,11 +104,7 @@ fn forwarded_connections_go_on_when_the_firewall_is_made_anew_in_steps() {
 /// The firewall and Mountain restart at once, as where both are upgraded.
 #[test]
 fn forwarded_connections_go_on_when_mountain_restarts_while_the_firewall_is_away() {
-    let net = Home::new().with_lan().running();
-    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
-    let opened = flows.open("tcp", EACH, SERVER[0]);
-    assert_by_both(&opened);
-    let rules = net.home.run("nft list table inet home");
+    let (net, mut flows, opened, rules) = forwarding();
     // What acknowledges the last answers would leave untranslated.
     thread::sleep(Duration::from_millis(500));
     net.home.nft("delete table inet home");
@@ -137,12 +132,8 @@ fn words_of_table(net: &Home) -> Vec<String> {
 /// Whoever saves what `nft list ruleset` prints saves Mountain's table with it, as it was that day.
 #[test]
 fn a_table_from_a_file_does_not_take_the_place_of_the_present_one() {
-    let net = Home::new().with_lan().running();
-    let mut flows = net.flows_in(net.lan.as_ref().unwrap());
-    let opened = flows.open("tcp", EACH, SERVER[0]);
-    assert_by_both(&opened);
+    let (net, mut flows, opened, rules) = forwarding();
     let table = words_of_table(&net);
-    let rules = net.home.run("nft list table inet home");
     let kept = "table inet mountain_start {\n chain prerouting {\n  \
                 type filter hook prerouting priority mangle;\n }\n}\n";
     net.home.nft(&format!("flush ruleset\n{rules}\n{kept}"));
@@ -151,8 +142,7 @@ fn a_table_from_a_file_does_not_take_the_place_of_the_present_one() {
     });
     wait_until("new ones are placed", LEAVE, || net.placement().forwarding);
     assert_eq!(flows.ask(), opened);
-    let mut new = net.flows_in(net.lan.as_ref().unwrap());
-    assert_by_both(&new.open("tcp", EACH, SERVER[0]));
+    net.inner_flows().open_by_both(&["tcp"], SERVER[0]);
     assert_eq!(net.refused(), 0);
 }
 

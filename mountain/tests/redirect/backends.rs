@@ -5,14 +5,13 @@
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use crate::net::{add, ask, assert_answers, echo, ethtool, features, Net};
+use crate::net::{add, ask, assert_answers, echo, ethtool, features, Net, BACKENDS};
 use crate::support::stream::{send, sink};
 use crate::support::tcx::loaded;
 use crate::support::{snmp, wait_until, Ns, MOUNTAIN};
 use mountain::redirect::bpf::hooks::DeviceHook;
 use mountain::redirect::{Backend, Installed};
 
-const BACKENDS: [&str; 5] = ["nft", "tcx", "tcx-peer", "xdp", "xdp-redirect"];
 /// Far ends are looked at every 5 s, and then the programs are made anew.
 const TIMEOUT: Duration = Duration::from_secs(60);
 

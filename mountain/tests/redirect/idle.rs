@@ -28,11 +28,10 @@ fn with_short_idle(name: &str, test: impl FnOnce() + Send + 'static) {
     if std::env::var_os(IDLE_MS).is_some() {
         return in_netns(test);
     }
-    let ran = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--nocapture"])
-        .env(IDLE_MS, IDLE.as_millis().to_string())
-        .output()
-        .unwrap();
+    let mut ran = Command::new(std::env::current_exe().unwrap());
+    ran.args(["--exact", name, "--nocapture"]);
+    ran.env(IDLE_MS, IDLE.as_millis().to_string());
+    let ran = ran.output().unwrap();
     let said = String::from_utf8_lossy(&ran.stdout) + String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.success() && said.contains("1 passed"), "{said}");
 }

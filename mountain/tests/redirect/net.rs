@@ -15,7 +15,7 @@ use std::sync::Mutex;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use mountain::redirect::{CountedRule, Finding, ListedRule, Stats};
+use mountain::redirect::{CountedRule, Finding, ListedRule};
 use serde::de::DeserializeOwned;
 use serde::Deserialize;
 
@@ -169,21 +169,17 @@ impl Net {
 
     /// Packets and bytes of a rule, there and back.
     pub fn counted(&self, id: usize) -> [u64; 4] {
-        let Stats {
-            id: of,
-            forward,
-            reply,
-            ..
-        } = self.stats().remove(id).stats;
-        assert_eq!(of as usize, id);
-        [forward.packets, forward.bytes, reply.packets, reply.bytes]
+        let stats = self.stats().remove(id).stats;
+        assert_eq!(stats.id as usize, id);
+        let (there, back) = (stats.forward, stats.reply);
+        [there.packets, there.bytes, back.packets, back.bytes]
     }
 
     /// Answers at an address of a namespace until the test ends.
     pub fn serve(&self, ns: &Ns, name: &'static str, address: &str) {
         let (udp, tcp) = (ns.udp(address), ns.listen(address));
-        udp.set_read_timeout(Some(Duration::from_millis(20)))
-            .unwrap();
+        let pause = Some(Duration::from_millis(20));
+        udp.set_read_timeout(pause).unwrap();
         tcp.set_nonblocking(true).unwrap();
         let datagrams = Worker::start(move |stop| {
             let mut buffer = [0; 2000];
@@ -224,6 +220,15 @@ struct Findings {
     findings: Vec<Finding>,
 }
 
+/// A rule in a configuration file.
+pub fn configured(port: u16) -> String {
+    let from = format!("proto = \"udp\"\nfrom = \"10.0.8.17:{port}\"");
+    format!("[[redirect]]\n{from}\nto = \"10.0.1.2:{port}\"\n")
+}
+
+/// All backends that packets can go by here.
+pub const BACKENDS: [&str; 5] = ["nft", "tcx", "tcx-peer", "xdp", "xdp-redirect"];
+
 /// The arguments of [`Net::add`].
 pub fn add(proto: &str, from: &str, to: &str, backend: &str) -> String {
     format!("add --proto {proto} --from {from} --to {to} --backend {backend} --fix")
@@ -259,10 +264,8 @@ pub fn ask(socket: &UdpSocket, to: &str, text: &str) -> (String, String) {
     socket.send_to(text.as_bytes(), to).unwrap();
     let mut buffer = [0; 2000];
     let (n, from) = socket.recv_from(&mut buffer).expect("an answer");
-    (
-        String::from_utf8_lossy(&buffer[..n]).into_owned(),
-        from.to_string(),
-    )
+    let answer = String::from_utf8_lossy(&buffer[..n]).into_owned();
+    (answer, from.to_string())
 }
 
 /// Sends to an address and gets the answer of the one named, from that same address.

@@ -4,12 +4,11 @@
 
 use std::path::Path;
 
-use crate::net::Net;
+use crate::net::{Net, BACKENDS};
 use crate::support::stream::transfer;
 use crate::support::{stderr, wait_until, Guard, DNSMASQ, LEAVE};
 use serde_json::Value;
 
-const BACKENDS: [&str; 5] = ["nft", "tcx", "tcx-peer", "xdp", "xdp-redirect"];
 const FROM: &str = "10.0.8.17";
 const TO: &str = "10.0.1.2";
 const GIB: u64 = 1 << 30;

@@ -29,10 +29,8 @@ fn exact_bps(bw: u32, mss: u32) -> u128 {
 fn assert_close(bw: u32, mss: u32) {
     let (got, exact) = (u128::from(bps_of_bbr(bw, mss)), exact_bps(bw, mss));
     let rounding = (1_000_000 >> (BW_SHIFT - 8)) + 1;
-    assert!(
-        got <= exact && exact - got <= rounding,
-        "{bw} of {mss} bytes: {got}, in 128 bits {exact}"
-    );
+    let is_near = got <= exact && exact - got <= rounding;
+    assert!(is_near, "{bw} of {mss} bytes: {got}, in 128 bits {exact}");
 }
 
 #[test]
@@ -62,10 +60,8 @@ fn the_published_change_scales_the_gain_down_to_a_half() {
     // BBR's gains: of its probe, of cruising, of its drain, and that of STARTUP.
     for gain in [1280, 1024, 768, 2955] {
         let of = |bps| published_gain(gain, 100 * MBIT, bps);
-        assert_eq!(
-            (of(100 * MBIT), of(101 * MBIT), of(u64::MAX)),
-            (gain, gain, gain)
-        );
+        let at = [100 * MBIT, 101 * MBIT, u64::MAX].map(of);
+        assert_eq!(at, [gain; 3]);
         assert_eq!(of(75 * MBIT), gain * 3 / 4);
         assert_eq!((of(50 * MBIT), of(49 * MBIT)), (gain / 2, gain / 2));
         assert_eq!((of(1), of(0)), (gain / 2, gain / 2));

@@ -52,10 +52,8 @@ fn only_idleness_of_the_application_ends_a_brake() {
     brake.tx_start(&a, 2_000, true);
     assert_eq!(brake.b.state, HOLD, "as short as a slice");
     brake.tx_start(&a, 2_001, true);
-    assert_eq!(
-        (brake.b.state, brake.b.slice_start_us),
-        (OFF, a.now_us + 2_001)
-    );
+    let begun = (brake.b.state, brake.b.slice_start_us);
+    assert_eq!(begun, (OFF, a.now_us + 2_001));
 }
 
 #[test]

@@ -96,10 +96,8 @@ fn a_recorded_drop_is_braked_within_a_round_trip_of_the_first_slow_ack_to_what_i
         }
     });
     let cut_at = cut_at.expect("braked");
-    assert!(
-        (FIRST_SLOW_US..FIRST_SLOW_US + 40_000).contains(&cut_at),
-        "{cut_at}, the first slow ACK is at {FIRST_SLOW_US}"
-    );
+    let since = cut_at.checked_sub(FIRST_SLOW_US);
+    assert!(since.is_some_and(|us| us < 40_000), "{cut_at}");
     for limit in limits {
         // What comes in on the wire is 10 Mbit/s, of which 1448 of 1514 bytes count.
         assert!((8 * MBIT..=11 * MBIT).contains(&limit), "{limit}");
@@ -123,11 +121,8 @@ fn over_recorded_acks_a_limit_stays_at_or_above_what_is_delivered() {
         let brake = recorded.run(|at, a, before, brake| {
             let was = before.bps.min(a.max_bps);
             if brake.b.bps < was {
-                assert!(
-                    brake.b.bps >= brake.b.last_bps.min(was),
-                    "{at}: {:?}",
-                    brake.b
-                );
+                let is_delivered = brake.b.bps >= brake.b.last_bps.min(was);
+                assert!(is_delivered, "{at}: {:?}", brake.b);
                 assert!(brake.b.bps >= was / 2, "{at}: {:?}", brake.b);
             }
             assert!(brake.cwnd(a) >= 4);

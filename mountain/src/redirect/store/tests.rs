@@ -108,10 +108,8 @@ fn history_does_not_pile_up() {
         store.removing(&one).unwrap();
         store.removed(&one).unwrap();
     }
-    let sizes: Vec<u64> = fs::read_dir(&dir)
-        .unwrap()
-        .map(|file| file.unwrap().metadata().unwrap().len())
-        .collect();
+    let files = fs::read_dir(&dir).unwrap().map(Result::unwrap);
+    let sizes: Vec<u64> = files.map(|file| file.metadata().unwrap().len()).collect();
     assert_eq!(sizes.len(), 2, "index and rules");
     assert!(sizes.iter().sum::<u64>() < 2 * TIDY_BYTES, "{sizes:?}");
     drop(store);

@@ -87,33 +87,17 @@ fn a_limit_of_answers_is_no_blame() {
             };
             let mut sim = Sim::new(vec![limited(&buckets[0], hz, u64::MAX, 1), other], 1);
             sim.run(S + 30 * S, |_| {});
-            let limits: Vec<_> = sim
-                .policy
-                .status(sim.now)
-                .iter()
-                .map(|p| p.answer_limit_hz)
-                .collect();
-            assert!(
-                limits[0].is_some_and(|l| l <= hz && l >= hz / 3.0),
-                "{hz}: {limits:?}\n{}",
-                sim.explain()
-            );
+            let status = sim.policy.status(sim.now);
+            let limits: Vec<_> = status.iter().map(|p| p.answer_limit_hz).collect();
+            let is_near = limits[0].is_some_and(|l| l <= hz && l >= hz / 3.0);
+            assert!(is_near, "{hz}: {limits:?}\n{}", sim.explain());
             assert_eq!(limits[1].is_some(), both, "{hz}: {limits:?}");
             sim.run(90 * S, |_| {});
             let before = sim.verdicts.len();
             sim.run(300 * S, |_| {});
-            assert_eq!(
-                sim.verdicts.len(),
-                before,
-                "{hz}, both {both}: never again:\n{}",
-                sim.explain()
-            );
-            assert_eq!(
-                sim.mask().latency,
-                0b11,
-                "{hz}, both {both}:\n{}",
-                sim.explain()
-            );
+            let what = format!("{hz}, both {both}:\n{}", sim.explain());
+            assert_eq!(sim.verdicts.len(), before, "never again: {what}");
+            assert_eq!(sim.mask().latency, 0b11, "{what}");
         }
     }
 }
@@ -232,11 +216,8 @@ fn the_use_of_a_path_with_a_limit_is_not_judged_by_what_the_limit_takes() {
     let decisions = sim.policy.decisions();
     let again = decisions.filter(|d| d.path == 0 && d.to == Use::All);
     let used = again.last().expect("it is used again");
-    assert!(
-        used.at_us > 4 * S,
-        "before its limit is known: {}",
-        sim.explain()
-    );
+    let is_known = used.at_us > 4 * S;
+    assert!(is_known, "before its limit is: {}", sim.explain());
     let right = used.outcome.and_then(|outcome| outcome.right);
     assert_eq!(right, Some(true), "{:?}: {}", used.outcome, sim.explain());
 }

@@ -62,19 +62,12 @@ fn an_onset_is_left_within_100_ms() {
             let left = left_after(&mut sim, onset, 12 * S);
             times.push(left.unwrap_or_else(|| panic!("seed {seed}: never left")));
             let ejected = sim.mask().ejected;
-            assert!(
-                ejected == 1 || extra.is_none(),
-                "at once:\n{}",
-                sim.explain()
-            );
+            let at_once = ejected == 1 || extra.is_none();
+            assert!(at_once, "{}", sim.explain());
             assert_eq!(sim.mask().latency, SECOND);
             // Late is not dead; silent is.
-            assert_eq!(
-                sim.mask().alive & 1 == 1,
-                extra.is_some(),
-                "{}",
-                sim.explain()
-            );
+            let is_alive = sim.mask().alive & 1 == 1;
+            assert_eq!(is_alive, extra.is_some(), "{}", sim.explain());
         }
     }
     times.sort_unstable();
@@ -179,12 +172,8 @@ fn a_stable_difference_is_left_at_flowlets_whatever_came_before() {
             }
             let mut ejected = 0;
             sim.run(45 * S, |s| ejected |= s.mask().ejected);
-            assert_eq!(
-                sim.mask().latency,
-                1,
-                "{base} + {longer}:\n{}",
-                sim.explain()
-            );
+            let what = format!("{base} + {longer}:\n{}", sim.explain());
+            assert_eq!(sim.mask().latency, 1, "{what}");
             assert_eq!(ejected, 0, "without haste");
         }
     }
@@ -204,12 +193,8 @@ fn a_short_path_that_is_dark_half_of_the_time_does_not_set_the_scale() {
     let dark: Model = Box::new(|t| (t % (4 * S) < 2 * S).then_some((5_000, 5_000)));
     let mut sim = Sim::new(vec![dark, constant(60_000), constant(60_000)], 1);
     sim.run(240 * S, |_| {});
-    let used: Vec<u16> = sim
-        .verdicts
-        .iter()
-        .filter(|v| v.0 > 60 * S)
-        .map(|v| v.1.groups[0].latency)
-        .collect();
+    let late = sim.verdicts.iter().filter(|v| v.0 > 60 * S);
+    let used: Vec<u16> = late.map(|v| v.1.groups[0].latency).collect();
     assert!(used.windows(2).all(|w| w[0] == w[1]), "{}", sim.explain());
 }
 
@@ -221,10 +206,7 @@ fn cost_moves_the_choice_away() {
         sim.run(30 * S, |_| {});
         sim.mask().latency
     };
-    assert_eq!(
-        [run(0.0), run(1_000.0), run(10_000.0)],
-        [BOTH, BOTH, SECOND]
-    );
+    assert_eq!([0.0, 1_000.0, 10_000.0].map(run), [BOTH, BOTH, SECOND]);
     // But a dear path is used where the cheap one is worse than that.
     let mut sim = Sim::new(vec![noisy(1), shaped(2, |_| 50_000)], 1);
     sim.with_costs([10_000.0, 0.0]);
@@ -324,10 +306,8 @@ fn spikes_on_both_paths() {
     // edge between none and half of the heights, and the share of late packets says more.
     let [ours, ecmp, oracle, informed] = pooled(100 * MS..600 * MS, true);
     assert!(ours.0 <= 0.85 * ecmp.0, "{ours:?} ecmp {ecmp:?}");
-    assert!(
-        ours.1 - oracle.1 <= 0.25 * (ecmp.1 - oracle.1),
-        "{ours:?} {ecmp:?} {oracle:?}"
-    );
+    let is_nearer = ours.1 - oracle.1 <= 0.25 * (ecmp.1 - oracle.1);
+    assert!(is_nearer, "{ours:?} {ecmp:?} {oracle:?}");
     // Late news costs something, and nobody who waits for replies does better.
     assert!(oracle.1 < informed.1 && informed.1 < ours.1, "{informed:?}");
 }
@@ -336,10 +316,8 @@ fn spikes_on_both_paths() {
 fn short_spikes_make_nothing_worse() {
     for both in [false, true] {
         let [ours, ecmp, ..] = pooled(20 * MS..100 * MS, both);
-        assert!(
-            ours.0 <= ecmp.0 && ours.1 <= ecmp.1,
-            "both {both}: {ours:?} ecmp {ecmp:?}"
-        );
+        let no_worse = ours.0 <= ecmp.0 && ours.1 <= ecmp.1;
+        assert!(no_worse, "both {both}: {ours:?} ecmp {ecmp:?}");
     }
 }
 
@@ -367,10 +345,8 @@ fn a_target_that_never_answers_leaves_the_choice_to_the_kernel() {
         assert!(s.now < 3 * S || s.policy.for_new_flows(0) == 0);
     });
     let status = sim.policy.status(sim.now);
-    assert_eq!(
-        status[0].reason,
-        "p0 has never answered: the kernel decides"
-    );
+    let never = "p0 has never answered: the kernel decides";
+    assert_eq!(status[0].reason, never);
     assert_eq!(sim.explain(), "", "nothing was decided");
     // Once it has, it is a path like others, also when it is silent from the link's return on.
     sim.run(35 * S, |_| {});

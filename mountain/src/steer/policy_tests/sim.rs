@@ -242,10 +242,8 @@ pub fn spikes(seed: u64, until: u64, length: std::ops::Range<u64>) -> Vec<(u64, 
 }
 
 pub fn height(spikes: &[(u64, u64, u32)], t: u64) -> u32 {
-    spikes
-        .iter()
-        .find(|s| (s.0..s.1).contains(&t))
-        .map_or(0, |s| s.2)
+    let spike = spikes.iter().find(|s| (s.0..s.1).contains(&t));
+    spike.map_or(0, |s| s.2)
 }
 
 pub fn p99(mut d: Vec<u32>) -> f64 {
@@ -259,13 +257,9 @@ pub(crate) const NEWS: u64 = 20 * MS;
 /// Delays of game packets: [mountain, ecmp, oracle, the oracle that learns a round trip late]. The
 /// last one bounds what anybody can do who has to wait for a reply, or for its absence.
 pub fn spiky(a: &[(u64, u64, u32)], b: &[(u64, u64, u32)], seed: u64, until: u64) -> [Vec<u32>; 4] {
-    let mut sim = Sim::new(
-        vec![
-            shaped(seed, |t| height(a, t)),
-            shaped(seed + 1, |t| height(b, t)),
-        ],
-        seed,
-    );
+    let models = [(seed, a), (seed + 1, b)];
+    let models = models.map(|(seed, spikes)| shaped(seed, move |t| height(spikes, t)));
+    let mut sim = Sim::new(models.into(), seed);
     let mut rng = StdRng::seed_from_u64(seed + 2);
     let salts = [rendezvous::path_salt(b"a"), rendezvous::path_salt(b"b")];
     let inv = [rendezvous::inv_weight(1); 2];
@@ -274,10 +268,7 @@ pub fn spiky(a: &[(u64, u64, u32)], b: &[(u64, u64, u32)], seed: u64, until: u64
         if s.now < 6 * S {
             return;
         }
-        let delays = [
-            noise(&mut rng) + height(a, s.now),
-            noise(&mut rng) + height(b, s.now),
-        ];
+        let delays = [a, b].map(|spikes| noise(&mut rng) + height(spikes, s.now));
         for flow in 0..FLOWS {
             let hash = rendezvous::fmix32(flow);
             let take = |m| rendezvous::choose(hash, &salts, &inv, m);
@@ -299,11 +290,8 @@ pub fn pooled(length: std::ops::Range<u64>, both: bool) -> [(f64, f64); 4] {
     let until = 100 * S;
     for seed in [101, 202, 303, 404] {
         let a = spikes(seed, until, length.clone());
-        let b = if both {
-            spikes(seed + 50, until, length.clone())
-        } else {
-            vec![]
-        };
+        let until_b = if both { until } else { 0 };
+        let b = spikes(seed + 50, until_b, length.clone());
         for (all, these) in all.iter_mut().zip(spiky(&a, &b, seed, until)) {
             all.extend(these);
         }

@@ -67,12 +67,9 @@ impl Host {
         let mut shell = self.host.command("sh");
         let path = format!("{}:{}", self.folder.path().display(), env!("PATH"));
         let start = if stays { "exec timeout -s INT 2 " } else { "" };
-        let output = shell
-            .args(["-ec", &format!("{start}{line}")])
-            .env("PATH", path)
-            .current_dir(self.folder.path())
-            .output()
-            .unwrap();
+        shell.args(["-ec", &format!("{start}{line}")]);
+        shell.env("PATH", path).current_dir(self.folder.path());
+        let output = shell.output().unwrap();
         let good = output.status.success() || stays && output.status.code() == Some(124);
         assert!(good, "{page}: {line}: {output:?}");
     }
@@ -106,10 +103,8 @@ fn commands(text: &str) -> Vec<String> {
     let prompts: Vec<&str> = prompts.collect();
     let lines = if prompts.is_empty() { block } else { prompts };
     let typed = lines.into_iter().map(str::trim);
-    typed
-        .filter(|line| !line.is_empty() && !line.starts_with('#'))
-        .map(str::to_owned)
-        .collect()
+    let typed = typed.filter(|line| !line.is_empty() && !line.starts_with('#'));
+    typed.map(str::to_owned).collect()
 }
 
 /// Names and texts of the pages.

@@ -227,11 +227,10 @@ fn removal_takes_back_redirects_in_every_network_namespace() {
         for n in a b c; do nsenter --net=/run/netns/$n nft list tables; done
         ls /run/mountain
     "#;
-    let output = std::process::Command::new("unshare")
-        .args(["--net", "--mount", "--pid", "--fork", "--mount-proc"])
-        .args(["sh", "-ec", SCRIPT, MOUNTAIN])
-        .output()
-        .unwrap();
+    let mut unshare = std::process::Command::new("unshare");
+    unshare.args(["--net", "--mount", "--pid", "--fork", "--mount-proc"]);
+    let output = unshare.args(["sh", "-ec", SCRIPT, MOUNTAIN]).output();
+    let output = output.unwrap();
     let (said, error) = texts(&output);
     assert!(output.status.success(), "{said}{error}");
     let last: Vec<&str> = said.lines().skip(2).collect();

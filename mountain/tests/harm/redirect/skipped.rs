@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::net::{ask, ask_in_vain, Net};
+use super::net::{ask, ask_in_vain, configured, Net};
 use super::watch::{assert_served, carried, fast, wait_for, FROM, RULE};
 use crate::support::{config, stderr, wait_until};
 
@@ -255,11 +255,7 @@ fn a_rule_whose_packets_are_dropped_is_reported() {
     iptables("-P FORWARD ACCEPT");
     // A file with many rules says it once.
     forward("drop", "");
-    let rule = |port: u16| {
-        let from = format!("proto = \"udp\"\nfrom = \"10.0.8.17:{port}\"");
-        format!("[[redirect]]\n{from}\nto = \"10.0.1.2:{port}\"\n")
-    };
-    let file = config(&(1..=30).map(rule).collect::<String>());
+    let file = config(&(1..=30).map(configured).collect::<String>());
     let line = format!("redirect restore --config {}", file.path().display());
     let said = stderr(&net.router.mountain(&line));
     assert_eq!(said.matches("may redirect nothing").count(), 1, "{said}");

@@ -9,7 +9,7 @@ use mountain::redirect::Backend;
 use nix::sys::signal::Signal;
 
 use super::RULE;
-use crate::net::{ask_in_vain, assert_answers, Net};
+use crate::net::{ask_in_vain, assert_answers, configured, Net};
 use crate::support::{self, assert_has, stderr, stdout, wait_until, Guard, LEAVE, MOUNTAIN};
 
 #[test]
@@ -145,11 +145,7 @@ fn rules_are_saved_and_restored() {
 #[test]
 fn who_watches_beside_a_rule_that_is_not_possible_ends_well() {
     let net = Net::new();
-    let rule = |port: u16, rest: &str| {
-        let from = format!("proto = \"udp\"\nfrom = \"10.0.8.17:{port}\"");
-        format!("[[redirect]]\n{from}\nto = \"10.0.1.2:{port}\"\n{rest}")
-    };
-    let file = support::config(&(rule(1, "") + &rule(2, "dev = \"gone0\"\n")));
+    let file = support::config(&(configured(1) + &configured(2) + "dev = \"gone0\"\n"));
     let path = file.path().display().to_string();
     let watch = ["redirect", "watch", "--restore", "--config", &path];
     let watching = Guard::piped(net.router.command(MOUNTAIN).args(watch));
@@ -170,12 +166,7 @@ fn who_watches_beside_a_rule_that_is_not_possible_ends_well() {
 #[test]
 fn a_list_that_is_read_page_by_page_keeps_no_command_waiting() {
     let net = Net::new();
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let rule = |port: u16| {
-        let from = format!("proto = \"udp\"\nfrom = \"10.0.8.17:{port}\"");
-        format!("[[redirect]]\n{from}\nto = \"10.0.1.2:{port}\"\n")
-    };
-    fs::write(&file, (1..=80).map(rule).collect::<String>()).unwrap();
+    let file = support::config(&(1..=80).map(configured).collect::<String>());
     net.redirect(&format!("restore --config {}", file.path().display()));
 
     let (mut reader, writer) = io::pipe().unwrap();
@@ -183,11 +174,8 @@ fn a_list_that_is_read_page_by_page_keeps_no_command_waiting() {
     let size = unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETPIPE_SZ, 4096) };
     assert_eq!(size, 4096);
     let mut command = net.router.command(MOUNTAIN);
-    let mut list = command
-        .args(["redirect", "list"])
-        .stdout(writer)
-        .spawn()
-        .unwrap();
+    command.args(["redirect", "list"]).stdout(writer);
+    let mut list = command.spawn().unwrap();
     drop(command);
     reader.read_exact(&mut [0]).unwrap();
     assert_eq!(net.redirect("del --all"), "deleted 80 rules\n");
