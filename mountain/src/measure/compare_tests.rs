@@ -193,10 +193,9 @@ fn whatever_differs_besides_is_told() {
     b.clock = "user".into();
     b.payload_bytes = Some(1000);
     b.target = "192.0.2.1".into();
+    let others = [("kernel.release", "6.9.0"), ("cpu.governor", "powersave")];
     b.environment
-        .insert("kernel.release".into(), "6.9.0".into());
-    b.environment
-        .insert("cpu.governor".into(), "powersave".into());
+        .extend(others.map(|(key, value)| (key.into(), value.into())));
     let c = pair(a.clone(), b);
     let what: Vec<_> = c.warnings.iter().map(|w| w.what.as_str()).collect();
     assert_eq!(

@@ -24,11 +24,9 @@ fn installer(arguments: &[&str], staging: &Path) -> Command {
     let is_built = built.join("mountain-lab").exists();
     assert!(is_built, "run cargo build --workspace --bins first");
     let mut command = Command::new(format!("{ROOT}/packaging/install"));
-    command
-        .args(arguments)
-        .args([staging.as_os_str(), "/usr".as_ref()])
-        .env("BUILD", built)
-        .env_remove("TEST_HOOKS");
+    command.args(arguments);
+    command.args([staging.as_os_str(), "/usr".as_ref()]);
+    command.env("BUILD", built).env_remove("TEST_HOOKS");
     command
 }
 

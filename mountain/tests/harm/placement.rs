@@ -103,10 +103,9 @@ fn datagrams_under_way_keep_their_address_when_mountain_starts() {
 #[test]
 fn a_rule_for_the_user_who_made_a_socket_keeps_its_datagrams() {
     let net = two_providers();
-    net.client
-        .ip("route add default via 10.30.1.2 dev u1 table 100");
-    net.client
-        .ip("rule add pref 100 uidrange 1000-1000 lookup 100");
+    let client = &net.client;
+    client.ip("route add default via 10.30.1.2 dev u1 table 100");
+    client.ip("rule add pref 100 uidrange 1000-1000 lookup 100");
     up(&net);
     assert_eq!(sources(&net, &sockets(&net, 1000)), [U1; SOCKETS]);
 }
@@ -204,11 +203,10 @@ fn an_uplink_whose_address_a_rule_refuses_gets_no_datagrams() {
     up(&net);
     assert_eq!(begun(&net), set(&[U0]));
     // A rule that leads to the uplink itself is what hosts with two providers mostly have.
-    net.client
-        .ip("route add default via 10.30.1.2 dev u1 table 101");
-    net.client
-        .ip("rule add pref 1000 from 10.30.1.1 lookup 101");
-    net.client.ip("rule del pref 1000 prohibit");
+    let client = &net.client;
+    client.ip("route add default via 10.30.1.2 dev u1 table 101");
+    client.ip("rule add pref 1000 from 10.30.1.1 lookup 101");
+    client.ip("rule del pref 1000 prohibit");
     wait_until("u1 is chosen again", LEAVE, || begun(&net).contains(U1));
 }
 

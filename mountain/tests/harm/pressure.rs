@@ -177,10 +177,9 @@ fn a_full_routing_table_that_changes_is_followed_and_blinds_nobody() {
     let calm = probes_in(&net.client, WHILE);
 
     // While the table comes in, and after it: the last route of all is heeded.
-    add_routes(&net.client, ROUTES);
-    net.client
-        .ip("route add 21.99.99.0/24 via 10.30.0.2 dev u0");
     let (client, server) = (&net.client, &net.server);
+    add_routes(client, ROUTES);
+    client.ip("route add 21.99.99.0/24 via 10.30.0.2 dev u0");
     server.ip("addr add 21.99.99.1/32 dev lo");
     let mut port = 9100;
     wait_until("the last route is heeded", 6 * LEAVE, || {

@@ -194,19 +194,17 @@ fn the_kernel_s_measure_is_the_path_s_delay_whatever_this_process_does() {
 #[test]
 fn a_path_of_the_daemon_is_measured_by_its_name() {
     let net = Net::new();
-    net.client
-        .mountain_fails("ping 10.98.1.1 --path dsl", "not running");
+    let client = &net.client;
+    client.mountain_fails("ping 10.98.1.1 --path dsl", "not running");
     // Two gateways on one device.
     net.server.ip("addr add 10.30.1.3/24 dev s1");
-    net.client
-        .ip("route add 10.97.0.0/24 nexthop via 10.30.1.2 dev u1 nexthop via 10.30.1.3 dev u1");
+    client.ip("route add 10.97.0.0/24 nexthop via 10.30.1.2 dev u1 nexthop via 10.30.1.3 dev u1");
     let file = config(
         "[[path]]\ndev = \"u0\"\nname = \"dsl\"\n\
          [[path]]\ndev = \"u1\"\nname = \"lte\"\n\
          [[path]]\ndev = \"u1\"\ngateway = \"10.30.1.3\"\nname = \"lte2\"\n",
     );
-    net.client
-        .mountain_ok(&format!("up --config {}", file.path().display()));
+    client.mountain_ok(&format!("up --config {}", file.path().display()));
     listen(&net.server, "[::]:7777");
     for (args, target) in [
         ("-c 20", SERVER4),
