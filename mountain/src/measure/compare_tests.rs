@@ -195,7 +195,7 @@ fn whatever_differs_besides_is_told() {
     b.target = "192.0.2.1".into();
     let others = [("kernel.release", "6.9.0"), ("cpu.governor", "powersave")];
     b.environment
-        .extend(others.map(|(key, value)| (key.into(), value.into())));
+        .extend(others.map(|(key, value)| (key.to_owned(), value.into())));
     let c = pair(a.clone(), b);
     let what: Vec<_> = c.warnings.iter().map(|w| w.what.as_str()).collect();
     assert_eq!(
