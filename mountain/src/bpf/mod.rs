@@ -164,9 +164,9 @@ impl Steer {
         let slots = near_slots + far_slots;
         open.maps.flows.set_max_entries(slots)?;
         open.maps.flow_keys.set_max_entries(slots)?;
-        let skel = open.load().context(
-            "the kernel refused the steering program: `mountain check` tells what is missing",
-        )?;
+        let skel = open
+            .load()
+            .context("the kernel refused the steering program")?;
         foreign::note_own(skel.progs.mountain_steer.as_fd());
         let table = FlowTable::new(&skel.maps.flows, &skel.maps.flow_keys, slots)?;
         let dests = tries::Tries::new(&skel.maps.dest4, &skel.maps.dest6)?;
@@ -227,7 +227,9 @@ impl Steer {
         for &ifindex in ifindexes {
             if let Entry::Vacant(place) = self.links.entry(ifindex) {
                 let link = hooks::link(DeviceHook::TcxEgress, ifindex, program, Order::Last)
-                    .with_context(|| format!("attaching to the egress of device {ifindex}"))?;
+                    .with_context(|| {
+                        format!("cannot attach to the egress (tcx) of device {ifindex}")
+                    })?;
                 place.insert(link);
             }
         }

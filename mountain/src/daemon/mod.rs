@@ -36,13 +36,13 @@ use crate::placement::{self, Placer};
 use crate::redirect::watch::Watching;
 use crate::steer::policy::{self, Event, Policy};
 use crate::steer::PolicyKind;
-use crate::topology::{Filter, Memory, PathMasks, Topology, MAX_PATHS};
+use crate::topology::{Filter, Memory, PathMasks, MAX_PATHS};
 use feed::Feed;
 use firewall::Follower;
 use headerless::Headerless;
 use reading::Reader;
 use snat_sources::SnatSources;
-use topology::Paths;
+use topology::{no_groups, Paths};
 
 /// How often the policy looks at the clock, ...
 const TICK: Duration = Duration::from_millis(10);
@@ -61,6 +61,7 @@ const TRY_AGAIN: Duration = Duration::from_secs(1);
 const FORWARDING: Duration = Duration::from_secs(5);
 /// Samples from which on a path's cost is held against others.
 const COSTED: u64 = 20;
+const CANNOT_START: &str = "cannot start: `mountain check` says what is missing here";
 /// Single moves that are kept for `explain`.
 const MOVES_KEPT: usize = 10_000;
 
@@ -173,7 +174,7 @@ async fn run_locked(
     reader.ask();
     let topology = reader.next().await?;
     if topology.groups.is_empty() && !options.wait {
-        bail!("{}", no_groups(&topology));
+        bail!("{}", no_groups(&topology, &options.filter));
     }
     // Before anything is put into the kernel, so that each of these ends by taking it out again.
     let mut terminate = signal(SignalKind::terminate())?;
@@ -187,11 +188,11 @@ async fn run_locked(
         false => Watching::start(),
     };
     let mut server = server::Server::bind(run_dir)?;
-    let mut daemon = Daemon::new(config, options, reader)?;
+    let mut daemon = Daemon::new(config, options, reader).context(CANNOT_START)?;
     foreign::note_own_in(run_dir.path());
     daemon.first_look_at_firewall(&topology).await;
     daemon.look_at_ipsec();
-    daemon.adopt(topology)?;
+    daemon.adopt(topology).context(CANNOT_START)?;
     daemon.take_over()?;
     daemon.say_unknown_devices();
     daemon.resolve_missing();
@@ -252,18 +253,6 @@ async fn at(when: Option<Instant>) {
         Some(when) => tokio::time::sleep_until(when.into()).await,
         None => std::future::pending().await,
     }
-}
-
-fn no_groups(topology: &Topology) -> String {
-    let mut text = String::from(
-        "no multipath route to steer: `ip route` shows no route with several `nexthop`s that can be adopted.\n\
-         With --adopt, default routes that differ only in metric will do.\n\
-         `mountain check` tells more; with --wait, mountain waits for one.",
-    );
-    for reason in &topology.skipped {
-        text += &format!("\n  - {reason}");
-    }
-    text
 }
 
 impl Daemon {

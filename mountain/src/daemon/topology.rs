@@ -18,7 +18,7 @@ use crate::placement::{self, Placer};
 use crate::steer::alike::Difference;
 use crate::steer::policy::PathInput;
 use crate::steer::rendezvous::{inv_weight, path_salt};
-use crate::topology::{Kind, Path, PathMasks, Topology};
+use crate::topology::{Filter, Kind, Path, PathMasks, Topology};
 
 /// The paths in use, by id, and the topology they come from.
 #[derive(Default)]
@@ -519,4 +519,59 @@ impl Daemon {
 
 fn keys(t: &Topology) -> Vec<crate::topology::PathKey> {
     t.paths.iter().map(|p| p.key).collect()
+}
+
+/// Why there is nothing to steer, and what to do.
+pub(super) fn no_groups(topology: &Topology, filter: &Filter) -> String {
+    let mut text = match topology.suspended.first() {
+        Some(suspended) => format!("nothing to steer: {}\n", suspended.why),
+        None => "no multipath route to steer: `ip route` shows none with several `nexthop`s that can be adopted\n"
+            .to_owned(),
+    };
+    if !filter.adopt {
+        text += "With two providers, that is two default routes, run `mountain up --adopt`.\n";
+    }
+    text +=
+        "`mountain check` says what to change; with --wait, mountain starts and waits for a route.";
+    for reason in &topology.skipped {
+        text += &format!("\n  - {reason}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::Suspended;
+
+    #[test]
+    fn where_there_is_nothing_to_steer_the_advice_fits_the_host() {
+        let adopting = Filter {
+            adopt: true,
+            ..Filter::default()
+        };
+        let mut topology = Topology::default();
+        let said = no_groups(&topology, &Filter::default());
+        assert!(
+            said.contains("no multipath route") && said.contains("up --adopt"),
+            "{said}"
+        );
+        // Who has said so is not told to say so.
+        let said = no_groups(&topology, &adopting);
+        assert!(
+            said.contains("no multipath route") && !said.contains("--adopt"),
+            "{said}"
+        );
+        topology.suspended.push(Suspended {
+            ipv6: false,
+            paths: Vec::new(),
+            why: "the kernel prefers tun0".into(),
+            whole: false,
+        });
+        let said = no_groups(&topology, &adopting);
+        assert!(
+            said.starts_with("nothing to steer: the kernel prefers tun0"),
+            "{said}"
+        );
+    }
 }
