@@ -16,9 +16,6 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
         let of = |path: &crate::topology::Path| (path.ifname.clone(), path.key.gateway);
         topology.paths.iter().map(of)
     };
-    for hint in &config.hints {
-        report.warn("configuration", hint, "");
-    }
     for unused in config.unused_paths(paths()) {
         report.warn(
             "configuration",

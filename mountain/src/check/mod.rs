@@ -125,19 +125,20 @@ pub fn check_into(report: &mut Report, config: &Config, up: &str, try_load: Opti
     check_privileges(report);
     check_kernel(report);
     check_cc(report);
+    for hint in &config.hints {
+        report.warn("configuration", hint, "");
+    }
     let filter = config.filter();
     let topology = match read_topology_blocking(&filter) {
         Ok(topology) => topology,
         Err(error) => {
-            report.fail("routes", format!("cannot be read: {error:#}"), "");
+            let todo = "see whether `ip route show table all` works here";
+            report.fail("routes", format!("cannot be read: {error:#}"), todo);
             return;
         }
     };
     if let Some(try_load) = try_load {
-        match try_load(&topology) {
-            Ok(what) => report.ok("program", what),
-            Err(error) => report.fail("program", format!("cannot be loaded: {error:#}"), ""),
-        }
+        check_program(report, try_load(&topology));
     }
     check_routes(report, &topology);
     if topology.groups.is_empty() {
@@ -205,6 +206,18 @@ fn check_cc(report: &mut Report) {
         None => report.ok("cc", "`mountain cc enable` can work here"),
         Some((what, todo)) => report.warn("cc", what, todo),
     }
+}
+
+fn check_program(report: &mut Report, tried: anyhow::Result<String>) {
+    let error = match tried {
+        Ok(what) => return report.ok("program", what),
+        Err(error) => error,
+    };
+    let todo = match report.worst() {
+        Level::Fail => "mend the failures above first",
+        _ => "`MOUNTAIN_LOG=debug mountain up --foreground` shows what the kernel said of it",
+    };
+    report.fail("program", format!("cannot be loaded: {error:#}"), todo);
 }
 
 fn check_routes(report: &mut Report, topology: &Topology) {

@@ -54,6 +54,15 @@ fn a_host_without_multipath_routes_fails() {
     assert_eq!(items(&report, "kernel")[0].level, Level::Ok);
     assert_eq!(items(&report, "BTF")[0].level, Level::Ok);
     assert!(items(&report, "mtu").is_empty());
+    // A configuration of an earlier version is pointed out all the same.
+    let config = Config {
+        hints: vec!["m.toml:1: [start] is called [placement] now".to_owned()],
+        ..Config::default()
+    };
+    let report = net
+        .host
+        .within(async || check_with(&config, "mountain up", None));
+    item(&report, "configuration", "[start]");
 }
 
 #[test]
@@ -254,7 +263,9 @@ fn the_attempt_to_load_is_reported_and_the_filter_used() {
     });
     let loaded = item(&good, "program", "loaded for 2 paths");
     assert_eq!(loaded.level, Level::Ok);
-    assert_eq!(item(&bad, "program", "verifier says no").level, Level::Fail);
+    let refused = item(&bad, "program", "verifier says no");
+    assert_eq!(refused.level, Level::Fail);
+    assert_has(&refused.todo, &["MOUNTAIN_LOG=debug"]);
     assert_eq!(none.worst(), Level::Fail);
     let skipped = "0.0.0.0/0: not among the routes asked for";
     item(&none, "skipped", skipped);
