@@ -153,7 +153,7 @@ pub(crate) fn open_cgroup(path: &Path) -> Result<(File, u64, PathBuf)> {
     }
     ensure!(
         !path.exists(),
-        "{} is no cgroup of version 2: give a folder below where cgroup2 is mounted \
+        "{} is not a cgroup of version 2: give a folder below where cgroup2 is mounted \
          (`mount -t cgroup2`)",
         path.display()
     );

@@ -35,23 +35,23 @@ fn a_full_path_table() {
 const REFUSED: &str = r#"
     |[steer]|window = 3                           => 3: steer.window: => unknown field
     [steer]|window_s = 3||tolerance_ms = "x"      => 4: steer.tolerance_ms: => invalid type
-    [steer]|flow_table_entries = 1000             => 2: steer.flow_table_entries: => 1000 is not within 1024..=16777216
+    [steer]|flow_table_entries = 1000             => 2: steer.flow_table_entries: => 1000 is out of range: write 1024 to 16777216
     [steer]|flow_table_entries = -1               => 2: steer.flow_table_entries: => -1
-    [[path]]|dev = "a"|cost = 1e5                 => 3: path 1: cost: => not within
+    [[path]]|dev = "a"|cost = 1e5                 => 3: path 1: cost: => out of range
     [steer]|cost_weight = nan                     => 2: steer.cost_weight: => NaN
-    [steer]|routes = ["10.0.0.0/40"]              => 2: steer.routes 1: "10.0.0.0/40" is no prefix such as =>
-    [steer]|routes = ["10.0.0"]                   => 2: steer.routes 1: "10.0.0" is no prefix such as =>
+    [steer]|routes = ["10.0.0.0/40"]              => 2: steer.routes 1: "10.0.0.0/40" is not a prefix such as =>
+    [steer]|routes = ["10.0.0"]                   => 2: steer.routes 1: "10.0.0" is not a prefix such as =>
     [steer]|window_s 3                            => 2: =>
     [stear]                                       => 1: stear: => unknown field
     [[path]]|dev = "a"|[[path]]|dev = "b"|speed = 1 => 5: path 2: speed: => unknown field
-    [[path]]|dev = "a"|capacity_mbit = 0          => 3: path 1: capacity_mbit: => not within
+    [[path]]|dev = "a"|capacity_mbit = 0          => 3: path 1: capacity_mbit: => out of range
     [[path]]|dev = "a"|probe_target = "here"      => 3: path 1: probe_target: => neither
     [[path]]|name = "a"                           => 1: path 1 => missing field `dev`
     [[path]]|dev = "a"|[[path]]|dev = "a"         => 4: path 2: dev: => second table
-    [[path]]|dev = "a name too long for one"      => 2: path 1: dev: => no device name
-    [[redirect]]|proto = "udp"|from = "192.0.2.1:0"|to = "192.0.2.2:1" => 3: redirect 1: from: => 0 is no port
+    [[path]]|dev = "a name too long for one"      => 2: path 1: dev: => not a device name
+    [[redirect]]|proto = "udp"|from = "192.0.2.1:0"|to = "192.0.2.2:1" => 3: redirect 1: from: => 0 is not a port
     [[redirect]]|proto = "udp"|from = "192.0.2.1"|to = "192.0.2.2:1" => 3: redirect 1: from: => socket address
-    [[redirect]]|proto = "udp"|from = "192.0.2.1:1"|to = "192.0.2.2:1"|backend = "fast" => 5: redirect 1: backend: => is no backend"#;
+    [[redirect]]|proto = "udp"|from = "192.0.2.1:1"|to = "192.0.2.2:1"|backend = "fast" => 5: redirect 1: backend: => is not a backend"#;
 
 #[test]
 fn errors_name_file_line_and_key() {

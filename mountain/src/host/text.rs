@@ -21,7 +21,7 @@ pub(crate) fn count(n: impl Display, what: &str) -> String {
 pub(crate) fn prefix(text: &str) -> Result<IpNet, String> {
     let parsed: Result<IpNet, _> = text.parse();
     let net = parsed.or_else(|e| text.parse::<IpAddr>().map(IpNet::from).map_err(|_| e));
-    let net = net.map_err(|_| format!("{text:?} is no prefix such as 192.0.2.0/24"))?;
+    let net = net.map_err(|_| format!("{text:?} is not a prefix such as 192.0.2.0/24"))?;
     match net.trunc() {
         whole if whole == net => Ok(net),
         // 10.0.0.1/8 may be meant as /32 or as 10.0.0.0/8.
@@ -40,7 +40,7 @@ pub(crate) fn prefix(text: &str) -> Result<IpNet, String> {
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds)
-            .map_err(|_| format!("{text} s is no time that can be waited for")),
+            .map_err(|_| format!("{text} s is not a time that can be waited for")),
         Err(_) => humantime::parse_duration(text)
             .map_err(|e| format!("{e}: write seconds (0.2) or a number with a unit (200ms)")),
     }
@@ -65,7 +65,7 @@ mod tests {
         testkit::assert_has(&error, &["write 10.0.0.0/8, or 10.0.0.1/32"]);
         assert!(prefix("10.0.0/8")
             .unwrap_err()
-            .contains("no prefix such as"));
+            .contains("not a prefix such as"));
     }
 
     #[test]

@@ -24,7 +24,7 @@ where
     match range.contains(&value) {
         true => Ok(value),
         false => Err(D::Error::custom(format!(
-            "{value} is not within {}..={}",
+            "{value} is out of range: write {} to {}",
             range.start(),
             range.end()
         ))),

@@ -267,7 +267,7 @@ fn flent(value: &Value, series: Option<&str>) -> Result<RunFile> {
     let (samples, first) = match raw {
         Some(raw) => raw_series(raw, of_series)?,
         None => {
-            let values = result.as_array().context("the series is no list")?;
+            let values = result.as_array().context("the series is not a list")?;
             let times = value["x_values"].as_array().context("no x_values")?;
             ensure!(
                 times.len() == values.len(),
@@ -319,7 +319,7 @@ fn raw_series(raw: &[Value], series: &Value) -> Result<(Samples, Option<f64>)> {
     let seq_of = |one: &Value| match one["seq"].as_f64() {
         // 2^53, up to which these are whole numbers.
         Some(s) if (0.0..=9.0e15).contains(&s) && s.fract() == 0.0 => Ok(Some(s as u64)),
-        Some(s) => bail!("{s} is no sequence number"),
+        Some(s) => bail!("{s} is not a sequence number"),
         None => Ok(None),
     };
     let lowest = seq_of(&raw[0])?.unwrap_or(0);

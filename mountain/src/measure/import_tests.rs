@@ -247,7 +247,7 @@ fn numbers_that_no_measurement_has_are_refused() {
     assert_eq!(run.samples.rtt_us, [Some(2e4), Some(3e3), None]);
     assert_eq!(run.interval_us, None);
     for bad in ["-1", "0.5", "1e19"] {
-        refused(flent(bad, "20", "3"), "is no sequence number");
+        refused(flent(bad, "20", "3"), "is not a sequence number");
     }
     refused(flent("8e15", "20", "3"), "have a gap");
     refused(flent("0", "20", "18446744073709551615"), "have a gap");

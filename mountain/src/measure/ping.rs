@@ -162,8 +162,14 @@ impl PingOptions {
             !self.hardware || self.device.is_some(),
             "--hardware changes a device: say which with --dev or --path"
         );
-        ensure!(self.tcp != Some(0), "--tcp 0: there is no port 0");
-        ensure!(self.udp != Some(0), "--udp 0: there is no port 0");
+        ensure!(
+            self.tcp != Some(0),
+            "--tcp 0: choose a port from 1 to 65535"
+        );
+        ensure!(
+            self.udp != Some(0),
+            "--udp 0: choose a port from 1 to 65535"
+        );
         ensure!(self.count > 0, "--count 0: there is nothing to measure");
         ensure!(
             (Duration::from_micros(10)..=LONGEST_INTERVAL).contains(&self.interval),

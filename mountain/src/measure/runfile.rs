@@ -201,7 +201,7 @@ impl RunFile {
         let name = path.display();
         let file = File::open(path).with_context(|| format!("cannot read {name}"))?;
         let run: RunFile = serde_json::from_reader(BufReader::new(file)).with_context(|| {
-            format!("{name} is no run file of mountain (other tools' logs: mountain import)")
+            format!("{name} is not a run file of mountain (other tools' logs: mountain import)")
         })?;
         if run.schema != SCHEMA {
             bail!(

@@ -83,7 +83,7 @@ fn reset_stuck<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Err
         0 => Ok(0),
         s if (RESET_STUCK_MIN_S..=RESET_STUCK_MAX_S).contains(&s) => Ok(s),
         s => Err(D::Error::custom(format!(
-            "{s} is neither 0 nor within {RESET_STUCK_MIN_S}..={RESET_STUCK_MAX_S}"
+            "{s} is out of range: write 0, or {RESET_STUCK_MIN_S} to {RESET_STUCK_MAX_S}"
         ))),
     }
 }
@@ -188,7 +188,9 @@ impl TryFrom<Text> for IpProtocol {
             "udp" => Ok(Self(libc::IPPROTO_UDP as u8)),
             other => match other.parse() {
                 Ok(n) if n > 0 => Ok(Self(n)),
-                _ => Err(format!("{other:?} is no protocol: tcp, udp, or 1 to 255")),
+                _ => Err(format!(
+                    "{other:?} is not a protocol: write tcp, udp, or 1 to 255"
+                )),
             },
         }
     }

@@ -85,7 +85,10 @@ impl TryFrom<String> for BackendChoice {
                 .iter()
                 .map(|&choice| String::from(choice));
             let names: Vec<String> = names.collect();
-            format!("{text:?} is no backend; known are {}", names.join(", "))
+            format!(
+                "{text:?} is not a backend: choose one of {}",
+                names.join(", ")
+            )
         })
     }
 }

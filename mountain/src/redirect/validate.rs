@@ -52,7 +52,7 @@ fn end(option: &str, at: SocketAddr) -> Result<()> {
     let ip = at.ip();
     ensure!(
         at.port() != 0,
-        "{option} {at}: 0 is no port, choose 1 to 65535"
+        "{option} {at}: 0 is not a port: choose 1 to 65535"
     );
     ensure!(
         !ip.is_unspecified(),
@@ -87,7 +87,7 @@ fn device(name: &str) -> Result<()> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-+".contains(c);
     ensure!(
         !name.is_empty() && name.len() < libc::IFNAMSIZ && name.chars().all(plain),
-        "--dev {name:?} is no device name that can be used here: letters, digits and . _ - + only, \
+        "--dev {name:?} is not a device name that can be used here: letters, digits and . _ - + only, \
          15 of them at most"
     );
     Ok(())
@@ -230,11 +230,11 @@ mod tests {
         let good = "192.0.2.1:80";
         for (from, to, part) in [
             (good, "[2001:db8::1]:80", "different families"),
-            (good, "192.0.2.2:0", "--to 192.0.2.2:0: 0 is no port"),
+            (good, "192.0.2.2:0", "--to 192.0.2.2:0: 0 is not a port"),
             (
                 "192.0.2.1:0",
                 "192.0.2.2:80",
-                "--from 192.0.2.1:0: 0 is no port",
+                "--from 192.0.2.1:0: 0 is not a port",
             ),
             (good, good, "are the same"),
             ("127.0.0.1:80", good, "its --to must be one too"),
@@ -285,7 +285,7 @@ mod tests {
         ] {
             let error = rule(&on(bad, udp("192.0.2.1:80", "192.0.2.2:80")));
             let said = error.unwrap_err().to_string();
-            assert!(said.contains("no device name"), "{bad}");
+            assert!(said.contains("not a device name"), "{bad}");
         }
         rule(&on("eth0.100-x_y", udp("192.0.2.1:80", "192.0.2.2:80"))).unwrap();
         let error = rule(&on("lo", udp("127.0.0.1:80", "127.0.0.2:80"))).unwrap_err();

@@ -97,7 +97,9 @@ fn device<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error
     let name = String::deserialize(deserializer)?;
     match (1..=DEVICE_NAME_MAX).contains(&name.len()) {
         true => Ok(name),
-        false => Err(D::Error::custom(format!("{name:?} is no device name"))),
+        false => Err(D::Error::custom(format!(
+            "{name:?} is not a device name: `ip link` lists them"
+        ))),
     }
 }
 

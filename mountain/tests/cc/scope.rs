@@ -82,7 +82,10 @@ fn a_default_that_is_set_by_hand_meanwhile_stays_or_is_put_back() {
 #[test]
 fn a_cgroup_uses_it_and_others_do_not() {
     let (ns, name, cgroup) = (Ns::new("cc"), Name::new(), Cgroup::new("cc"));
-    let (missing, other) = ("no cgroup nonesuch.slice", "/tmp is no cgroup of version 2");
+    let (missing, other) = (
+        "no cgroup nonesuch.slice",
+        "/tmp is not a cgroup of version 2",
+    );
     name.fails(&ns, "enable --cgroup nonesuch.slice", missing);
     name.fails(&ns, "enable --cgroup /tmp", other);
     // Nothing is done when an argument is wrong.

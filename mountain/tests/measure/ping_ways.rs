@@ -135,7 +135,7 @@ fn without_an_answer_it_says_so() {
     let ns = Ns::new("t");
     let fails = |args: &str, why: &str| ns.mountain_fails(&format!("ping {args}"), why);
     fails("192.0.2.1 --tcp 80", "unreachable");
-    fails("127.0.0.1 --tcp 0", "no port 0");
+    fails("127.0.0.1 --tcp 0", "choose a port from 1 to 65535");
     fails("127.0.0.1 --tcp 80 --udp 80", "cannot be used with");
     fails("127.0.0.1 --tcp 80 --size 100", "cannot be used with");
     ns.hole("");

@@ -237,7 +237,7 @@ fn kinds_of_devices() {
     found.only(&[Xdp, Tcx, Nft]);
     let found = net.look(&self::rule("10.0.8.17:80", "10.1.0.2:80"));
     found.only(&[Xdp, Tcx, Nft]);
-    let why = "reached by br0, which is no veth";
+    let why = "reached by br0, which is not a veth";
     found.refuses(TcxPeer, why, "use xdp-redirect");
 
     router.ip("link set rc master br0");

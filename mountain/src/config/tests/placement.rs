@@ -33,16 +33,16 @@ fn a_rule_in_full_and_a_short_one() {
 const REFUSED: &str = r#"
     [[rule]]|match = { ports = "9-8" }|use = "bulk" => neither a number nor a range
     [[rule]]|match = { ports = 70000 }|use = "bulk" => m.toml:2: rule 1: match.ports: ports end
-    [[rule]]|match = { proto = "tpc" }|use = "bulk" => is no protocol
+    [[rule]]|match = { proto = "tpc" }|use = "bulk" => is not a protocol
     [[rule]]|match = { prefix = "10.0.0.1/8" }|use = "bulk" => rule 1: match.prefix: 10.0.0.1/8 has bits set beyond its length
-    [[rule]]|match = { dscp = 64 }|use = "bulk"     => 0..=63
+    [[rule]]|match = { dscp = 64 }|use = "bulk"     => write 0 to 63
     [[rule]]|match = { mark = "1/2" }|use = "bulk"  => neither a mark
     [[rule]]|match = { port = 1 }|use = "bulk"      => unknown field
     [[rule]]|match = {}                             => missing field `use`
     [[rule]]|use = "bulk"                           => missing field `match`
     [placement]|mark_mask = 0x101                   => m.toml:2: placement.mark_mask: 0x00000101 is not a mask
     [placement]|reset_stuck_s = 3601                => m.toml:2: placement.reset_stuck_s: 3601
-    [placement]|reset_stuck_s = 2                   => m.toml:2: placement.reset_stuck_s: 2 is neither
+    [placement]|reset_stuck_s = 2                   => m.toml:2: placement.reset_stuck_s: 2 is out of range
     [placement]|forward = "perhaps"                 => placement.forward"#;
 
 #[test]

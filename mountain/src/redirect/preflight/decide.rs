@@ -414,7 +414,7 @@ impl Case<'_> {
         ));
         if !self.facts.from_here {
             self.note(format!(
-                "{from} is no address of this host: clients have to be routed through it"
+                "{from} is not an address of this host: clients have to be routed through it"
             ));
         }
         let target = self.facts.target_device();

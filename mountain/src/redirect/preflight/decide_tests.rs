@@ -147,7 +147,7 @@ use Backend::{Nft, Tcx, TcxPeer, Xdp as XdpPass, XdpRedirect};
 fn cards_need_no_cure() {
     let facts = facts();
     assert_eq!(possible(&facts), [XdpRedirect, XdpPass, Tcx, Nft]);
-    refuses(&facts, TcxPeer, "by e3, which is no veth");
+    refuses(&facts, TcxPeer, "by e3, which is not a veth");
     assert!(notes(&facts, XdpRedirect, "complete checksums"));
     assert!(!notes(&facts, Tcx, "complete checksums"));
     // Some drivers reset a card whenever a program comes or goes: not to one that nobody named.

@@ -122,7 +122,7 @@ pub(crate) const XDP_FRAGMENTS: u64 = 32;
 /// The other end of a veth.
 #[derive(Clone, Debug, Default)]
 pub enum Far {
-    /// The device is no veth.
+    /// The device is not a veth.
     #[default]
     None,
     /// It could not be looked at: why.

@@ -18,8 +18,8 @@ fn what_cannot_be_is_refused_with_the_reason() {
     let add = format!("add {RULE} --to 10.0.1.2:8083");
     net.redirect(&add);
     for (rule, part) in [
-        ("udp 10.0.8.17:0 10.0.1.2:1", "0 is no port"),
-        ("udp 10.0.8.17:1 10.0.1.2:0", "0 is no port"),
+        ("udp 10.0.8.17:0 10.0.1.2:1", "0 is not a port"),
+        ("udp 10.0.8.17:1 10.0.1.2:0", "0 is not a port"),
         ("udp 10.0.8.17:1 10.0.8.17:1", "are the same"),
         ("udp 10.0.8.17:1 [fd01::2]:1", "different families"),
         ("udp 10.0.8.17:1 224.0.0.1:1", "multicast"),

@@ -284,7 +284,9 @@ impl Case<'_> {
         let far = match &target.far {
             Far::None => {
                 return self.refuse(
-                    format!("{to} is reached by {name}, which is no veth into another namespace"),
+                    format!(
+                        "{to} is reached by {name}, which is not a veth into another namespace"
+                    ),
                     "use xdp-redirect, tcx or nft",
                 );
             }
