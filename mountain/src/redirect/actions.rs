@@ -108,13 +108,18 @@ pub fn put(store: &mut Store, mut new: Vec<Installed>) -> Result<Vec<Installed>>
         if let Err(e) = install(store, batch) {
             return match take_away(store, batch) {
                 Ok(()) => Err(e),
-                Err(left) => Err(e.context(format!("and taking it back failed: {left:#}"))),
+                Err(left) => Err(e.context(half_made(&left))),
             };
         }
         crash_point("install");
         store.added(batch)?;
     }
     Ok(new)
+}
+
+/// What is said of rules that can neither be installed nor taken back.
+fn half_made(left: &anyhow::Error) -> String {
+    format!("this failed, and so did taking it back ({left:#}); `mountain redirect list` shows what is left")
 }
 
 fn install(store: &Store, rules: &[Installed]) -> Result<()> {
@@ -252,7 +257,7 @@ pub(super) fn renew(store: &mut Store, old: &[Installed], new: &[Installed]) -> 
     crash_point("renew");
     install(store, new).map_err(|e| match take_off(store, new) {
         Ok(()) => e,
-        Err(left) => e.context(format!("and taking it back failed: {left:#}")),
+        Err(left) => e.context(half_made(&left)),
     })
 }
 
