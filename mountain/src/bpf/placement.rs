@@ -109,7 +109,7 @@ impl PlacementPrograms {
         super::log_libbpf();
         let open = skel::PlacementSkelBuilder::default()
             .open(super::object())
-            .context("opening the BPF object of new flows")?;
+            .context("cannot open the BPF object of new flows")?;
         let skel = open
             .load()
             .context("the kernel refused the programs that place new flows")?;
@@ -160,7 +160,7 @@ impl PlacementPrograms {
             let link = program.attach_cgroup(folder.as_raw_fd());
             links.push(link.with_context(|| {
                 format!(
-                    "attaching to {}: is it a cgroup of version 2?",
+                    "cannot attach to {}: is it a cgroup of version 2?",
                     cgroup.display()
                 )
             })?);
@@ -190,7 +190,9 @@ impl PlacementPrograms {
                 match map.update(bytes_of(&key), bytes_of(&flow), MapFlags::NO_EXIST) {
                     // It was placed by these programs.
                     Err(e) if e.kind() == libbpf_rs::ErrorKind::AlreadyExists => {}
-                    put => put.context("writing the exchanges under way to the kernel's table")?,
+                    put => {
+                        put.context("cannot write the exchanges under way to the program's table")?
+                    }
                 }
             }
         }
@@ -225,7 +227,7 @@ impl PlacementPrograms {
                     }
                     Err(e) => {
                         done = Err(e).with_context(|| {
-                            format!("attaching to the ingress of device {ifindex}")
+                            format!("cannot attach to the ingress (tcx) of device {ifindex}")
                         });
                     }
                 }

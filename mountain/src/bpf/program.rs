@@ -30,7 +30,7 @@ pub enum SteerProgram {
 pub(super) fn open(program: SteerProgram, only_routed: bool) -> Result<OpenSteerSkel<'static>> {
     let mut open = SteerSkelBuilder::default()
         .open(object())
-        .context("opening the BPF object")?;
+        .context("cannot open the BPF object")?;
     let constants = open.maps.rodata_data.as_deref_mut();
     let constants = constants.expect("the object has a .rodata");
     constants.argmax_load = (program == SteerProgram::ArgmaxLoad).into();

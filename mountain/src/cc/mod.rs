@@ -101,7 +101,7 @@ impl Loaded {
         bpf::log_libbpf();
         let mut open = skel::CcSkelBuilder::default()
             .open(bpf::object())
-            .context("opening the BPF object")?;
+            .context("cannot open the BPF object")?;
         let rodata = open
             .maps
             .rodata_data
@@ -149,7 +149,7 @@ impl Loaded {
         let link = link.as_fd().as_raw_fd();
         // SAFETY: two live descriptors and no options.
         hooks::result(unsafe { libbpf_sys::bpf_link_update(link, map.as_raw_fd(), ptr::null()) })
-            .context("replacing the congestion control")
+            .context("cannot replace the congestion control")
     }
 
     /// The iterator over the live flows; what it yields is for [`flows::read`].
@@ -158,7 +158,7 @@ impl Loaded {
             .progs
             .mountain_flows
             .attach()
-            .context("attaching the iterator over flows")
+            .context("cannot attach the iterator over flows")
     }
 
     /// The live flows of a network namespace.

@@ -41,6 +41,8 @@ const RUN: &str = "/run/mountain";
 const MOUNTED: &str = "/run/mountain/bpffs";
 /// What a folder holds, besides cgroups.
 const FILES: [&str; 4] = ["link", "flows", "flow_map", "settings"];
+const REFUSED: &str =
+    "the kernel refused to register the congestion control: `MOUNTAIN_LOG=debug mountain cc enable` shows more";
 /// How long the kernel takes to forget a name, at most.
 const GONE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -105,7 +107,8 @@ impl Pinned {
             .with_context(|| format!("cannot open {}: run as root", path.display()))?;
         // Who may open it may also hold it for ever.
         file.set_permissions(fs::Permissions::from_mode(0o600))?;
-        Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| anyhow::anyhow!("lock: {e}"))
+        Flock::lock(file, FlockArg::LockExclusive)
+            .map_err(|(_, e)| anyhow::anyhow!("cannot lock {}: {e}", path.display()))
     }
 
     /// What has to be put back at the end; nothing where nothing is on record.
@@ -177,7 +180,9 @@ impl Pinned {
                     dir.display()
                 ),
                 Err(e) if e.kind() == ErrorKind::NotFound => {}
-                Err(e) => return Err(e).with_context(|| format!("{}", dir.display())),
+                Err(e) => {
+                    return Err(e).with_context(|| format!("cannot look at {}", dir.display()))
+                }
             }
         }
         Ok(())
@@ -210,7 +215,8 @@ impl Pinned {
                 }
             }
             Err(e) if e.kind() == libbpf_rs::ErrorKind::AlreadyExists && self.is_enabled() => {
-                let link = Link::open(self.path("link")).context("the pinned link")?;
+                let link =
+                    Link::open(self.path("link")).context("cannot open the link that is pinned")?;
                 loaded.replace(&link).with_context(|| {
                     format!(
                         "{name} may be registered by another program by now: see `bpftool \
@@ -223,7 +229,7 @@ impl Pinned {
                 "a congestion control named {name} exists that this command did not make: \
                  choose another --name, or see `bpftool struct_ops list`"
             ),
-            Err(e) => return Err(e).context("the kernel refused the congestion control"),
+            Err(e) => return Err(e).context(REFUSED),
         };
         self.pin_rest(&mut loaded)?;
         Ok(done)
@@ -233,8 +239,8 @@ impl Pinned {
     fn place(&self, file: &str, pin: impl FnOnce(&Path) -> libbpf_rs::Result<()>) -> Result<()> {
         let (new, path) = (self.path(&format!("{file}-new")), self.path(file));
         let _ = fs::remove_file(&new);
-        pin(&new).with_context(|| format!("pinning {}", path.display()))?;
-        fs::rename(&new, &path).with_context(|| format!("replacing {}", path.display()))
+        pin(&new).with_context(|| format!("cannot pin {}", path.display()))?;
+        fs::rename(&new, &path).with_context(|| format!("cannot replace {}", path.display()))
     }
 
     /// The files beside the link, each replaced at once.
@@ -258,7 +264,7 @@ impl Pinned {
                 continue;
             }
             link.update_prog(&loaded.skel.progs.mountain_scope)
-                .with_context(|| format!("replacing the program of {}", path.display()))?;
+                .with_context(|| format!("cannot replace the program of {}", path.display()))?;
         }
         Ok(())
     }
@@ -276,8 +282,8 @@ impl Pinned {
             .progs
             .mountain_scope
             .attach_cgroup(fd)
-            .context("attaching to the cgroup")?;
-        link.pin(&path).context("pinning the cgroup's link")
+            .context("cannot attach to the cgroup")?;
+        link.pin(&path).context("cannot pin the cgroup's link")
     }
 
     /// Whether a cgroup of this id has been given it, as far as its files say.

@@ -17,6 +17,8 @@ const QUIET: Duration = Duration::from_secs(2);
 /// kernel waits for all packets that are under way (`tcx_entry_sync`, include/net/tcx.h).
 const TIMEOUT: Duration = Duration::from_secs(30);
 
+const END_IT: &str = "`pgrep -af 'mountain up'` finds its process; end that by `kill -9`, then run `mountain down` again";
+
 #[derive(Args)]
 pub(crate) struct Down {
     /// Stop every daemon and remove what killed ones left, in all network namespaces
@@ -60,12 +62,12 @@ fn here() -> Result<Found> {
             Ok(Found::Daemon)
         }
         Some(_) => bail!(
-            "the daemon did not end within {} s: end its process",
+            "the daemon did not end within {} s: {END_IT}",
             (QUIET + TIMEOUT).as_secs()
         ),
         // One that was just killed holds its lock until it is gone.
         None if !is_gone(&run_dir)? => {
-            bail!("the daemon runs but does not answer: end its process")
+            bail!("the daemon runs but does not answer: {END_IT}")
         }
         None => {
             // Nothing is attached without a process; files can be left over, and the rules and tables by

@@ -397,7 +397,7 @@ impl Daemon {
         let (groups, not_ours) = (self.paths.groups(), left(t, self.paths.held()));
         steer
             .set_topology(&groups, &not_ours, &t.fib_rules, &sources)
-            .context("writing the routes to the kernel's tables")
+            .context("cannot write the routes to the program's tables")
     }
 
     /// Has new flows choose among the groups that are there now.

@@ -18,7 +18,8 @@ use super::stdout::plain;
 /// # Errors
 /// When it is not.
 pub fn root() -> Result<PathBuf> {
-    let mounts = fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts")?;
+    let mounts = fs::read_to_string("/proc/self/mounts")
+        .context("cannot read /proc/self/mounts: is /proc mounted?")?;
     mounted_in(&mounts).context(
         "no cgroup file system of version 2 is mounted: mount -t cgroup2 none /sys/fs/cgroup",
     )

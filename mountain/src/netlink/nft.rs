@@ -41,7 +41,7 @@ pub fn run(file: &[u8]) -> Result<()> {
         })?;
     // nft reads all of it before it says anything.
     let written = child.stdin.take().expect("it is piped").write_all(file);
-    let output = child.wait_with_output().context("nft")?;
+    let output = child.wait_with_output().context("cannot wait for nft")?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         let said: Vec<&str> = said.split_whitespace().collect();

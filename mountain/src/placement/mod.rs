@@ -210,7 +210,7 @@ impl Placer {
         self.write_nets();
         self.programs
             .set_topology(&groups, &not_ours, &topology.fib_rules)
-            .context("writing the routes of new flows to the kernel's tables")?;
+            .context("cannot write the routes of new flows to the program's tables")?;
         self.not_ours = not_ours;
         self.known.clone_from(known);
         self.look_at_rules();

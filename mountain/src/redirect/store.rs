@@ -79,8 +79,9 @@ impl Store {
     }
 
     fn open_in(make: bool, wait: Duration) -> Result<Self> {
-        let cookie = namespace_cookie()
-            .context("cannot tell which network namespace this is: Linux 5.14 can")?;
+        let cookie = namespace_cookie().context(
+            "cannot tell which network namespace this is: that takes Linux 5.14 or newer",
+        )?;
         Self::open_at(Self::folder()?, cookie, make, wait)
     }
 

@@ -251,7 +251,7 @@ impl LoadedObject {
         let mut object = MaybeUninit::uninit();
         let mut open = skel::RedirectSkelBuilder::default()
             .open(&mut object)
-            .context("opening the BPF object")?;
+            .context("cannot open the BPF object")?;
         let constants = open.maps.rodata_data.as_deref_mut();
         let constants = constants.expect("the object has a .rodata");
         constants.sources = sources();
