@@ -21,7 +21,7 @@ use crate::cli::{log, need_root, print_json, show_for_a_second};
 use crate::host::descriptors;
 use crate::host::namespaces::this_namespace;
 use crate::host::text::count;
-use crate::report::table::{align, row, Words};
+use crate::report::table::{align, head, row, Words};
 
 /// Flows that `top` shows, at most.
 const TOP_ROWS: usize = 30;
@@ -361,10 +361,8 @@ fn top(name: &str, once: bool, json: bool) -> Result<()> {
 
 fn top_text(flows: &[CcFlow]) -> String {
     let mut out = format!("{}\n", count(flows.len(), "flow"));
-    let head = [
-        "local", "remote", "Mbit/s", "limit", "RTT min", "+ queue", "state", "brakes", "s braked",
-    ];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let titles = "local|remote|Mbit/s|limit|RTT min|+ queue|state|brakes|s braked";
+    let mut rows = vec![head(titles)];
     for f in flows.iter().take(TOP_ROWS) {
         let state = match f.state {
             FlowState::Off => "-",

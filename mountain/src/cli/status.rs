@@ -9,7 +9,7 @@ use super::{need_root, print_answer};
 use crate::bpf::flows::{Move, MoveReason};
 use crate::control::run_dir::RunDir;
 use crate::control::status::{Decisions, GroupStatus, Moves, PathStatus, Status};
-use crate::report::table::{align, row, Words};
+use crate::report::table::{align, head, row, Words};
 use crate::steer::explain::{ms, Outcome};
 use crate::steer::PolicyKind;
 
@@ -139,19 +139,8 @@ fn push_group(out: &mut String, number: usize, group: &GroupStatus, paths: &[Pat
             held.what
         );
     }
-    let head = [
-        "path",
-        "state",
-        "p50 ms",
-        "p95 ms",
-        "cost ms",
-        "loss",
-        "latency/bulk",
-        "placed",
-        "Mbit/s",
-        "why",
-    ];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let titles = "path|state|p50 ms|p95 ms|cost ms|loss|latency/bulk|placed|Mbit/s|why";
+    let mut rows = vec![head(titles)];
     for member in &group.members {
         let path = paths.iter().find(|path| path.id == member.path);
         rows.extend(path.map(|path| path_row(path, places)));

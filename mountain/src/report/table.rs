@@ -24,6 +24,11 @@ impl Words<'_> {
     }
 }
 
+/// The head of a table, from its titles with `|` between them.
+pub(crate) fn head(titles: &str) -> Vec<String> {
+    titles.split('|').map(str::to_owned).collect()
+}
+
 /// The cells of a row.
 pub fn row<const N: usize>(cells: [&dyn Display; N]) -> Vec<String> {
     cells.map(ToString::to_string).to_vec()

@@ -12,7 +12,7 @@ use crate::cli::{print_json, show_for_a_second};
 use crate::redirect::actions;
 use crate::redirect::bpf::fast::Carried;
 use crate::redirect::{Backend, CountedRule, Installed, ListedRule, Stats, Traffic};
-use crate::report::table::{align, row, Words};
+use crate::report::table::{align, head, row, Words};
 
 pub(super) const NONE: &str = "there is no redirect in this network namespace\n";
 
@@ -50,17 +50,10 @@ fn stats_text(rules: &[Installed], stats: &[Stats], since: Option<(f64, &[Stats]
     if rules.is_empty() {
         return NONE.to_owned();
     }
-    let head = [
-        "rule",
-        "",
-        "packets to",
-        "bytes to",
-        "packets back",
-        "bytes back",
-    ];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let titles = "rule||packets to|bytes to|packets back|bytes back";
+    let mut rows = vec![head(titles)];
     if since.is_some() {
-        rows[0].extend(["to/s", "back/s"].map(str::to_owned));
+        rows[0].extend(head("to/s|back/s"));
     }
     for (rule, now) in rules.iter().zip(stats) {
         let Stats { forward, reply, .. } = now;
@@ -140,10 +133,7 @@ fn list_text(rules: &[Installed], gone: &HashSet<u32>, carried: &HashMap<u32, Ca
     if rules.is_empty() {
         return NONE.to_owned();
     }
-    let head = [
-        "rule", "proto", "from", "", "to", "device", "backend", "source",
-    ];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let mut rows = vec![head("rule|proto|from||to|device|backend|source")];
     for i in rules {
         let source = match (i.plan.snat, i.hairpin()) {
             (Some(address), None) => address.to_string(),
