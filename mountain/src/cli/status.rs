@@ -4,46 +4,47 @@
 use std::fmt::Write;
 
 use anyhow::{bail, Result};
+use serde::de::DeserializeOwned;
+use serde::Serialize;
+use serde_json::Value;
 
 use super::{need_root, print_answer};
 use crate::bpf::flows::{Move, MoveReason};
-use crate::control::run_dir::RunDir;
+use crate::control::run_dir::{Request, RunDir};
 use crate::control::status::{Decisions, GroupStatus, Moves, PathStatus, Status};
 use crate::report::table::{align, head, row, Words};
 use crate::steer::explain::{ms, Outcome};
 use crate::steer::PolicyKind;
 
 /// Shows the daemon's status.
-///
-/// # Errors
-/// Without root or a daemon.
 pub(crate) fn status(json: bool) -> Result<()> {
-    print_answer(&running(RunDir::status)?, json, status_text)
+    show::<Status>(&Request::Status, json, status_text)
 }
 
 /// Shows the last decisions, or the last moves of single flows.
-///
-/// # Errors
-/// Without root or a daemon.
 pub(crate) fn explain(last: usize, moves: bool, json: bool) -> Result<()> {
     match moves {
-        true => print_answer(&running(|dir| dir.moves(last))?, json, moves_text),
-        false => print_answer(&running(|dir| dir.decisions(last))?, json, decisions_text),
+        true => show::<Moves>(&Request::Moves { last }, json, moves_text),
+        false => show::<Decisions>(&Request::Explain { last }, json, decisions_text),
     }
 }
 
 /// Switches to another policy.
-///
-/// # Errors
-/// Without root or a daemon.
 pub(crate) fn policy(name: PolicyKind) -> Result<()> {
-    running(|dir| dir.switch(name)).map(drop)
+    running::<Value>(&Request::Policy { name }).map(drop)
+}
+
+fn show<T>(request: &Request, json: bool, text: fn(&T) -> String) -> Result<()>
+where
+    T: DeserializeOwned + Serialize,
+{
+    print_answer(&running::<T>(request)?, json, text)
 }
 
 /// What the daemon of this network namespace answers.
-fn running<T>(ask: impl FnOnce(&RunDir) -> Result<Option<T>>) -> Result<T> {
+fn running<T: DeserializeOwned>(request: &Request) -> Result<T> {
     need_root()?;
-    match ask(&RunDir::of_this_namespace()?)? {
+    match RunDir::of_this_namespace()?.ask_for(request)? {
         Some(answer) => Ok(answer),
         None => {
             bail!("mountain is not running in this network namespace: start it with `mountain up`")

@@ -20,7 +20,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::status::{Decisions, Moves, Status};
+use super::status::Status;
 use crate::host::atomic_file::is_at;
 use crate::host::folder;
 use crate::host::namespaces::this_namespace;
@@ -51,8 +51,8 @@ pub(crate) enum Request {
     },
     /// Switch to another policy.
     Policy {
-        /// As in mountain.toml: `mountain`, `min-rtt`, ...
-        name: String,
+        /// What decides from now on.
+        name: PolicyKind,
     },
     /// The last `last` moves of single flows.
     Moves {
@@ -197,39 +197,12 @@ impl RunDir {
     }
 
     /// The daemon's status. `None` when there is none.
-    ///
-    /// # Errors
-    /// As [`RunDir::ask`].
     pub fn status(&self) -> Result<Option<Status>> {
         self.ask_for(&Request::Status)
     }
 
-    /// The last `last` decisions. `None` when there is no daemon.
-    ///
-    /// # Errors
-    /// As [`RunDir::ask`].
-    pub(crate) fn decisions(&self, last: usize) -> Result<Option<Decisions>> {
-        self.ask_for(&Request::Explain { last })
-    }
-
-    /// The last `last` moves of single flows. `None` when there is no daemon.
-    ///
-    /// # Errors
-    /// As [`RunDir::ask`].
-    pub(crate) fn moves(&self, last: usize) -> Result<Option<Moves>> {
-        self.ask_for(&Request::Moves { last })
-    }
-
-    /// Switches to another policy. `None` when there is no daemon.
-    ///
-    /// # Errors
-    /// As [`RunDir::ask`].
-    pub(crate) fn switch(&self, name: PolicyKind) -> Result<Option<Value>> {
-        let name = name.to_string();
-        self.ask(&Request::Policy { name })
-    }
-
-    fn ask_for<T: DeserializeOwned>(&self, request: &Request) -> Result<Option<T>> {
+    /// As [`RunDir::ask`], with the answer as what it is.
+    pub(crate) fn ask_for<T: DeserializeOwned>(&self, request: &Request) -> Result<Option<T>> {
         let Some(value) = self.ask(request)? else {
             return Ok(None);
         };
@@ -344,6 +317,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
+    use crate::control::status::Decisions;
 
     #[test]
     fn a_daemon_of_another_version_is_named_with_what_to_do() {
@@ -360,7 +334,8 @@ mod tests {
                 stream.write_all(answer).unwrap();
             }
         });
-        for asked in [run_dir.status().map(drop), run_dir.decisions(1).map(drop)] {
+        let decisions = run_dir.ask_for::<Decisions>(&Request::Explain { last: 1 });
+        for asked in [run_dir.status().map(drop), decisions.map(drop)] {
             let said = format!("{:#}", asked.unwrap_err());
             for part in [
                 "mountain 0.0.0-older runs",

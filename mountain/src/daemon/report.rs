@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Answers to requests.
 
-use anyhow::{Context, Error, Result};
+use anyhow::{Context, Result};
 use serde::Serialize;
 use serde_json::{json, Value};
 
@@ -14,7 +14,6 @@ use crate::control::status::{
     Averages, CgroupStatus, DecisionStatus, Decisions, FlowCounts, GroupStatus, Judged,
     MemberStatus, Moves, PathStatus, Status,
 };
-use crate::steer::PolicyKind;
 
 /// A flow counts as live when it sent a packet within this.
 const LIVE_NS: u64 = 10_000_000_000;
@@ -25,7 +24,7 @@ impl Daemon {
             Request::Status => self.status().and_then(value),
             Request::Explain { last } => self.explain(last).and_then(value),
             Request::Moves { last } => value(self.last_moves(last)),
-            Request::Policy { name } => self.switch(&name),
+            Request::Policy { name } => self.set_policy(name).map(|()| json!({ "policy": name })),
             Request::Stop => {
                 self.stop = true;
                 Ok(Value::Null)
@@ -35,12 +34,6 @@ impl Daemon {
             Ok(value) => Response::Ok(value),
             Err(e) => Response::Error(format!("{e:#}")),
         }
-    }
-
-    fn switch(&mut self, name: &str) -> Result<Value> {
-        let policy = name.parse::<PolicyKind>().map_err(Error::msg)?;
-        self.set_policy(policy)?;
-        Ok(json!({ "policy": policy }))
     }
 
     fn status(&self) -> Result<Status> {

@@ -2,7 +2,6 @@
 //! The policies by name.
 
 use std::fmt;
-use std::str::FromStr;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -33,22 +32,6 @@ impl PolicyKind {
     }
 }
 
-impl FromStr for PolicyKind {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        let all = Self::value_variants();
-        let found = all.iter().find(|kind| kind.name() == name);
-        found.copied().ok_or_else(|| {
-            let names: Vec<&str> = all.iter().map(|kind| kind.name()).collect();
-            format!(
-                "there is no policy {name:?}; known are {}",
-                names.join(", ")
-            )
-        })
-    }
-}
-
 impl fmt::Display for PolicyKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -64,7 +47,6 @@ mod tests {
         for kind in PolicyKind::value_variants() {
             let name = kind.name();
             assert_eq!(serde_json::to_value(kind).unwrap(), name);
-            assert_eq!(name.parse().as_ref(), Ok(kind));
             let parsed = <PolicyKind as ValueEnum>::from_str(name, false);
             assert_eq!(parsed.as_ref(), Ok(kind));
         }
