@@ -9,6 +9,7 @@ mod firewall;
 mod placement;
 mod sockets;
 
+use std::collections::BTreeSet;
 use std::fmt::{Display, Write};
 use std::fs;
 
@@ -431,8 +432,9 @@ fn check_sysctls(report: &mut Report, topology: &Topology, placing: bool) {
     let some_move = topology.groups.iter().any(|group| group.kind.moves());
     if some_move && !ipv4_groups.is_empty() {
         let main_table = ipv4_groups.iter().all(|group| group.table == 254);
-        for (_, ifname) in devices(topology) {
-            check_rp_filter(report, &ifname, main_table);
+        let devices = topology.paths.iter().map(|p| (p.key.ifindex, &p.ifname));
+        for (_, ifname) in BTreeSet::from_iter(devices) {
+            check_rp_filter(report, ifname, main_table);
         }
     }
     let forwarding = match sysctl::forwards() {
@@ -464,18 +466,6 @@ fn check_rp_filter(report: &mut Report, ifname: &str, main_table: bool) {
 /// The key as sysctl(8) takes it: dots in a device's name are written as slashes there.
 fn rp_filter_key(ifname: &str) -> String {
     format!("net.ipv4.conf.{}.rp_filter", ifname.replace('.', "/"))
-}
-
-/// Devices of the paths, each once.
-fn devices(topology: &Topology) -> Vec<(u32, String)> {
-    let mut devices: Vec<(u32, String)> = topology
-        .paths
-        .iter()
-        .map(|path| (path.key.ifindex, path.ifname.clone()))
-        .collect();
-    devices.sort();
-    devices.dedup();
-    devices
 }
 
 fn is_ipv6(group: &Group) -> bool {

@@ -15,28 +15,22 @@ const MOVES: &str =
 const COMPARED: &str = "has no effect any more: it was for a comparison only";
 const RESTS: &str = "has no effect any more: an exchange of datagrams is over after 300 s of rest";
 
-/// Table, key, and what to say.
+/// Table, keys, and what to say.
 const RETIRED: &[(&str, &str, &str)] = &[
-    ("steer", "objective", MEASURED),
-    ("steer", "jitter_weight", MEASURED),
-    ("steer", "loss_weight_us", MEASURED),
+    (
+        "steer",
+        "objective jitter_weight loss_weight_us window_s half_life_s equivalence_band_us \
+         equivalence_band_percent beyond_count beyond_of lost_in_row lost_min_ms hold_min_s \
+         hold_max_s hold_spread_percent",
+        MEASURED,
+    ),
     ("steer", "probe_interval_ms", PACED),
-    ("steer", "window_s", MEASURED),
-    ("steer", "half_life_s", MEASURED),
-    ("steer", "equivalence_band_us", MEASURED),
-    ("steer", "equivalence_band_percent", MEASURED),
-    ("steer", "beyond_count", MEASURED),
-    ("steer", "beyond_of", MEASURED),
-    ("steer", "lost_in_row", MEASURED),
-    ("steer", "lost_min_ms", MEASURED),
-    ("steer", "hold_min_s", MEASURED),
-    ("steer", "hold_max_s", MEASURED),
-    ("steer", "hold_spread_percent", MEASURED),
-    ("steer", "latency_below_bps", CLASSES),
-    ("steer", "bulk_above_bps", CLASSES),
-    ("steer", "elastic_above_bps", CLASSES),
-    ("steer", "flowlet_margin_us", MOVES),
-    ("steer", "force_after_ms", MOVES),
+    (
+        "steer",
+        "latency_below_bps bulk_above_bps elastic_above_bps",
+        CLASSES,
+    ),
+    ("steer", "flowlet_margin_us force_after_ms", MOVES),
     ("steer", "k_factor", COMPARED),
     ("placement", "idle_s", RESTS),
 ];
@@ -78,13 +72,15 @@ pub(crate) fn take(root: &mut DeTable) -> Retired {
             retired.hints.push((key.span().start, hint));
         }
     }
-    for (table, key, hint) in RETIRED {
-        let Some(DeValue::Table(table_found)) = root.get_mut(*table).map(|t| t.get_mut()) else {
+    for (table, keys, hint) in RETIRED {
+        let Some(DeValue::Table(found)) = root.get_mut(*table).map(|t| t.get_mut()) else {
             continue;
         };
-        if let Some((name, _)) = table_found.remove_entry(*key) {
-            let hint = format!("{table}.{key} {hint}");
-            retired.hints.push((name.span().start, hint));
+        for key in keys.split(' ') {
+            if let Some((name, _)) = found.remove_entry(key) {
+                let hint = format!("{table}.{key} {hint}");
+                retired.hints.push((name.span().start, hint));
+            }
         }
     }
     retired.take_costs(root);
