@@ -5,8 +5,6 @@ use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use libbpf_rs::btf::{types, Btf};
-
 use crate::host::program::{self, Missing};
 use crate::host::sysctl;
 
@@ -34,21 +32,24 @@ fn sentence(lacking: Option<(&str, &str)>, loaded: Result<(), String>) -> Option
 /// What is missing here, and what to do about it. Changes nothing: a module of BBR that looks as if it
 /// could be loaded is enough. Whether it can, [`missing`] knows.
 pub(crate) fn lacking() -> Option<(&'static str, &'static str)> {
-    let Ok(btf) = Btf::from_vmlinux() else {
+    let ops = c"bpf_struct_ops_tcp_congestion_ops";
+    // SAFETY: live.
+    let ops = |btf| unsafe { type_id(btf, ops, libbpf_sys::BTF_KIND_STRUCT) };
+    let Some(ops) = with_btf(|kernel, _| ops(kernel)) else {
         return Some((
             "the kernel does not describe its types (/sys/kernel/btf/vmlinux is missing)",
             "use a kernel with CONFIG_DEBUG_INFO_BTF=y, and mount /sys",
         ));
     };
-    let ops = "bpf_struct_ops_tcp_congestion_ops";
-    if btf.type_by_name::<types::Struct<'_>>(ops).is_none() {
+    if ops.is_none() {
         return Some((
             "the kernel takes no congestion control from BPF",
             "use Linux 6.12 or newer with CONFIG_BPF_SYSCALL=y and CONFIG_BPF_JIT=y",
         ));
     }
     if is_to_be_loaded() {
-        if no_more_modules() {
+        // Nothing but a restart takes it back. Kernels without modules have no such file.
+        if sysctl::number("kernel/modules_disabled") == Some(1) {
             return Some((
                 "BBR is a module that is not loaded, and the kernel loads none any more \
                  (kernel.modules_disabled)",
@@ -102,6 +103,16 @@ fn bbr_takes_other_sockets() -> bool {
     found.flatten().unwrap_or(false)
 }
 
+/// Id of the type of a name and kind.
+///
+/// # Safety
+/// `btf` is live.
+unsafe fn type_id(btf: *const libbpf_sys::btf, name: &CStr, kind: u32) -> Option<u32> {
+    // SAFETY: a live BTF and a string that ends in NUL.
+    let id = unsafe { libbpf_sys::btf__find_by_name_kind(btf, name.as_ptr(), kind) };
+    u32::try_from(id).ok().filter(|id| *id > 0)
+}
+
 /// Id of the type that the first parameter of a function points to, qualifiers aside.
 ///
 /// # Safety
@@ -113,12 +124,10 @@ unsafe fn first_parameter(btf: *const libbpf_sys::btf, function: &CStr) -> Optio
         let found = unsafe { libbpf_sys::btf__type_by_id(btf, id) };
         (!found.is_null()).then_some(found)
     };
-    // SAFETY: a live BTF and a string that ends in NUL; what comes of it are types of this BTF, and a
-    // prototype's parameters follow it, as many as the low half of `info` says.
+    // SAFETY: a live BTF; what comes of it are types of this BTF, and a prototype's parameters follow it, as
+    // many as the low half of `info` says.
     unsafe {
-        let id =
-            libbpf_sys::btf__find_by_name_kind(btf, function.as_ptr(), libbpf_sys::BTF_KIND_FUNC);
-        let id = u32::try_from(id).ok().filter(|id| *id > 0)?;
+        let id = type_id(btf, function, libbpf_sys::BTF_KIND_FUNC)?;
         let prototype = type_of((*type_of(id)?).__bindgen_anon_1.type_)?;
         if (*prototype).info & 0xffff == 0 {
             return None;
@@ -191,24 +200,16 @@ fn struct_members(name: &CStr) -> Option<Vec<String>> {
         })
     };
     let members = |btf: *mut libbpf_sys::btf| {
-        // SAFETY: a live BTF and a string that ends in NUL.
-        let id = unsafe {
-            libbpf_sys::btf__find_by_name_kind(btf, name.as_ptr(), libbpf_sys::BTF_KIND_STRUCT)
-        };
-        let id = u32::try_from(id).ok().filter(|id| *id > 0)?;
-        // SAFETY: an id of this BTF; its members, as many as the low half of `info` says, follow.
+        // SAFETY: a live BTF, and an id of it; the members, as many as the low half of `info` says, follow.
         let members = unsafe {
+            let id = type_id(btf, name, libbpf_sys::BTF_KIND_STRUCT)?;
             let kind = libbpf_sys::btf__type_by_id(btf, id);
             let count = ((*kind).info & 0xffff) as usize;
             let first = kind.add(1).cast::<libbpf_sys::btf_member>();
             std::slice::from_raw_parts(first, count)
         };
-        Some(
-            members
-                .iter()
-                .filter_map(|m| text(btf, m.name_off))
-                .collect(),
-        )
+        let names = members.iter().filter_map(|m| text(btf, m.name_off));
+        Some(names.collect())
     };
     with_btf(|kernel, split| members(kernel).or_else(|| members(split?)))?
 }
@@ -216,21 +217,13 @@ fn struct_members(name: &CStr) -> Option<Vec<String>> {
 /// Whether BBR is neither built in nor loaded: a module yet to be loaded, or nothing at all. Not where the
 /// kernel does not describe its types.
 pub(crate) fn is_to_be_loaded() -> bool {
-    let has_bbr = |btf: Btf<'_>| {
-        let function = btf.type_by_name::<types::Func<'_>>("bbr_main");
-        function.is_some()
-    };
-    Btf::from_vmlinux().is_ok_and(|btf| !has_bbr(btf)) && !bbr_is_loaded()
+    // SAFETY: live.
+    let bbr = |btf| unsafe { type_id(btf, c"bbr_main", libbpf_sys::BTF_KIND_FUNC) };
+    with_btf(|kernel, _| bbr(kernel)) == Some(None) && !bbr_is_loaded()
 }
 
 fn bbr_is_loaded() -> bool {
     Path::new("/sys/kernel/btf/tcp_bbr").exists()
-}
-
-/// Whether kernel.modules_disabled is set, which nothing but a restart takes back. Kernels without
-/// modules have no such file.
-fn no_more_modules() -> bool {
-    sysctl::number("kernel/modules_disabled") == Some(1)
 }
 
 /// Makes the kernel load BBR's module, if it is one.
@@ -238,13 +231,11 @@ fn no_more_modules() -> bool {
 /// # Errors
 /// Why it is not there after that.
 fn load_bbr() -> Result<(), String> {
-    match is_to_be_loaded() {
-        true => came_of(
-            succeeds(Command::new("modprobe").arg("tcp_bbr")),
-            bbr_is_loaded(),
-        ),
-        false => Ok(()),
+    if !is_to_be_loaded() {
+        return Ok(());
     }
+    let modprobe = succeeds(Command::new("modprobe").arg("tcp_bbr"));
+    came_of(modprobe, bbr_is_loaded())
 }
 
 /// What came of `modprobe`, after which the module is loaded or not. `install tcp_bbr /bin/true` in its
