@@ -10,6 +10,7 @@ use std::path::Path;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use super::ifreq::ethtool;
 use crate::netlink;
 
 /// The names and values of [`super::runfile::RunFile::environment`].
@@ -121,7 +122,9 @@ pub(crate) fn record_device(found: &mut Environment, device: &str) {
     let qdisc = qdisc(device);
     set(found, &format!("device.{device}.qdisc"), qdisc);
     for (name, command) in OFFLOADS {
-        let on = offload(device, command);
+        // SAFETY: each of these commands answers in one word.
+        let on = unsafe { ethtool(device, command, [0]) };
+        let on = on.ok().map(|[on]| on != 0);
         set(found, &format!("device.{device}.offload.{name}"), on);
     }
 }
@@ -204,23 +207,6 @@ const OFFLOADS: [(&str, u32); 6] = [
     ("gso", 0x23),
     ("gro", 0x2b),
 ];
-
-/// linux/ethtool.h: struct ethtool_value.
-#[repr(C)]
-struct EthtoolValue {
-    cmd: u32,
-    data: u32,
-}
-
-fn offload(device: &str, command: u32) -> Option<bool> {
-    let mut value = EthtoolValue {
-        cmd: command,
-        data: 0,
-    };
-    // SAFETY: the value is of the commands' type.
-    unsafe { super::ifreq::ask(device, libc::SIOCETHTOOL, &mut value) }.ok()?;
-    Some(value.data != 0)
-}
 
 /// The root queueing discipline.
 fn qdisc(device: &str) -> Option<String> {

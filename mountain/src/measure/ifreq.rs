@@ -35,3 +35,25 @@ pub(crate) unsafe fn ask<T>(device: &str, request: libc::c_ulong, data: &mut T) 
         Err(io::Error::last_os_error())
     }
 }
+
+/// A command of ethtool: its number, and what is asked and answered.
+#[repr(C)]
+struct Command<const N: usize> {
+    cmd: u32,
+    words: [u32; N],
+}
+
+/// Has a command of ethtool carried out (linux/ethtool.h).
+///
+/// # Safety
+/// The words must be the command's, with as much room as it is told of.
+pub(crate) unsafe fn ethtool<const N: usize>(
+    device: &str,
+    cmd: u32,
+    words: [u32; N],
+) -> io::Result<[u32; N]> {
+    let mut command = Command { cmd, words };
+    // SAFETY: the caller's.
+    unsafe { ask(device, libc::SIOCETHTOOL, &mut command) }?;
+    Ok(command.words)
+}

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use crate::measure::ifreq;
+use crate::measure::ifreq::ethtool as ask;
 use crate::netlink::wire;
 
 const ETHTOOL_GDRVINFO: u32 = 0x03;
@@ -36,24 +36,6 @@ pub struct Feature {
 
 /// Features of a device by the kernel's names: `tx-checksum-ip-generic`, `rx-gro`...
 pub(crate) type Features = BTreeMap<String, Feature>;
-
-/// A command of ethtool: its number, and what is asked and answered.
-#[repr(C)]
-struct Command<const N: usize> {
-    cmd: u32,
-    words: [u32; N],
-}
-
-/// Has a command carried out.
-///
-/// # Safety
-/// The words must be the command's, with as much room as it is told of.
-unsafe fn ask<const N: usize>(device: &str, cmd: u32, words: [u32; N]) -> io::Result<[u32; N]> {
-    let mut command = Command { cmd, words };
-    // SAFETY: the caller's.
-    unsafe { ifreq::ask(device, libc::SIOCETHTOOL, &mut command) }?;
-    Ok(command.words)
-}
 
 /// The features of a device of the calling thread's network namespace.
 ///
