@@ -69,9 +69,6 @@ pub struct CcFlow {
 }
 
 /// Reads the list to its end.
-///
-/// # Errors
-/// It cannot be read, or another version of the program wrote it.
 pub(crate) fn read(mut from: impl Read) -> Result<Vec<CcFlow>> {
     let mut bytes = Vec::new();
     from.read_to_end(&mut bytes)

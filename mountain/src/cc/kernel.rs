@@ -227,9 +227,6 @@ fn bbr_is_loaded() -> bool {
 }
 
 /// Makes the kernel load BBR's module, if it is one.
-///
-/// # Errors
-/// Why it is not there after that.
 fn load_bbr() -> Result<(), String> {
     if !is_to_be_loaded() {
         return Ok(());

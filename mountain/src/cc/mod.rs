@@ -58,9 +58,6 @@ pub struct Loaded {
 pub type Registered = Link;
 
 /// Whether `name` can be the name of a congestion control.
-///
-/// # Errors
-/// Says what is wrong with it.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     ensure!(
         !name.is_empty() && name.len() <= NAME_MAX,

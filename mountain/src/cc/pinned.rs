@@ -362,9 +362,6 @@ impl Pinned {
     }
 
     /// What the program does; `None`: what this version does not know.
-    ///
-    /// # Errors
-    /// When it cannot be read, or is of a version that keeps it elsewhere.
     pub(crate) fn behaviour(&self) -> Result<Option<Behaviour>> {
         let map = MapHandle::from_pinned_path(self.path("settings"))
             .context("cannot read the settings in force")?;
@@ -380,9 +377,6 @@ impl Pinned {
     }
 
     /// The live flows of all network namespaces, and why those of some are not among them.
-    ///
-    /// # Errors
-    /// When they cannot be read.
     pub(crate) fn flows(&self) -> Result<(Vec<flows::CcFlow>, Option<anyhow::Error>)> {
         let path = self.path("flows");
         // It lists those of the namespace in which it is opened.

@@ -240,8 +240,6 @@ struct Course {
 }
 
 impl Course {
-    /// # Errors
-    /// Among others [`Ended`].
     fn all(&mut self, order: &[usize]) -> Result<()> {
         for (n, &side) in order.iter().enumerate() {
             let (round, rounds) = (n / 2 + 1, order.len() / 2);

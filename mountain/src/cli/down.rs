@@ -90,9 +90,6 @@ fn is_gone(run_dir: &RunDir) -> Result<bool> {
 }
 
 /// Takes back what the daemon that has just ended, or was killed, could not, unless another one runs by now.
-///
-/// # Errors
-/// When the kernel refuses.
 pub(super) fn clear_after(run_dir: &RunDir) -> Result<()> {
     let Some(_lock) = run_dir.lock()? else {
         return Ok(());

@@ -47,9 +47,6 @@ pub(super) fn is_stderr() -> bool {
 
 /// Opens the log of a daemon in the background. What is written goes to its end, also after it was begun anew. The daemon
 /// itself empties it, once it has the lock: until then the log may be that of another one.
-///
-/// # Errors
-/// When the file cannot be made.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     File::options().create(true).append(true).open(path)
 }

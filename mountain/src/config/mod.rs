@@ -43,9 +43,6 @@ pub struct Config {
 
 impl Config {
     /// Reads and checks a file.
-    ///
-    /// # Errors
-    /// It cannot be read, or as [`Config::parse`].
     pub(crate) fn load(file: &Path) -> Result<Config> {
         let text = std::fs::read_to_string(file);
         let text =

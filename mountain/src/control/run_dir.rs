@@ -122,9 +122,6 @@ impl RunDir {
 
     /// Empties the log that a killed daemon may have left; for the holder of the lock. Whoever does not get the lock must
     /// leave the log alone: another daemon writes to it.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
     pub(crate) fn begin_own_log(&self) -> io::Result<()> {
         self.own_log().map_or(Ok(()), |log| log.set_len(0))
     }

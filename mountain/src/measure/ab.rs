@@ -84,9 +84,6 @@ impl Setting {
 
     /// Runs it to its end although a signal asks to end; a second one kills it with all that it has started. Ctrl-C does
     /// not reach it, and it cannot ask at the terminal.
-    ///
-    /// # Errors
-    /// If it cannot be started or fails.
     pub(crate) fn restore(&self, asked: &Asked) -> Result<()> {
         let (status, _) = self.wait_for(asked, false)?;
         self.check(status)

@@ -45,9 +45,6 @@ impl Key {
 
     /// Has the kernel put packets with a right cookie into the second of the sockets that share a port by
     /// SO_REUSEPORT, and all others into the first.
-    ///
-    /// # Errors
-    /// What setsockopt(2) says.
     pub(super) fn attach(self, socket: &impl AsFd, ipv6: bool) -> io::Result<()> {
         let mut code = self.program(ipv6);
         let program = sock_fprog {

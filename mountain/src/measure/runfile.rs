@@ -234,9 +234,6 @@ impl RunFile {
 }
 
 /// Writes a file as a whole or not at all.
-///
-/// # Errors
-/// Names the file.
 pub(crate) fn write_json(path: &Path, content: &impl Serialize) -> Result<()> {
     let written = atomic_file::write(path, true, |out| Ok(serde_json::to_writer(out, content)?));
     written.with_context(|| format!("cannot write {}", path.display()))

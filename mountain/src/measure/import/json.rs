@@ -27,9 +27,6 @@ pub(crate) struct Parsed<T> {
 }
 
 /// Reads an object. `trip` takes in an element of `round_trips`.
-///
-/// # Errors
-/// Those of the text and of `trip`, with the line.
 pub(crate) fn parse<T>(text: impl Read, trip: impl Fn(&Value) -> Result<T>) -> Result<Parsed<T>> {
     let left = Cell::new(MOST);
     let mut trips = None;
