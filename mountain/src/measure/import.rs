@@ -234,31 +234,22 @@ fn irtt(value: &Value, mut trips: Vec<Trip>) -> Result<RunFile> {
 /// sequence numbers; `results` the same resampled to the test's step, where gaps are not losses.
 fn flent(value: &Value, series: Option<&str>) -> Result<RunFile> {
     let results = value["results"].as_object().context("no results")?;
-    let name =
-        match series {
-            Some(name) => name,
-            None => {
-                let pings: Vec<&str> = (results.keys().map(String::as_str))
-                    .filter(|n| n.starts_with("Ping") && !n.ends_with(" avg"))
-                    .collect();
-                match pings[..] {
-                    [one] => one,
-                    [] => bail!(
-                        "there is no ping series; there are {}",
-                        list(results.keys())
-                    ),
-                    _ => (pings.iter().copied().find(|n| *n == "Ping (ms) ICMP")).with_context(
-                        || format!("choose a series with --series: {}", pings.join(", ")),
-                    )?,
-                }
-            }
-        };
-    let result = results.get(name).with_context(|| {
-        format!(
-            "there is no series {name:?}; there are {}",
-            list(results.keys())
-        )
-    })?;
+    let names: Vec<&str> = results.keys().map(String::as_str).collect();
+    let all = match names.is_empty() {
+        true => "none".to_owned(),
+        false => names.join(", "),
+    };
+    let is_ping = |n: &&str| n.starts_with("Ping") && !n.ends_with(" avg");
+    let pings: Vec<&str> = names.into_iter().filter(is_ping).collect();
+    let name = match (series, &pings[..]) {
+        (Some(name), _) => name,
+        (None, [one]) => *one,
+        (None, []) => bail!("there is no ping series; there are {all}"),
+        (None, _) => (pings.iter().copied().find(|n| *n == "Ping (ms) ICMP"))
+            .with_context(|| format!("choose a series with --series: {}", pings.join(", ")))?,
+    };
+    let result = results.get(name);
+    let result = result.with_context(|| format!("there is no series {name:?}; there are {all}"))?;
     let metadata = &value["metadata"];
     let raw = value["raw_values"][name]
         .as_array()
@@ -299,15 +290,6 @@ fn flent(value: &Value, series: Option<&str>) -> Result<RunFile> {
         samples,
         ..RunFile::default()
     })
-}
-
-fn list<'a>(names: impl Iterator<Item = &'a String>) -> String {
-    let names: Vec<&str> = names.map(String::as_str).collect();
-    if names.is_empty() {
-        "none".into()
-    } else {
-        names.join(", ")
-    }
 }
 
 /// Raw values {t: s, val: ms, seq}: `t` is when the answer was there, of a lost probe (`lost`, by
