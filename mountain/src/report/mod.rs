@@ -29,10 +29,7 @@ use crate::host::atomic_file;
 use crate::measure::runfile::RunFile;
 
 use run::PreparedRun;
-use written::{Written, LIST_NAME};
-
-/// Name of the page in the report's folder.
-const PAGE_NAME: &str = "index.html";
+use written::{Written, LIST_NAME, PAGE_NAME};
 
 /// Makes the report of `runs` (each with the name of its file, for those without a label) in `dir`:
 /// the page, and each plot as SVG and PNG beside it. Plots that an earlier report left there are
@@ -46,32 +43,30 @@ pub(crate) fn write(runs: &[(String, RunFile)], dir: &Path) -> Result<PathBuf> {
     let runs = PreparedRun::all(runs);
     let figures = figures::all(&runs);
     let (earlier, mut written) = (Written::read(dir), Written::none());
-    let page = dir.join(PAGE_NAME);
-    earlier.check_page(&page)?;
-    let mut plots = Vec::new();
+    // Before all that has to be drawn.
+    earlier.check(PAGE_NAME, dir)?;
+    let page = html::render(&runs, &figures)?.into_bytes();
+    let mut files = vec![(PAGE_NAME.to_owned(), page)];
     for figure in &figures {
         let svg = page::standalone(&figure.alone()?);
         let png = raster::png(&svg)?;
-        for (kind, content) in [("svg", svg.into_bytes()), ("png", png)] {
-            let name = format!("{}.{kind}", figure.file);
-            earlier.check_plot(&name, dir)?;
-            written.add(&name, &content);
-            plots.push((name, content));
-        }
+        files.push((format!("{}.svg", figure.file), svg.into_bytes()));
+        files.push((format!("{}.png", figure.file), png));
     }
-    let content = html::render(&runs, &figures)?.into_bytes();
-    written.add_page(&content);
+    for (name, content) in &files {
+        earlier.check(name, dir)?;
+        written.add(name, content);
+    }
     std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let list = dir.join(LIST_NAME);
     save(&list, &earlier.and(&written).text()?)?;
-    for (name, content) in &plots {
+    // The page after its plots, so that whoever sees it sees all of the report.
+    for (name, content) in files.iter().rev() {
         save(&dir.join(name), content)?;
     }
-    // After its plots, so that whoever sees it sees all of the report.
-    save(&page, &content)?;
     earlier.remove_unless_in(&written, dir)?;
     save(&list, &written.text()?)?;
-    Ok(page)
+    Ok(dir.join(PAGE_NAME))
 }
 
 fn save(path: &Path, content: &[u8]) -> Result<()> {

@@ -18,6 +18,8 @@ use anyhow::{bail, Context, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+/// Name of the page in the report's folder.
+pub(crate) const PAGE_NAME: &str = "index.html";
 /// Name of the list.
 pub(crate) const LIST_NAME: &str = ".mountain-report.json";
 /// Value of [`Written::schema`].
@@ -54,14 +56,13 @@ impl Written {
         }
     }
 
-    /// Puts a plot on the list.
+    /// Puts the page or a plot on the list.
     pub(crate) fn add(&mut self, name: &str, content: &[u8]) {
-        self.plots.insert(name.into(), hash(content));
-    }
-
-    /// Puts the page on the list.
-    pub(crate) fn add_page(&mut self, content: &[u8]) {
-        self.pages.push(hash(content));
+        if name == PAGE_NAME {
+            self.pages.push(hash(content));
+        } else {
+            self.plots.insert(name.into(), hash(content));
+        }
     }
 
     /// What is there while the `next` report takes the place of this one.
@@ -79,20 +80,32 @@ impl Written {
         both
     }
 
-    /// Refuses to write over a page that is not the earlier report's.
-    pub(crate) fn check_page(&self, page: &Path) -> Result<()> {
-        check(page, |content| self.pages.contains(&hash(content)))
+    /// Refuses to write over a file in `dir` that is not the earlier report's. A link was made by somebody else.
+    pub(crate) fn check(&self, name: &str, dir: &Path) -> Result<()> {
+        let path = &dir.join(name);
+        let ours = match fs::symlink_metadata(path) {
+            Ok(m) if m.is_file() => fs::read(path).map(|content| self.has(name, &content)),
+            Ok(_) => Ok(false),
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                Ok(true)
+            }
+            Err(e) => Err(e),
+        };
+        if !ours.with_context(|| format!("cannot read the {}", path.display()))? {
+            bail!(
+                "{} was not written by mountain report, or has been changed since: move it away or \
+                 choose another folder",
+                path.display()
+            );
+        }
+        Ok(())
     }
 
-    /// Refuses to write over a plot in `dir` that is not the earlier report's.
-    pub(crate) fn check_plot(&self, name: &str, dir: &Path) -> Result<()> {
-        check(&dir.join(name), |content| self.has(name, content))
-    }
-
-    /// Whether this content of a plot is on the list.
+    /// Whether this content of a file is on the list.
     fn has(&self, name: &str, content: &[u8]) -> bool {
-        let replaced = self.replaced.get(name).into_iter().flatten();
-        let mut listed = self.plots.get(name).into_iter().chain(replaced);
+        let pages = (name == PAGE_NAME).then_some(&self.pages);
+        let several = self.replaced.get(name).into_iter().chain(pages).flatten();
+        let mut listed = self.plots.get(name).into_iter().chain(several);
         let hash = hash(content);
         listed.any(|listed| *listed == hash)
     }
@@ -115,24 +128,6 @@ impl Written {
     pub(crate) fn text(&self) -> Result<Vec<u8>> {
         Ok(serde_json::to_vec_pretty(self)?)
     }
-}
-
-/// Fails if something is at `path` and not `ours`. A link was made by somebody else.
-fn check(path: &Path, ours: impl FnOnce(&[u8]) -> bool) -> Result<()> {
-    let ours = match fs::symlink_metadata(path) {
-        Ok(m) if m.is_file() => fs::read(path).map(|content| ours(&content)),
-        Ok(_) => Ok(false),
-        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(true),
-        Err(e) => Err(e),
-    };
-    if !ours.with_context(|| format!("cannot read the {}", path.display()))? {
-        bail!(
-            "{} was not written by mountain report, or has been changed since: move it away or \
-             choose another folder",
-            path.display()
-        );
-    }
-    Ok(())
 }
 
 fn hash(content: &[u8]) -> String {
@@ -205,22 +200,22 @@ mod tests {
     #[test]
     fn only_a_page_of_a_report_is_overwritten() {
         let dir = tempfile::tempdir().unwrap();
-        let page = dir.path().join("index.html");
+        let page = dir.path().join(PAGE_NAME);
         let mut written = list(&[("cdf.svg", "x")]);
-        written.check_page(&page).unwrap();
+        written.check(PAGE_NAME, dir.path()).unwrap();
         fs::write(&page, "made by us").unwrap();
-        assert!(written.check_page(&page).is_err());
-        written.add_page(b"made by us");
-        written.check_page(&page).unwrap();
+        assert!(written.check(PAGE_NAME, dir.path()).is_err());
+        written.add(PAGE_NAME, b"made by us");
+        written.check(PAGE_NAME, dir.path()).unwrap();
         // Broken off before the next page was written, and after.
         let mut next = Written::none();
-        next.add_page(b"made by us, again");
+        next.add(PAGE_NAME, b"made by us, again");
         let both = written.and(&next);
-        both.check_page(&page).unwrap();
+        both.check(PAGE_NAME, dir.path()).unwrap();
         fs::write(&page, "made by us, again").unwrap();
-        both.check_page(&page).unwrap();
+        both.check(PAGE_NAME, dir.path()).unwrap();
         fs::write(&page, "made by us, changed").unwrap();
-        let error = both.check_page(&page).unwrap_err().to_string();
+        let error = both.check(PAGE_NAME, dir.path()).unwrap_err().to_string();
         testkit::assert_has(&error, &["was not written by mountain report"]);
     }
 
@@ -229,13 +224,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         let refused = |list: &Written, name: &str| {
-            let error = list.check_plot(name, dir.path()).unwrap_err().to_string();
+            let error = list.check(name, dir.path()).unwrap_err().to_string();
             assert!(error.contains("was not written by"), "{error}");
         };
         let earlier = list(&[("cdf.svg", "a")]);
-        earlier.check_plot("cdf.svg", dir.path()).unwrap();
+        earlier.check("cdf.svg", dir.path()).unwrap();
         fs::write(at("cdf.svg"), "a").unwrap();
-        earlier.check_plot("cdf.svg", dir.path()).unwrap();
+        earlier.check("cdf.svg", dir.path()).unwrap();
         refused(&Written::none(), "cdf.svg");
         // Broken off twice: any of the three may be there, but nothing else, and not elsewhere.
         let twice = earlier.and(&list(&[("cdf.svg", "b")]));
@@ -243,7 +238,7 @@ mod tests {
         let twice: Written = serde_json::from_slice(&twice.text().unwrap()).unwrap();
         for content in ["a", "b", "c"] {
             fs::write(at("cdf.svg"), content).unwrap();
-            twice.check_plot("cdf.svg", dir.path()).unwrap();
+            twice.check("cdf.svg", dir.path()).unwrap();
         }
         fs::write(at("cdf.svg"), "mine").unwrap();
         refused(&twice, "cdf.svg");
