@@ -227,13 +227,15 @@ pub(crate) fn record(
     recording.failed = recording.unread();
     match (ran, running) {
         (Ok(()), Some(command)) if recording.interrupted => {
-            let ended = command.end_what_it_left(&awake).err();
-            recording.failed = ended.or(recording.failed);
+            command.end();
         }
         (Ok(()), _) => {}
         // Nobody would wait for it any more.
         (Err(error), Some(command)) => {
-            let ended = command.end(&awake);
+            let ended = match command.end() {
+                true => "the command has been ended",
+                false => "the command could not be ended",
+            };
             recording.failed = Some(error.context(format!("the recording failed; {ended}")));
         }
         (Err(error), None) => recording.failed = Some(error.context("the recording failed")),

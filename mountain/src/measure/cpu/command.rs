@@ -16,16 +16,16 @@ use anyhow::{Context, Result};
 use nix::libc::signalfd_siginfo;
 use nix::sys::signal::{kill, SigSet, Signal};
 use nix::sys::signalfd::SignalFd;
-use nix::sys::wait::{waitid, waitpid, Id, WaitPidFlag, WaitStatus};
+use nix::sys::wait::{waitid, waitpid, Id, WaitPidFlag};
 use nix::unistd::Pid;
 
 use crate::host::signals::{asks_to_end, told, wait_readable};
 
-/// Time for what the command left to end by itself.
+/// Time for the command and what it left to end by themselves.
 const GRACE: Duration = Duration::from_secs(2);
 /// After this, what even SIGKILL did not end is left.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often to look for orphans.
+/// How often to look for those that have ended, and for orphans.
 const LOOK: Duration = Duration::from_millis(20);
 /// Signals closer than this are one request to end.
 const ONE_REQUEST: Duration = Duration::from_millis(300);
@@ -113,38 +113,20 @@ impl RunningCommand {
         }
     }
 
-    /// Ends the command and what it started, and nothing else; how that went, in words. It is asked
-    /// first, and killed 2 s later.
-    pub(super) fn end(mut self, signals: &SignalFd) -> &'static str {
+    /// Ends the command, if it still runs, and what it started, and nothing else. They are asked first, and killed
+    /// 2 s later. Returns whether all have ended.
+    pub(super) fn end(mut self) -> bool {
         let pid = Pid::from_raw(self.child.id() as i32);
-        let start = Instant::now();
-        let mut asked = false;
-        while start.elapsed() < PATIENCE {
-            match self.child.try_wait() {
-                Ok(Some(_)) => {
-                    let _ = self.end_what_it_left(signals);
-                    return "the command has been ended";
-                }
-                // Not reaped yet, so the number is still its own.
-                _ if start.elapsed() >= GRACE => drop(kill(pid, Signal::SIGKILL)),
-                _ if !asked => drop(kill(pid, Signal::SIGTERM)),
-                _ => {}
-            }
-            asked = true;
-            std::thread::sleep(LOOK);
-        }
-        "the command could not be ended"
-    }
-
-    /// After the command's end: ends those of its children that are still there.
-    pub(super) fn end_what_it_left(self, signals: &SignalFd) -> Result<()> {
         let start = Instant::now();
         let mut told = BTreeSet::new();
         while start.elapsed() < PATIENCE {
-            reap();
-            let left: Vec<Pid> = children().filter(|p| !self.others.contains(p)).collect();
+            // Until it is reaped its number is its own, and known even where /proc cannot be read.
+            let runs = !matches!(self.child.try_wait(), Ok(Some(_)));
+            self.reap_orphans();
+            let left = children().filter(|p| !self.others.contains(p));
+            let left: BTreeSet<Pid> = left.chain(runs.then_some(pid)).collect();
             if left.is_empty() {
-                break;
+                return true;
             }
             for pid in left {
                 if start.elapsed() >= GRACE || self.told > 1 {
@@ -153,20 +135,9 @@ impl RunningCommand {
                     let _ = kill(pid, Signal::SIGTERM);
                 }
             }
-            wait(signals, LOOK)?;
-            // Else the next wait would not wait.
-            while signals.read_signal()?.is_some() {}
+            std::thread::sleep(LOOK);
         }
-        Ok(())
-    }
-}
-
-/// Takes in who has ended. The command's own status has been taken before.
-fn reap() {
-    while let Ok(status) = waitpid(None, Some(WaitPidFlag::WNOHANG)) {
-        if status == WaitStatus::StillAlive {
-            return;
-        }
+        false
     }
 }
 
