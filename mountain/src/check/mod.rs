@@ -452,7 +452,8 @@ fn check_rp_filter(report: &mut Report, ifname: &str, main_table: bool) {
         Some(1) if !main_table => report.warn(
             "rp_filter",
             format!("{ifname}: strict, and the multipath route is not in the main table: replies may be dropped"),
-            format!("`sysctl -w {}=2`", rp_filter_key(ifname)),
+            // Dots in a device's name are written as slashes there.
+            format!("`sysctl -w net.ipv4.conf.{}.rp_filter=2`", ifname.replace('.', "/")),
         ),
         Some(1) => report.ok(
             "rp_filter",
@@ -461,11 +462,6 @@ fn check_rp_filter(report: &mut Report, ifname: &str, main_table: bool) {
         Some(2) => report.ok("rp_filter", format!("{ifname}: loose")),
         _ => report.ok("rp_filter", format!("{ifname}: off")),
     }
-}
-
-/// The key as sysctl(8) takes it: dots in a device's name are written as slashes there.
-fn rp_filter_key(ifname: &str) -> String {
-    format!("net.ipv4.conf.{}.rp_filter", ifname.replace('.', "/"))
 }
 
 fn is_ipv6(group: &Group) -> bool {

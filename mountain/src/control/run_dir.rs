@@ -7,7 +7,7 @@
 use std::error::Error;
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
@@ -132,8 +132,10 @@ impl RunDir {
         loop {
             match self.try_to_lock() {
                 Ok(Some(lock)) => return Ok(Some(lock)),
-                // Who clears up has removed the folder under our hands.
-                Err(e) if is_gone(&e) && Instant::now() < end => {}
+                // Who clears up has removed the folder under our hands, or another one has made it.
+                Err(e)
+                    if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists)
+                        && Instant::now() < end => {}
                 Ok(None) if Instant::now() < end => {}
                 failed => {
                     let what = || format!("cannot make {}: run as root", self.0.display());
@@ -159,7 +161,7 @@ impl RunDir {
         let path = self.0.join("lock");
         match File::options().write(true).open(&path) {
             Ok(file) => Ok(try_lock(file)?.is_none()),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
             Err(e) => Err(e).with_context(|| format!("cannot open {}", path.display())),
         }
     }
@@ -231,19 +233,14 @@ impl RunDir {
     pub(crate) fn ask(&self, request: &Request) -> Result<Option<Value>> {
         let mut stream = match UnixStream::connect(self.socket()) {
             Ok(stream) => stream,
-            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-                bail!("only root may talk to the daemon: try again with sudo")
-            }
-            // A socket file without a listener is left over from a daemon that was killed.
-            Err(e)
-                if matches!(
-                    e.kind(),
-                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
-                ) =>
-            {
-                return Ok(None)
-            }
-            Err(e) => return Err(e).context(UNANSWERED),
+            Err(e) => match e.kind() {
+                ErrorKind::PermissionDenied => {
+                    bail!("only root may talk to the daemon: try again with sudo")
+                }
+                // A socket file without a listener is left over from a daemon that was killed.
+                ErrorKind::NotFound | ErrorKind::ConnectionRefused => return Ok(None),
+                _ => return Err(e).context(UNANSWERED),
+            },
         };
         stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         let mut line = serde_json::to_string(request)?;
@@ -255,7 +252,7 @@ impl RunDir {
             // It ended in between, or made way for the next of too many clients.
             Ok(0) if self.wait_gone(ENDING)? => return Ok(None),
             Ok(0) => bail!(UNANSWERED),
-            Err(e) if e.kind() == io::ErrorKind::ConnectionReset && self.wait_gone(ENDING)? => {
+            Err(e) if e.kind() == ErrorKind::ConnectionReset && self.wait_gone(ENDING)? => {
                 return Ok(None)
             }
             other => other.context(UNANSWERED)?,
@@ -299,14 +296,6 @@ fn try_lock(file: File) -> io::Result<Option<Flock<File>>> {
         Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
         Err((_, e)) => Err(e.into()),
     }
-}
-
-/// Whether a folder came or went while something was made in it.
-fn is_gone(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists
-    )
 }
 
 #[cfg(test)]

@@ -200,11 +200,7 @@ impl PingOptions {
             .collect();
         let wanted = |a: &&SocketAddr| self.ipv6.is_none_or(|v6| a.is_ipv6() == v6);
         let address = found.iter().find(wanted).copied().with_context(|| {
-            let family = if self.ipv6 == Some(true) {
-                "IPv6"
-            } else {
-                "IPv4"
-            };
+            let family = ["IPv4", "IPv6"][usize::from(self.ipv6 == Some(true))];
             format!("{name:?} has no {family} address")
         })?;
         // The kernel would send to this host, and answers come from the loopback address. Who blocks names by DNS
@@ -246,13 +242,11 @@ impl Pinger {
     /// Resolves the name and opens the sockets; what is wrong shows here, before anything is sent.
     pub fn new(options: PingOptions) -> Result<Self> {
         options.check()?;
-        let ifindex = match &options.device {
-            Some(device) => Some(
-                nix::net::if_::if_nametoindex(device.as_str())
-                    .map_err(|_| anyhow!("there is no device {device:?}"))?,
-            ),
-            None => None,
+        let index = |device: &String| {
+            let found = nix::net::if_::if_nametoindex(device.as_str());
+            found.map_err(|_| anyhow!("there is no device {device:?}"))
         };
+        let ifindex = options.device.as_ref().map(index).transpose()?;
         let address = options.resolve()?;
         let way = egress_route(address.ip(), ifindex, options.source);
         if let Some(gateway) = options.gateway {

@@ -162,7 +162,7 @@ pub fn receive_blocking(fd: &impl AsRawFd, buffer: &mut [u8]) -> io::Result<Rece
 }
 
 fn receive_with(fd: &impl AsRawFd, buffer: &mut [u8], flags: MsgFlags) -> io::Result<Received> {
-    let mut control = Control::EMPTY;
+    let mut control = Control([0; 512]);
     let mut iov = [IoSliceMut::new(buffer)];
     let control = Some(&mut control.0[..]);
     let message = recvmsg::<SockaddrStorage>(fd.as_raw_fd(), &mut iov, control, flags)?;
@@ -234,7 +234,7 @@ pub enum ErrorEvent {
 pub fn receive_error(fd: &impl AsRawFd) -> io::Result<Option<ErrorEvent>> {
     // ICMP errors carry the offending packet; only its length matters here.
     let mut sink = [0u8; 64];
-    let mut control = Control::EMPTY;
+    let mut control = Control([0; 512]);
     let mut iov = [IoSliceMut::new(&mut sink)];
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_ERRQUEUE;
     let control = Some(&mut control.0[..]);
@@ -294,10 +294,6 @@ const SCM_TSTAMP_SCHED: u32 = 1;
 /// 200 bytes), aligned as the headers in it must be.
 #[repr(align(8))]
 struct Control([u8; 512]);
-
-impl Control {
-    const EMPTY: Self = Self([0; 512]);
-}
 
 /// (software, hardware) stamp; the kernel leaves the absent one zero.
 fn split(stamps: &Timestamps) -> (Option<u64>, Option<u64>) {
