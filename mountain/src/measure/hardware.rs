@@ -17,21 +17,17 @@ const TX_OFF: i32 = 0;
 const TX_ON: i32 = 1;
 const FILTER_ALL: i32 = 1;
 
-/// What the driver says it can do: `struct ethtool_ts_info`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+/// What the driver says it can do.
+#[derive(Clone, Copy, Debug)]
 struct TsInfo {
-    cmd: u32,
     /// SOF_TIMESTAMPING_* flags.
     so_timestamping: u32,
     /// Number of its clock, −1 without.
     phc_index: i32,
     /// Bits numbered by `tx_type`.
     tx_types: u32,
-    tx_reserved: [u32; 3],
     /// Bits numbered by `rx_filter`.
     rx_filters: u32,
-    rx_reserved: [u32; 3],
 }
 
 /// How the device is set: `struct hwtstamp_config`.
@@ -133,14 +129,15 @@ impl Drop for InUse {
 }
 
 fn get_info(device: &str) -> Option<TsInfo> {
-    let mut info = TsInfo {
-        cmd: ETHTOOL_GET_TS_INFO,
-        ..TsInfo::default()
-    };
-    // SAFETY: the structure is the command's.
-    unsafe { ifreq::ask(device, libc::SIOCETHTOOL, &mut info) }
-        .ok()
-        .map(|()| info)
+    // SAFETY: `struct ethtool_ts_info` has these words behind the command; three after each kind of bits are reserved.
+    let info = unsafe { ifreq::ethtool(device, ETHTOOL_GET_TS_INFO, [0; 10]) };
+    let [so_timestamping, phc_index, tx_types, _, _, _, rx_filters, ..] = info.ok()?;
+    Some(TsInfo {
+        so_timestamping,
+        phc_index: phc_index.cast_signed(),
+        tx_types,
+        rx_filters,
+    })
 }
 
 fn get_config(device: &str) -> Option<Config> {
@@ -166,7 +163,6 @@ mod tests {
             phc_index: 0,
             tx_types: 0b11,
             rx_filters: 0b11,
-            ..TsInfo::default()
         }
     }
 
