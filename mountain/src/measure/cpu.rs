@@ -71,8 +71,7 @@ pub(crate) struct Recording {
     last: BTreeMap<u32, Ticks>,
     before: BTreeMap<u32, Ticks>,
     /// Readings that failed, and how the last of them did.
-    unread: u32,
-    last_error: Option<io::Error>,
+    unread: Option<(u32, io::Error)>,
     /// Busy shares of each CPU over time.
     pub cpu: Cpu,
     /// How long it was recorded, seconds.
@@ -99,8 +98,7 @@ impl Recording {
             },
             before: last.clone(),
             last,
-            unread: 0,
-            last_error: None,
+            unread: None,
             seconds: 0.0,
             interrupted: false,
             status: None,
@@ -176,8 +174,8 @@ impl Recording {
             match read() {
                 Ok(stat) => self.push(now, &stat),
                 Err(error) => {
-                    self.unread += 1;
-                    self.last_error = Some(error);
+                    let before = self.unread.take().map_or(0, |(times, _)| times);
+                    self.unread = Some((before + 1, error));
                 }
             }
         }
@@ -189,10 +187,9 @@ impl Recording {
     }
 
     fn unread(&mut self) -> Option<Error> {
-        let error = Error::new(self.last_error.take()?);
-        Some(error.context(format!(
-            "{} times /proc/stat could not be read; those intervals are part of the next, if there is one",
-            self.unread
+        let (times, error) = self.unread.take()?;
+        Some(Error::new(error).context(format!(
+            "{times} times /proc/stat could not be read; those intervals are part of the next, if there is one"
         )))
     }
 }

@@ -28,19 +28,12 @@ pub(crate) struct Parsed<T> {
 
 /// Reads an object. `trip` takes in an element of `round_trips`.
 pub(crate) fn parse<T>(text: impl Read, trip: impl Fn(&Value) -> Result<T>) -> Result<Parsed<T>> {
-    let left = Cell::new(MOST);
-    let mut trips = None;
-    let top = Top {
-        left: &left,
-        trip: &trip,
-        trips: &mut trips,
-    };
-    let text = Paid { text, left: &left };
-    let mut reader = serde_json::Deserializer::from_reader(text);
-    let value = reader.deserialize_map(top);
-    let value = value.and_then(|value| reader.end().map(|()| value));
-    match value {
-        Ok(value) => Ok(Parsed { value, trips }),
+    let left = &Cell::new(MOST);
+    let top = Top(Trips { left, trip: &trip });
+    let mut reader = serde_json::Deserializer::from_reader(Paid { text, left });
+    let parsed = reader.deserialize_map(top);
+    match parsed.and_then(|parsed| reader.end().map(|()| parsed)) {
+        Ok(parsed) => Ok(parsed),
         Err(_) if left.get() == 0 => bail!(
             "the file holds more than {} MiB of values: no measurement of that size can be imported",
             MOST >> 20
@@ -77,32 +70,27 @@ fn spend(left: &Cell<usize>, bytes: usize) -> io::Result<()> {
     rest.map(drop).ok_or_else(|| io::Error::other("too large"))
 }
 
-struct Top<'a, T, F> {
-    left: &'a Cell<usize>,
-    trip: &'a F,
-    trips: &'a mut Option<Vec<T>>,
-}
+struct Top<'a, F>(Trips<'a, F>);
 
-impl<'de, T, F: Fn(&Value) -> Result<T>> Visitor<'de> for Top<'_, T, F> {
-    type Value = Value;
+impl<'de, T, F: Fn(&Value) -> Result<T>> Visitor<'de> for Top<'_, F> {
+    type Value = Parsed<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str("an object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
-        let mut out = Map::new();
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Parsed<T>, A::Error> {
+        let Trips { left, trip } = self.0;
+        let (mut value, mut trips) = (Map::new(), None);
         while let Some(key) = map.next_key::<String>()? {
             if key == "round_trips" {
-                *self.trips = map.next_value_seed(Trips {
-                    left: self.left,
-                    trip: self.trip,
-                })?;
+                trips = map.next_value_seed(Trips { left, trip })?;
             } else {
-                out.insert(key, map.next_value()?);
+                value.insert(key, map.next_value()?);
             }
         }
-        Ok(out.into())
+        let value = value.into();
+        Ok(Parsed { value, trips })
     }
 }
 
