@@ -129,8 +129,16 @@ struct RuleRun<'a> {
     here: Origin<'a>,
     registers: Registers,
     steps: Vec<Step>,
-    /// By a verdict map whose key is not known: how the rule ends for which keys.
-    branches: Vec<(String, End<'a>)>,
+    /// By verdict maps whose keys are not known.
+    branches: Vec<Branch<'a>>,
+}
+
+/// How a rule ends for some keys of a verdict map.
+struct Branch<'a> {
+    /// How many of the rule's steps come before the map.
+    after: usize,
+    key: String,
+    end: End<'a>,
 }
 
 /// Whether the rule goes on behind an expression, or how it ends. One that does not apply ends as one that does nothing.
@@ -226,18 +234,21 @@ impl<'a> Run<'a, '_> {
         let mut exprs = rule.exprs.iter();
         let ran = exprs.try_for_each(|expr| self.run(&mut run, expr));
         let end = ran.break_value().unwrap_or(End::Continue);
-        let asked = run.steps.iter().filter(|step| matches!(step, Step::If(_)));
         // The kernel asks once. Lines ask again, for what the rule or a chain that comes back may have changed.
-        let does = asked.clone().count() < run.steps.len();
-        let comes_back = |(_, end): &(String, End<'a>)| matches!(end, End::Jump(_));
+        let does = run.steps.iter().any(|step| matches!(step, Step::Do(..)));
+        let comes_back = |branch: &Branch<'a>| matches!(branch.end, End::Jump(_));
         let count = run.branches.len();
-        let once = does || (count > 1 && run.branches.iter().any(comes_back));
-        let branch = |(key, end): (String, End<'a>)| {
+        let once = does
+            || matches!(end, End::Jump(_))
+            || (count > 1 && run.branches.iter().any(comes_back));
+        let branch = |Branch { after, key, end }: Branch<'a>| {
             let key = match once {
                 true => format!("once, of {count}: {key}"),
                 false => key,
             };
-            let steps = asked.clone().cloned().chain([Step::If(key)]);
+            let before = run.steps[..after].iter();
+            let asked = before.filter(|step| matches!(step, Step::If(_)));
+            let steps = asked.cloned().chain([Step::If(key)]);
             ResidueLine::new(steps.collect(), end, here)
         };
         let branches: Vec<ResidueLine<'a>> = run.branches.into_iter().map(branch).collect();
@@ -320,6 +331,7 @@ impl<'a> Run<'a, '_> {
                 let what = self.by_device(name);
                 run.steps.push(Step::Do(EffectKind::Unknown, what));
             }
+            Expr::Verdict(Verdict::Continue) => {}
             Expr::Verdict(verdict) => return Break(self.end(run.here, verdict)),
         }
         Continue(())
@@ -459,7 +471,8 @@ impl<'a> Run<'a, '_> {
         Continue(())
     }
 
-    /// By a verdict map: as one rule for each of its elements that a key may be in.
+    /// By a verdict map: as one rule for each of its elements that a key may be in. The rest of the rule applies to what
+    /// continues.
     fn branch(
         &mut self,
         run: &mut RuleRun<'a>,
@@ -469,23 +482,34 @@ impl<'a> Run<'a, '_> {
         question: &str,
     ) -> Next<'a> {
         let is_known = known(key).is_some();
+        let after = run.steps.len();
+        let mut goes_on = false;
         for element in elements {
-            let end = match &element.value {
-                Value::Verdict(verdict) => self.end(run.here, verdict),
-                _ => End::Continue,
+            let (continues, end) = match &element.value {
+                Value::Verdict(verdict) if *verdict != Verdict::Continue => {
+                    (false, self.end(run.here, verdict))
+                }
+                _ => (true, End::Continue),
             };
-            if is_known {
-                return Break(end);
+            match (is_known, continues) {
+                (true, true) => return Continue(()),
+                (true, false) => return Break(end),
+                (false, _) => goes_on |= continues,
             }
-            let asked = match element.is_catch_all() {
+            let key = match element.is_catch_all() {
                 true => format!("else of {question}"),
                 false => condition(set, key, element),
             };
+            // Packets of the others, and those that come back from a chain that does nothing, go to the next rule.
             if !matches!(end, End::Continue) {
-                run.branches.push((asked, end));
+                run.branches.push(Branch { after, key, end });
             }
         }
-        Break(End::Continue)
+        if !goes_on {
+            return Break(End::Continue);
+        }
+        run.steps.push(Step::If(format!("continues by {question}")));
+        Continue(())
     }
 }
 

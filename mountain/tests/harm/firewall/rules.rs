@@ -98,6 +98,7 @@ const CASES: &str = r#"
     oifname vmap { "u0" : jump more, "u1" : jump more }
     oifname vmap { "u0" : jump more, "u1" : accept }  => dport 5555 drop
     oifname vmap { "u0" : goto leave, "u1" : accept }
+    oifname vmap { "u0" : continue, "u1" : continue } oifname "u1" udp dport 1 drop  => dport 1 drop
     oifname u1 jump more  => dport 5555 drop
     oifname u1 goto more; jump more
     tcp dport vmap { 22 : drop, 23 : jump more }

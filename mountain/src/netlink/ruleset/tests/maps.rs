@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Verdict maps with very many elements, and such whose chains change what their keys are made of.
+//! Verdict maps with very many elements, such whose chains change what their keys are made of, and such in the middle of a
+//! rule.
 
 use std::time::{Duration, Instant};
 
@@ -83,6 +84,33 @@ fn a_map_is_not_taken_for_rules_where_a_chain_comes_back() {
         let limited = Expr::Condition("limit".into());
         let more = chain(None, vec![vec![limited, Expr::Verdict(Verdict::Drop)]]);
         table.chains.insert("more".to_owned(), more);
+        assert_eq!(differs(&rules), expected, "{what}");
+    }
+}
+
+/// `oif vmap { 1 : continue, 2 : continue } oif 2 drop`, and such.
+#[test]
+fn what_continues_meets_the_rest_of_its_rule() {
+    let oif = || load(0, Source::Meta(expr::META_OIF), 4);
+    let drop = || Expr::Verdict(Verdict::Drop);
+    let by_device = || vec![oif(), look_up("devices", true)];
+    let by_port = || vec![load(0, Source::Payload(2, 2, 2), 2), look_up("ports", true)];
+    let at_once = vec![Expr::Verdict(Verdict::Continue)];
+    let on = |device: u32| vec![oif(), Expr::equals(0, &device.to_ne_bytes(), false), drop()];
+    let end = Value::Verdict;
+    for (what, first, rest, expected) in [
+        ("every device", by_device(), on(2), true),
+        ("some ports", by_port(), on(2), true),
+        ("all packets", at_once, on(2), true),
+        ("another device", by_device(), on(3), false),
+        ("some ports, for both", by_port(), vec![drop()], false),
+    ] {
+        let mut rules = ruleset(vec![[first, rest].concat()]);
+        let devices = [1u32, 2].map(|n| element(n.to_ne_bytes(), end(Verdict::Continue)));
+        add_set(&mut rules, "devices", 0, devices.to_vec());
+        let ports = [(22u8, Verdict::Continue), (23, Verdict::Return)];
+        let ports = ports.map(|(port, verdict)| element([0, port], end(verdict)));
+        add_set(&mut rules, "ports", 0, ports.to_vec());
         assert_eq!(differs(&rules), expected, "{what}");
     }
 }
