@@ -284,6 +284,8 @@ pub(crate) struct Set {
     /// NFT_SET_*.
     pub flags: u32,
     pub key_len: usize,
+    /// Of what a map has for a key, bytes.
+    pub data_len: usize,
     /// Lengths of the parts of a concatenated key, bytes.
     pub fields: Vec<usize>,
     /// `None`: not read.

@@ -7,7 +7,7 @@ use std::ops::ControlFlow::{self, Break, Continue};
 use std::ops::RangeBounds;
 use std::rc::Rc;
 
-use super::expr::{Expr, Extension, Lookup, Source, Statement, Verdict};
+use super::expr::{self, Expr, Extension, Lookup, Source, Statement, Verdict};
 use super::facts::Facts;
 use super::read::{SET_EVAL, SET_TIMEOUT};
 use super::registers::{bitwise, in_range, known, named, render, Byte, Registers};
@@ -394,11 +394,19 @@ impl<'a> Run<'a, '_> {
 
     fn statement(&self, here: Origin<'_>, statement: &Statement, registers: &Registers) -> Step {
         let mut what = format!("{} {}", statement.name, statement.fixed);
+        let set = statement.set.as_ref();
+        let set = set.and_then(|name| here.table.sets.get(name));
         for (meaning, reg) in &statement.registers {
-            let _ = write!(what, " {meaning}:{}", render(&registers.read_written(*reg)));
+            // The parts of a concatenation are written one by one.
+            let value = match set {
+                Some(set) if *meaning == expr::NEW_DATA => registers.read(*reg, set.data_len),
+                Some(set) => registers.read(*reg, set.key_len),
+                None => registers.read_written(*reg),
+            };
+            let _ = write!(what, " {meaning}:{}", render(&value));
         }
         // Sets and objects are those of the table.
-        let of_table = ["set update", "object", "flow add", "synproxy"];
+        let of_table = [expr::SET_UPDATE, expr::OBJECT, "flow add", "synproxy"];
         if of_table.contains(&statement.name) {
             let _ = write!(what, " in {} {}", here.family.name(), here.table_name);
         }

@@ -132,9 +132,18 @@ pub(crate) struct Statement {
     pub fixed: String,
     /// Registers that it reads, by what they mean to it.
     pub registers: Vec<(u16, Reg)>,
+    /// The set of the table whose keys are in them.
+    pub set: Option<String>,
     /// Ends the packet's way through the chain.
     pub ends: bool,
 }
+
+/// Names of statements that are about a set or an object.
+pub(crate) const SET_UPDATE: &str = "set update";
+pub(crate) const OBJECT: &str = "object";
+
+/// NFTA_DYNSET_SREG_DATA: what an element of a map gets.
+pub(crate) const NEW_DATA: u16 = 5;
 
 fn reg(attributes: &Attributes<'_>, kind: u16) -> Option<Reg> {
     register(attributes.be32(kind)?)
@@ -223,7 +232,7 @@ fn known(name: &str, a: &Attributes<'_>) -> Option<Expr> {
         "last" => Expr::Quiet("last"),
         // NFT_OBJECT_COUNTER
         "objref" if a.be32(1) == Some(1) => Expr::Quiet("counter"),
-        "objref" => statement(E::Object, "object", a, &[3]),
+        "objref" => statement(E::Object, OBJECT, a, &[3]),
         "match" | "target" => compat(name, a)?,
         "nat" => statement(E::Nat, "nat", a, &[3, 4, 5, 6]),
         "masq" => statement(E::Nat, "masquerade", a, &[2, 3]),
@@ -232,7 +241,7 @@ fn known(name: &str, a: &Attributes<'_>) -> Option<Expr> {
         "dup" => statement(E::Copy, "dup", a, &[1, 2]),
         "fwd" => statement(E::Forward, "fwd", a, &[1, 2]),
         "queue" => statement(E::Queue, "queue", a, &[4]),
-        "dynset" => statement(E::Remember, "set update", a, &[4, 5]),
+        "dynset" => statement(E::Remember, SET_UPDATE, a, &[4, NEW_DATA]),
         "reject" => statement(E::Drop, "reject", a, &[]),
         "synproxy" => statement(E::Drop, "synproxy", a, &[]),
         "notrack" => statement(E::Track, "notrack", a, &[]),
@@ -244,11 +253,17 @@ fn known(name: &str, a: &Attributes<'_>) -> Option<Expr> {
 /// A statement that reads the registers which attributes of these kinds name.
 fn statement(kind: EffectKind, name: &'static str, a: &Attributes<'_>, registers: &[u16]) -> Expr {
     let of = |kind: &u16| Some((*kind, reg(a, *kind)?));
+    let set = match name {
+        SET_UPDATE => a.string(1),
+        OBJECT => a.string(4),
+        _ => None,
+    };
     Expr::Effect(Statement {
         kind,
         name,
         fixed: identity(a, registers),
         registers: registers.iter().filter_map(of).collect(),
+        set,
         ends: kind.ends() || name == "fwd",
     })
 }

@@ -8,8 +8,10 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use super::expr::{self, Expr, Source};
 use super::sets::in_order;
-use super::{xt, xtables, Base, Chain, Element, Family, FirewallRule, Hook, Ruleset, Set};
-use super::{TableId, Value, HOOKS_OF_IP};
+use super::{
+    xt, xtables, Base, Chain, Element, Family, FirewallRule, FirewallTable, Hook, Ruleset,
+};
+use super::{Set, TableId, Value, HOOKS_OF_IP};
 use crate::netlink::uapi::NFNL_SUBSYS_NFTABLES;
 use crate::netlink::wire::{
     self, attribute, c_string, messages, netfilter, text, unless, Attributes, Socket,
@@ -191,6 +193,7 @@ fn read_once(socket: &mut Socket, ruleset: &mut Ruleset, elements: Elements) -> 
 
 fn read_elements(socket: &mut Socket, ruleset: &mut Ruleset, elements: Elements) -> io::Result<()> {
     for ((family, name), table) in &mut ruleset.tables {
+        mark_updated(table);
         let wanted = match elements {
             Elements::AllBut(own) if name == own => BTreeSet::new(),
             Elements::AllBut(_) => table.sets.keys().cloned().collect(),
@@ -220,6 +223,21 @@ fn read_elements(socket: &mut Socket, ruleset: &mut Ruleset, elements: Elements)
         }
     }
     Ok(())
+}
+
+/// Packets add elements to sets without a flag that says so, too, and nothing announces it.
+pub(super) fn mark_updated(table: &mut FirewallTable) {
+    let rules = table.chains.values().flat_map(|chain| &chain.rules);
+    for expr in rules.flat_map(|rule| &rule.exprs) {
+        let name = match expr {
+            Expr::Effect(update) if update.name == expr::SET_UPDATE => update.set.as_ref(),
+            _ => None,
+        };
+        let Some(name) = name else { continue };
+        if let Some(set) = table.sets.get_mut(name) {
+            set.flags |= SET_EVAL;
+        }
+    }
 }
 
 /// Sets that a rule looks up with something that may be about a device, and verdict maps.
@@ -292,6 +310,7 @@ fn set(a: &Attributes<'_>) -> Option<Set> {
     Some(Set {
         flags: a.be32(3).unwrap_or(0),
         key_len: a.be32(5)? as usize,
+        data_len: a.be32(7).unwrap_or(0) as usize,
         fields: concat.values().filter_map(field).collect(),
         elements: None,
     })

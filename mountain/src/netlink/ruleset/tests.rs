@@ -2,6 +2,7 @@
 //! Parsing of fixed bytes, and evaluation of rules that no program would load.
 
 mod maps;
+mod updates;
 
 use std::collections::BTreeMap;
 
@@ -362,6 +363,7 @@ fn chains_of_one_priority_have_one_order_for_all_devices() {
         name: "meta mark set",
         fixed: "1".to_owned(),
         registers: Vec::new(),
+        set: None,
         ends: false,
     })];
     let drops = vec![

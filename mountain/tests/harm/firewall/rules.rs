@@ -61,6 +61,7 @@ fn output(rules: &str) -> String {
          set alike {{ type ifname . inet_service; elements = {{ \"u0\" . 22, \"u1\" . 22 }} }}\n\
          set wild {{ type ifname; flags interval; elements = {{ \"u1*\" }} }}\n\
          set seen {{ type ipv4_addr; size 8; flags dynamic; }}\n\
+         set sent {{ type ipv4_addr . ifname; size 8; flags dynamic; }}\n\
          chain more {{ udp dport 5555 drop; }}\n\
          chain leave {{ return; }}\n\
          chain out {{ type filter hook output priority 0; policy accept;\n{rules}\n}} }}\n"
@@ -83,6 +84,7 @@ const CASES: &str = r#"
     oifname "u1" notrack  => notrack
     oifname "u1" reject  => reject
     add @seen { ip daddr limit rate over 1/second } drop; oifname "u1" udp dport 7 drop  => oifname "u1"
+    add @sent { ip daddr . oifname }  => set update
     oifname "u9" drop
     oifname "u*" drop
     oifname { "u0", "u1" } tcp dport 22 drop
