@@ -300,6 +300,8 @@ pub(crate) struct Element {
     /// NFT_SET_ELEM_*.
     pub flags: u32,
     pub value: Value,
+    /// Limits and quotas of its own.
+    pub limits: Vec<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

@@ -112,6 +112,13 @@ impl Origin<'_> {
     fn set(&self, name: &str) -> String {
         format!("@{} {} {name}", self.family.name(), self.table_name)
     }
+
+    /// A limit with a state of the rule's own: an equal one of another rule counts other packets.
+    fn own(&self, limit: &str) -> String {
+        let (family, table, chain) = (self.family.name(), self.table_name, self.chain);
+        let rule = self.rule.map_or(0, |rule| rule.handle);
+        format!("{limit} of {family} {table} {chain} {rule}")
+    }
 }
 
 struct Run<'a, 'b> {
@@ -301,6 +308,7 @@ impl<'a> Run<'a, '_> {
             }
             Expr::Lookup(lookup) => return self.look_up(run, lookup),
             Expr::Condition(what) => run.steps.push(Step::If(what.clone())),
+            Expr::Limit(what) => run.steps.push(Step::If(run.here.own(what))),
             Expr::Match(found) => return self.run_match(run, found),
             Expr::Target(found) => {
                 let kind = xt::target(found);
@@ -426,6 +434,7 @@ impl<'a> Run<'a, '_> {
         match xt::classify(found, self.ruleset.ipsets_by_device) {
             xt::MatchKind::Always => {}
             xt::MatchKind::Packet => run.steps.push(Step::If(what)),
+            xt::MatchKind::Limit => run.steps.push(Step::If(run.here.own(&what))),
             xt::MatchKind::Remembers => run.steps.push(Step::Do(EffectKind::Remember, what)),
             xt::MatchKind::Device => run.steps.push(Step::If(self.by_device(&what))),
         }
@@ -461,6 +470,7 @@ impl<'a> Run<'a, '_> {
         match found {
             Some(found) if found.is_some() == lookup.invert => return Break(End::Continue),
             Some(Some(element)) => {
+                run.steps.extend(element.asks().map(Step::If));
                 if let (Some(dreg), Value::Data(data)) = (lookup.dreg, &element.value) {
                     run.registers
                         .write(dreg, data.iter().copied().map(Byte::Known).collect());
@@ -499,13 +509,13 @@ impl<'a> Run<'a, '_> {
                 }
                 _ => (true, End::Continue),
             };
-            match (is_known, continues) {
-                (true, true) => return Continue(()),
-                (true, false) => return Break(end),
-                (false, _) => goes_on |= continues,
+            if is_known {
+                run.steps.extend(element.asks().map(Step::If));
+                return if continues { Continue(()) } else { Break(end) };
             }
+            goes_on |= continues;
             let key = match element.is_catch_all() {
-                true => format!("else of {question}"),
+                true => format!("{} of {question}", condition(set, key, element)),
                 false => condition(set, key, element),
             };
             // Packets of the others, and those that come back from a chain that does nothing, go to the next rule.

@@ -75,8 +75,10 @@ pub(crate) enum Expr {
         how: Bitwise,
     },
     Lookup(Lookup),
-    /// Holds for some packets, by a state of its own: limit, quota...
+    /// Holds for some packets.
     Condition(String),
+    /// Holds for some packets, by a state of its own: limit, quota...
+    Limit(String),
     Match(Extension),
     Target(Extension),
     /// Counts, logs or traces.
@@ -198,7 +200,13 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Decodes one expression; anything that is not understood becomes [`Expr::Unknown`].
+/// Decodes one expression of a rule or an element.
+pub(super) fn decode(expr: &Attributes<'_>) -> Expr {
+    let name = expr.string(1).unwrap_or_default();
+    parse(&name, &expr.inside(2))
+}
+
+/// Anything that is not understood becomes [`Expr::Unknown`].
 pub(super) fn parse(name: &str, a: &Attributes<'_>) -> Expr {
     known(name, a).unwrap_or_else(|| Expr::Unknown(name.to_owned()))
 }
@@ -223,10 +231,10 @@ fn known(name: &str, a: &Attributes<'_>) -> Option<Expr> {
         "socket" | "tunnel" => other(name, a, 2)?,
         // Of a register (jhash, 1), what is in it would have to be known.
         "hash" if !a.has(1) => other(name, a, 2)?,
-        "limit" => Expr::Condition(format!("limit {}", identity(a, &[]))),
+        "limit" => Expr::Limit(format!("limit {}", identity(a, &[]))),
         // Without how much of it is used up.
-        "quota" => Expr::Condition(format!("quota {}", identity(a, &[3, 4]))),
-        "connlimit" => Expr::Condition(format!("ct count {}", identity(a, &[]))),
+        "quota" => Expr::Limit(format!("quota {}", identity(a, &[3, 4]))),
+        "connlimit" => Expr::Limit(format!("ct count {}", identity(a, &[]))),
         "counter" => Expr::Quiet("counter"),
         "log" => Expr::Quiet("log"),
         "last" => Expr::Quiet("last"),

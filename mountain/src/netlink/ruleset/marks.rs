@@ -142,7 +142,7 @@ impl Marks<'_> {
             Expr::Effect(statement) => self.is_used(statement),
             // It may use what is in the registers: `meta mark or ct mark` above all.
             Expr::Unknown(_) => self.is_strange(0, expr::REGISTERS),
-            Expr::Condition(_) | Expr::Quiet(_) | Expr::Verdict(_) => false,
+            Expr::Condition(_) | Expr::Limit(_) | Expr::Quiet(_) | Expr::Verdict(_) => false,
         }
     }
 

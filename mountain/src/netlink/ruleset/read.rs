@@ -293,11 +293,9 @@ fn base(family: Family, chain: &Attributes<'_>) -> Option<Base> {
 
 fn rule(a: &Attributes<'_>) -> FirewallRule {
     let list = a.inside(4);
-    let exprs = list.values().map(|value| {
-        let expr = Attributes::after(value, 0);
-        let name = expr.string(1).unwrap_or_default();
-        expr::parse(&name, &expr.inside(2))
-    });
+    let exprs = list
+        .values()
+        .map(|value| expr::decode(&Attributes::after(value, 0)));
     FirewallRule {
         handle: a.be64(3).unwrap_or(0),
         exprs: exprs.collect(),
@@ -316,14 +314,25 @@ fn set(a: &Attributes<'_>) -> Option<Set> {
     })
 }
 
-fn element(a: &Attributes<'_>) -> Element {
+pub(super) fn element(a: &Attributes<'_>) -> Element {
     let data = |kind| Some(a.nested(kind)?.get(1)?.to_vec());
     let value = match (expr::verdict(a, 2), data(2)) {
         (Some(verdict), _) => Value::Verdict(verdict),
         (None, Some(data)) => Value::Data(data),
         (None, None) => Value::None,
     };
+    // One, or a list.
+    let one = a.nested(7).into_iter();
+    let list = a.inside(11);
+    let more = list.values().map(|value| Attributes::after(value, 0));
+    let exprs = one.chain(more).map(|expr| expr::decode(&expr));
+    let limits = exprs.filter_map(|expr| match expr {
+        Expr::Quiet(_) => None,
+        Expr::Limit(what) => Some(what),
+        other => Some(format!("{other:?}")),
+    });
     Element {
+        limits: limits.collect(),
         key: data(1).unwrap_or_default(),
         key_end: data(10),
         flags: a.be32(3).unwrap_or(0),

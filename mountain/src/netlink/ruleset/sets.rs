@@ -17,6 +17,12 @@ impl Element {
     pub(super) fn is_catch_all(&self) -> bool {
         self.flags & CATCH_ALL != 0
     }
+
+    /// What it asks besides its key. Each has its own limits.
+    pub(super) fn asks(&self) -> Option<String> {
+        let limits = self.limits.join(", ");
+        (!limits.is_empty()).then(|| format!("{limits} of {}", hex(&self.key)))
+    }
 }
 
 /// Elements by their keys, a catch-all at last. Of intervals the kernel tells where each begins, and what comes right
@@ -93,11 +99,13 @@ fn parts<'a>(
 
 /// What an element asks of the parts of a key that are not known.
 pub(super) fn condition(set: &Set, key: &[Byte], element: &Element) -> String {
-    let asked: Vec<String> = parts(set, key, element).filter_map(Result::err).collect();
-    match element.is_catch_all() {
-        true => "else".to_owned(),
-        false => asked.join(", "),
-    }
+    let parts = parts(set, key, element).filter_map(Result::err);
+    let mut asked: Vec<String> = match element.is_catch_all() {
+        true => vec!["else".to_owned()],
+        false => parts.collect(),
+    };
+    asked.extend(element.asks());
+    asked.join(", ")
 }
 
 /// What a look-up that cannot be decided asks. Of a named set the name tells, else its elements. Where

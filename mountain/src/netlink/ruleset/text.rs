@@ -84,7 +84,7 @@ impl Writer<'_> {
                 let value = ("the value".to_owned(), Form::Hex);
                 self.registers.extend(lookup.dreg.map(|dreg| (dreg, value)));
             }
-            Expr::Condition(what) => {
+            Expr::Condition(what) | Expr::Limit(what) => {
                 let name = what.split(' ').next().unwrap_or_default();
                 let name = if name == "ct" { "ct count" } else { name };
                 self.words.push(name.to_owned());

@@ -19,6 +19,8 @@ pub(super) enum MatchKind {
     Always,
     /// Asks the packet.
     Packet,
+    /// Asks the packet, and a state of the rule's own.
+    Limit,
     /// Asks the packet, and remembers it.
     Remembers,
     /// May ask the device or the route.
@@ -31,6 +33,7 @@ pub(super) fn classify(found: &Extension, ipsets_by_device: bool) -> MatchKind {
     match found.name.as_str() {
         "comment" => MatchKind::Always,
         "recent" => MatchKind::Remembers,
+        "connlimit" | "limit" | "quota" | "statistic" => MatchKind::Limit,
         "addrtype" if found.revision == 0 => MatchKind::Packet,
         "addrtype" => match u32_at(info, 4).is_some_and(|f| f & u32::from(ADDRTYPE_IFACE_OUT) == 0)
         {
@@ -39,15 +42,13 @@ pub(super) fn classify(found: &Extension, ipsets_by_device: bool) -> MatchKind {
         },
         "set" if !ipsets_by_device => MatchKind::Packet,
         // They look at nothing that the device or the route decides (net/netfilter/xt_*.c, ipt_*.c, ip6t_*.c).
-        "ah" | "cgroup" | "cluster" | "connbytes" | "connlabel" | "connlimit" | "connmark"
-        | "conntrack" | "cpu" | "dccp" | "dscp" | "dst" | "ecn" | "esp" | "eui64" | "frag"
-        | "hashlimit" | "hbh" | "helper" | "hl" | "icmp" | "icmp6" | "ipcomp" | "iprange"
-        | "ipv6header" | "l2tp" | "length" | "limit" | "mac" | "mark" | "mh" | "multiport"
-        | "nfacct" | "osf" | "owner" | "physdev" | "pkttype" | "policy" | "quota" | "rateest"
-        | "rpfilter" | "rt" | "sctp" | "socket" | "srh" | "state" | "statistic" | "string"
-        | "tcp" | "tcpmss" | "time" | "tos" | "ttl" | "u32" | "udp" | "udplite" => {
-            MatchKind::Packet
-        }
+        "ah" | "cgroup" | "cluster" | "connbytes" | "connlabel" | "connmark" | "conntrack"
+        | "cpu" | "dccp" | "dscp" | "dst" | "ecn" | "esp" | "eui64" | "frag" | "hashlimit"
+        | "hbh" | "helper" | "hl" | "icmp" | "icmp6" | "ipcomp" | "iprange" | "ipv6header"
+        | "l2tp" | "length" | "mac" | "mark" | "mh" | "multiport" | "nfacct" | "osf" | "owner"
+        | "physdev" | "pkttype" | "policy" | "rateest" | "rpfilter" | "rt" | "sctp" | "socket"
+        | "srh" | "state" | "string" | "tcp" | "tcpmss" | "time" | "tos" | "ttl" | "u32"
+        | "udp" | "udplite" => MatchKind::Packet,
         _ => MatchKind::Device,
     }
 }

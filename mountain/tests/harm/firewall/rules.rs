@@ -78,6 +78,8 @@ const CASES: &str = r#"
     oifname "u1" meta mark set 7  => meta mark set
     oifname "u1" ct mark set 7  => ct mark set
     oifname "u1" limit rate over 1/second drop  => limit
+    oifname "u0" limit rate over 1/second drop; oifname "u1" limit rate over 1/second drop  => limit
+    oifname { "u0", "u1" } limit rate over 1/second drop
     oifname "u1" quota over 1 mbytes drop  => quota
     oifname "u1" tcp flags syn tcp option maxseg size set 1000  => option set
     oifname "u1" ip dscp set cs1  => payload set
