@@ -123,7 +123,12 @@ impl Facts {
         let name = |device: &Link| device.name.clone().into_bytes();
         let arphrd = |device: &Link| device.arphrd.to_ne_bytes().to_vec();
         let group = |device: &Link| device.group.to_ne_bytes().to_vec();
-        let kind = |device: &Link| device.kind.clone().unwrap_or_default().into_bytes();
+        // Hardware has none.
+        let kind = |fact: &DeviceFact| match fact {
+            DeviceFact::Open => Some(None),
+            DeviceFact::Absent => None,
+            DeviceFact::Known(device) => device.kind.clone().map(|kind| Some(kind.into_bytes())),
+        };
         let at_device = matches!(place.hook, Hook::Ingress | Hook::Egress);
         match key {
             expr::META_IIF => of_device(&self.iif, index, Some(vec![0; 4])),
@@ -134,8 +139,8 @@ impl Facts {
             expr::META_OIFTYPE => of_device(&self.oif, arphrd, None),
             expr::META_IIFGROUP => of_device(&self.iif, group, None),
             expr::META_OIFGROUP => of_device(&self.oif, group, None),
-            expr::META_IIFKIND => of_device(&self.iif, kind, None),
-            expr::META_OIFKIND => of_device(&self.oif, kind, None),
+            expr::META_IIFKIND => kind(&self.iif),
+            expr::META_OIFKIND => kind(&self.oif),
             expr::META_MARK => Some(self.mark.map(|mark| mark.to_ne_bytes().to_vec())),
             expr::META_L4PROTO => Some(self.protocol.map(|protocol| vec![protocol])),
             expr::META_NFPROTO if at_device => Some(None),

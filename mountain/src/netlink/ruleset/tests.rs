@@ -279,6 +279,30 @@ fn what_is_not_understood_is_a_difference_where_a_packet_may_reach_it() {
     }
 }
 
+/// `meta oifkind != "veth" drop`
+#[test]
+fn a_rule_about_kinds_does_not_apply_to_hardware() {
+    let kind = load(0, Source::Meta(expr::META_OIFKIND), 16);
+    let rule = vec![
+        kind,
+        Expr::equals(0, b"veth\0", true),
+        Expr::Verdict(Verdict::Drop),
+    ];
+    let rules = ruleset(vec![rule]);
+    for (kind, expected) in [(None, false), (Some("veth"), false), (Some("dummy"), true)] {
+        let device = Link {
+            kind: kind.map(str::to_owned),
+            ..Link::default()
+        };
+        let facts = Facts {
+            oif: DeviceFact::Known(device),
+            ..Facts::default()
+        };
+        let effects = rules.residue(&output(), &facts).effects();
+        assert_eq!(!effects.is_empty(), expected, "{kind:?}");
+    }
+}
+
 /// Whether a rule applies may depend on a part of it that Mountain does not understand, or on what a statement finds.
 #[test]
 fn packets_may_come_to_what_follows_a_rule_that_may_not_apply() {
