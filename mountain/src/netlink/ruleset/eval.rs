@@ -199,7 +199,6 @@ impl<'a> Run<'a, '_> {
 
     fn not_evaluated(&self, here: Origin<'a>, why: &str) -> Rc<Body<'a>> {
         let step = Step::Do(EffectKind::Unknown, self.by_device(why));
-        let here = Origin { rule: None, ..here };
         let line = ResidueLine::new(vec![step], End::Continue, here);
         Rc::new(Body::new(vec![Rc::new(line)]))
     }
@@ -316,7 +315,7 @@ impl<'a> Run<'a, '_> {
                 if xt::asks_mtu(found) {
                     what += &self.mtu();
                 }
-                if kind == Some(EffectKind::Unknown) {
+                if matches!(kind, Some(EffectKind::Unknown | EffectKind::Queue)) {
                     what = self.by_device(&what);
                 }
                 run.steps.extend(kind.map(|kind| Step::Do(kind, what)));
@@ -348,7 +347,8 @@ impl<'a> Run<'a, '_> {
     fn end(&mut self, here: Origin<'a>, verdict: &Verdict) -> End<'a> {
         match verdict {
             Verdict::Accept => End::Accept,
-            Verdict::Drop | Verdict::Other(_) => End::Drop,
+            Verdict::Drop => End::Drop,
+            Verdict::Other(code) => End::Goto(self.not_evaluated(here, &format!("verdict {code}"))),
             Verdict::Return => End::Return,
             Verdict::Continue => End::Continue,
             Verdict::Jump(chain) => match self.body(here, chain) {
@@ -417,6 +417,10 @@ impl<'a> Run<'a, '_> {
         let of_table = [expr::SET_UPDATE, expr::OBJECT, "flow add", "synproxy"];
         if of_table.contains(&statement.name) {
             let _ = write!(what, " in {} {}", here.family.name(), here.table_name);
+        }
+        // The program at the queue is told the device.
+        if statement.kind == EffectKind::Queue {
+            what = self.by_device(&what);
         }
         Step::Do(statement.kind, what)
     }

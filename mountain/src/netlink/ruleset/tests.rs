@@ -279,6 +279,27 @@ fn what_is_not_understood_is_a_difference_where_a_packet_may_reach_it() {
     }
 }
 
+/// A program at a queue is told the device that a packet leaves by, and so is what an unknown verdict hands it to.
+#[test]
+fn what_goes_to_a_queue_may_be_judged_by_its_device() {
+    let nfqueue = Expr::Target(expr::Extension {
+        name: "NFQUEUE".into(),
+        revision: 0,
+        info: Vec::new(),
+    });
+    // NF_QUEUE, as `-j QUEUE` of legacy tables has it.
+    let queued = Expr::Verdict(Verdict::Other(-4));
+    let statement = parsed("queue", &[(1, &[0, 5])]);
+    for (what, rule, expected) in [
+        ("queue", vec![statement], true),
+        ("NFQUEUE", vec![nfqueue], true),
+        ("QUEUE", vec![queued], true),
+        ("drop", vec![Expr::Verdict(Verdict::Drop)], false),
+    ] {
+        assert_eq!(differs(&ruleset(vec![rule])), expected, "{what}");
+    }
+}
+
 /// `meta oifkind != "veth" drop`
 #[test]
 fn a_rule_about_kinds_does_not_apply_to_hardware() {
