@@ -2,8 +2,8 @@
 //! Follows the firewall, and stops moving flows where it treats the devices of a group differently.
 //!
 //! It is read and compared on another thread, because a large ruleset takes longer than a probe may wait.
-//! nftables announces its changes. Legacy xtables, BPF programs, filters of traffic control and a device's group do
-//! not, so they are looked at every few seconds. As long as a group has no answer its flows are not moved.
+//! nftables announces its changes. Legacy xtables, ipsets, BPF programs, filters of traffic control and a device's group
+//! do not, so they are looked at every few seconds. As long as a group has no answer its flows are not moved.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
@@ -355,12 +355,14 @@ impl Look {
         let is_same = !is_new && stamp.is_some() && stamp == self.stamp;
         self.stamp = stamp;
         let mut before = self.seen.take().filter(|_| is_same);
-        let ruleset = match &mut before {
-            Some(before) => std::mem::take(&mut before.ruleset),
-            None => read_rules()?,
+        let (mut ruleset, is_kept) = match &mut before {
+            Some(before) => (std::mem::take(&mut before.ruleset), true),
+            None => (read_rules()?, false),
         };
+        let has_new_sets = is_kept && ruleset.look_at_ipsets();
         let now = with_rules(ruleset, at_egress)?;
-        let holds = before.is_some_and(|before| is_same_around_rules(&before, &now));
+        let is_same_around = before.is_some_and(|before| is_same_around_rules(&before, &now));
+        let holds = is_same_around && !has_new_sets;
         self.known.retain(|_, _| holds);
         self.seen = Some(now);
         Ok(())

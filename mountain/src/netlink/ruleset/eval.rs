@@ -315,7 +315,11 @@ impl<'a> Run<'a, '_> {
                 if xt::asks_mtu(found) {
                     what += &self.mtu();
                 }
-                if matches!(kind, Some(EffectKind::Unknown | EffectKind::Queue)) {
+                let asks_device = match kind {
+                    Some(EffectKind::Unknown | EffectKind::Queue) => true,
+                    _ => found.name == "SET" && self.ruleset.ipsets_by_device,
+                };
+                if asks_device {
                     what = self.by_device(&what);
                 }
                 run.steps.extend(kind.map(|kind| Step::Do(kind, what)));

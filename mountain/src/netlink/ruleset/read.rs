@@ -59,8 +59,15 @@ impl Ruleset {
     pub fn read(elements: Elements) -> io::Result<Self> {
         let mut ruleset = unless(read_nftables(elements), &NO_NFTABLES)?.unwrap_or_default();
         xtables::read(&mut ruleset)?;
-        ruleset.ipsets_by_device = ruleset.uses_ipsets() && xt::ipsets_by_device();
+        ruleset.look_at_ipsets();
         Ok(ruleset)
+    }
+
+    /// Looks whether ipsets are about devices, and returns whether that has changed. A list of sets may get one that is,
+    /// and [`Ruleset::stamp`] does not tell.
+    pub(crate) fn look_at_ipsets(&mut self) -> bool {
+        let by_device = self.uses_ipsets() && xt::ipsets_by_device();
+        std::mem::replace(&mut self.ipsets_by_device, by_device) != by_device
     }
 
     /// What tells readings apart without reading: as long as it is the same, so is the ruleset. `None`
@@ -81,7 +88,11 @@ impl Ruleset {
         let mut exprs = chains
             .flat_map(|chain| &chain.rules)
             .flat_map(|rule| &rule.exprs);
-        exprs.any(|expr| matches!(expr, Expr::Match(found) if found.name == "set"))
+        exprs.any(|expr| match expr {
+            Expr::Match(found) => found.name == "set",
+            Expr::Target(found) => found.name == "SET",
+            _ => false,
+        })
     }
 }
 

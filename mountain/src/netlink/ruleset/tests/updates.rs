@@ -119,3 +119,22 @@ fn elements_may_have_limits() {
         }
     }
 }
+
+/// `-j SET --add-set s dst,dst`, where `s` may be of type hash:net,iface.
+#[test]
+fn what_iptables_adds_to_a_set_of_devices_is_a_difference() {
+    let adds = Expr::Target(expr::Extension {
+        name: "SET".to_owned(),
+        revision: 0,
+        info: Vec::new(),
+    });
+    let mut rules = ruleset(vec![vec![adds]]);
+    for by_device in [false, true] {
+        rules.ipsets_by_device = by_device;
+        assert_eq!(differs(&rules), by_device);
+    }
+    // No rule uses ipsets any more.
+    table(&mut rules).chains.clear();
+    assert!(rules.look_at_ipsets(), "that is news");
+    assert!(!rules.look_at_ipsets());
+}
