@@ -191,7 +191,9 @@ async fn follow(mut asked: watch::Receiver<BTreeSet<Question>>, sender: watch::S
             differs
         });
         let mut pause = Instant::now() + rest(began.elapsed()).max(GATHER);
-        let next = pause + LOOK;
+        // Sooner where cgroups were not looked at this time.
+        let due = look.due().filter(|due| *due < began + LOOK);
+        let next = due.map_or(pause + LOOK, |due| pause.max(due));
         let mut is_due = is_new;
         loop {
             let until = if is_due { pause } else { next };
@@ -280,15 +282,13 @@ struct Look {
     known: BTreeMap<Question, Option<Difference>>,
     /// What was at cgroups when that could be read last.
     cgroups: Vec<CgroupProgram>,
+    /// When that was. Looking at thousands of cgroups takes a while, too.
+    cgroups_at: Option<Instant>,
 }
 
 impl Look {
     fn answer(&mut self, questions: &BTreeSet<Question>, is_new: bool) -> Answers {
-        let cgroups = foreign::cgroup_egress().and_then(|programs| {
-            let many = programs.len() > foreign::PROGRAMS_MAX;
-            ensure!(!many, "more than {} programs", foreign::PROGRAMS_MAX);
-            Ok(programs)
-        });
+        let cgroups = self.look_at_cgroups();
         self.answer_with(cgroups, questions, is_new)
     }
 
@@ -327,6 +327,25 @@ impl Look {
             cgroups: self.cgroups.clone(),
             announced: 0,
         }
+    }
+
+    /// When cgroups are to be looked at again.
+    fn due(&self) -> Option<Instant> {
+        self.cgroups_at.map(|at| at + LOOK)
+    }
+
+    /// Looks at cgroups, but no more often than it has to: no change of the firewall is about them.
+    fn look_at_cgroups(&mut self) -> anyhow::Result<Vec<CgroupProgram>> {
+        let now = Instant::now();
+        if self.due().is_some_and(|due| now < due) {
+            return Ok(self.cgroups.clone());
+        }
+        self.cgroups_at = None;
+        let programs = foreign::cgroup_egress()?;
+        let many = programs.len() > foreign::PROGRAMS_MAX;
+        ensure!(!many, "more than {} programs", foreign::PROGRAMS_MAX);
+        self.cgroups_at = Some(now);
+        Ok(programs)
     }
 
     /// What the firewall as it was seen last answers.

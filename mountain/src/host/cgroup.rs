@@ -132,10 +132,13 @@ struct Folder {
 impl Folder {
     fn read(file: File) -> io::Result<Self> {
         let mut names = Vec::new();
-        for entry in fs::read_dir(by_number(&file))? {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() {
-                names.push(entry.file_name());
+        // A cgroup has many files, and mostly no others below it: then it has two links (kernfs_refresh_inode).
+        if file.metadata()?.nlink() != 2 {
+            for entry in fs::read_dir(by_number(&file))? {
+                let entry = entry?;
+                if entry.file_type()?.is_dir() {
+                    names.push(entry.file_name());
+                }
             }
         }
         let left = names.into_iter();

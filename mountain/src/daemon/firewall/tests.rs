@@ -89,6 +89,26 @@ fn when_nobody_follows_the_firewall_any_more_it_is_told_once_and_all_groups_are_
 }
 
 #[test]
+fn cgroups_are_looked_at_as_often_as_what_announces_nothing() {
+    let now = Instant::now();
+    let seen = vec![CgroupProgram {
+        cgroup: "/that/is/nowhere".into(),
+        cgroup_id: 1,
+        name: "guard".into(),
+    }];
+    for (at, is_kept) in [(now, true), (now.checked_sub(LOOK).unwrap(), false)] {
+        let mut look = Look {
+            cgroups: seen.clone(),
+            cgroups_at: Some(at),
+            ..Look::default()
+        };
+        assert_eq!(look.due(), Some(at + LOOK));
+        let found = look.look_at_cgroups();
+        assert_eq!(found.is_ok_and(|found| found == seen), is_kept);
+    }
+}
+
+#[test]
 fn what_is_around_the_rules_may_change_answers_too() {
     let device = |group| Link {
         group,
