@@ -77,6 +77,42 @@ pub struct Link {
     pub pppoe: Pppoe,
     /// Routing table of a VRF device.
     pub vrf_table: Option<u32>,
+    /// Where the packets of a tunnel go that names the device below it.
+    pub tunnel: Option<Tunnel>,
+}
+
+/// A tunnel's ends. The kernel routes what it sends by the device that the tunnel names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tunnel {
+    /// Index of that device.
+    pub over: u32,
+    /// This end; `None`: any.
+    pub local: Option<IpAddr>,
+    /// The other end; `None`: any number of them.
+    pub remote: Option<IpAddr>,
+}
+
+impl Tunnel {
+    fn decode(kind: &str, data: &Attributes<'_>) -> Option<Self> {
+        // IFLA_GRE_*, IFLA_IPTUN_*, IFLA_VTI_*, IFLA_VXLAN_*: the device, this end, and the other one.
+        let (over, local, remote): (u16, &[u16], &[u16]) = match kind {
+            "gre" | "gretap" | "erspan" | "ip6gre" | "ip6gretap" | "ip6erspan" => (1, &[6], &[7]),
+            "ipip" | "sit" | "ip6tnl" => (1, &[2], &[3]),
+            "vti" | "vti6" => (1, &[4], &[5]),
+            // Its forwarding database has more other ends.
+            "vxlan" => (3, &[4, 17], &[]),
+            _ => return None,
+        };
+        let address = |kinds: &[u16]| {
+            let found = kinds.iter().find_map(|kind| data.ip(*kind));
+            found.filter(|address| !address.is_unspecified())
+        };
+        Some(Self {
+            over: data.u32(over).filter(|over| *over != 0)?,
+            local: address(local),
+            remote: address(remote),
+        })
+    }
 }
 
 impl Link {
@@ -217,6 +253,8 @@ pub(super) fn decode_link(payload: &[u8]) -> Option<Link> {
             Some("vrf") => info.inside(IFLA_INFO_DATA).u32(IFLA_VRF_TABLE),
             _ => None,
         },
+        tunnel: (kind.as_deref())
+            .and_then(|kind| Tunnel::decode(kind, &info.inside(IFLA_INFO_DATA))),
         kind,
     })
 }
@@ -297,6 +335,33 @@ mod tests {
         assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
         let all = addresses().unwrap();
         assert!(all.contains(&(1, "127.0.0.1".parse().unwrap())), "{all:?}");
+    }
+
+    #[test]
+    fn tunnels_tell_their_ends_and_the_device_that_they_name() {
+        let [here, there] = [[192, 0, 2, 1], [192, 0, 2, 2]];
+        let tunnel = |kind, list: &[(u16, [u8; 4])]| {
+            let mut data = Vec::new();
+            list.iter()
+                .for_each(|(kind, value)| push_attribute(&mut data, *kind, value));
+            Tunnel::decode(kind, &Attributes::after(&data, 0))
+        };
+        let two = 2u32.to_ne_bytes();
+        let expected = |remote: Option<IpAddr>| {
+            Some(Tunnel {
+                over: 2,
+                local: Some(here.into()),
+                remote,
+            })
+        };
+        let gre = [(1, two), (6, here), (7, there)];
+        assert_eq!(tunnel("gre", &gre), expected(Some(there.into())));
+        let to_any = [(1, two), (2, here), (3, [0; 4])];
+        assert_eq!(tunnel("ipip", &to_any), expected(None));
+        let vxlan = [(2, there), (3, two), (4, here)];
+        assert_eq!(tunnel("vxlan", &vxlan), expected(None));
+        assert_eq!(tunnel("gre", &[(1, [0; 4]), (7, there)]), None, "no device");
+        assert_eq!(tunnel("vlan", &gre), None);
     }
 
     #[test]

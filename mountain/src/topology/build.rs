@@ -7,7 +7,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use libc::RTN_UNICAST;
 
-use self::addresses::{inner_devices, inner_nets, own_addresses, source_address, uplink_nets};
+use self::addresses::{
+    inner_devices, inner_nets, own_addresses, source_address, tunnels, uplink_nets,
+};
 use super::read::Filter;
 use super::rules::{self, Reach};
 use super::{
@@ -408,7 +410,10 @@ impl<'a> Builder<'a> {
         let addresses = self.snapshot.addresses.iter();
         let (pinned, own): (Vec<&Address>, Vec<&Address>) =
             addresses.partition(|address| devices.contains(&address.ifindex));
-        let pinned: BTreeSet<IpAddr> = pinned.iter().map(|a| a.address).collect();
+        let mut pinned: BTreeSet<IpAddr> = pinned.iter().map(|a| a.address).collect();
+        let (to, from) = tunnels(self.snapshot, &devices, &self.adopted);
+        others.extend(to.into_iter().filter(|to| self.is_in_a_group(to)));
+        pinned.extend(from);
         let own: BTreeSet<IpAddr> = own.iter().map(|a| a.address).collect();
         if !self.topology.groups.is_empty() {
             self.topology.own_sources = own.difference(&pinned).copied().collect();
@@ -442,6 +447,10 @@ impl<'a> Builder<'a> {
 }
 
 impl Builder<'_> {
+    fn is_in_a_group(&self, to: &IpNet) -> bool {
+        enclosing(*to).any(|outer| self.adopted.contains_key(&outer))
+    }
+
     /// What tells packets that others' rules and routes send out by a group's paths from the group's own.
     fn told_by(&self, group: &Group) -> BTreeSet<Rewritable> {
         let paths = group.members.iter().map(|m| &self.topology.paths[m.path]);

@@ -39,6 +39,26 @@ pub(super) fn own_addresses<'a>(
         .filter(move |a| a.ifindex == ifindex && a.address.is_ipv6() == ipv6 && a.global)
 }
 
+/// Of tunnels that name one of these devices: where they lead, or the addresses that they send from, where that is
+/// anywhere or a prefix of a group's own.
+pub(super) fn tunnels(
+    snapshot: &Snapshot,
+    devices: &BTreeSet<u32>,
+    adopted: &BTreeMap<IpNet, u32>,
+) -> (BTreeSet<IpNet>, BTreeSet<IpAddr>) {
+    let tunnels = snapshot.links.values().filter_map(|l| l.tunnel.as_ref());
+    let bound = tunnels.filter(|tunnel| devices.contains(&tunnel.over));
+    let (mut to, mut from) = (BTreeSet::new(), BTreeSet::new());
+    for tunnel in bound {
+        let remote = tunnel.remote.map(IpNet::from);
+        match remote.filter(|remote| !adopted.contains_key(remote)) {
+            Some(remote) => to.extend([remote]),
+            None => from.extend(tunnel.local),
+        }
+    }
+    (to, from)
+}
+
 /// Networks that addresses on uplinks are in.
 pub(super) fn uplink_nets(snapshot: &Snapshot, uplinks: &BTreeSet<u32>) -> Vec<IpNet> {
     let addresses = snapshot.addresses.iter();

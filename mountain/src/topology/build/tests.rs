@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 use super::*;
+use crate::netlink::link::Tunnel;
 use crate::netlink::snapshot::Action;
 use proptest::prelude::*;
 use std::net::Ipv4Addr;
@@ -110,6 +111,42 @@ fn a_full_routing_table_takes_seconds_not_hours() {
     assert_eq!(nothing.groups, []);
     assert_eq!(nothing.skipped.len(), MAX_REASONS + 1);
     assert_eq!(nothing.skipped[MAX_REASONS], "19800 more routes");
+}
+
+#[test]
+fn tunnels_that_name_an_uplink_keep_to_it() {
+    let mut snapshot = with_rules(vec![look_up(10, 254)]);
+    snapshot.routes.push(route(254, "10.1.0.0/16", &[2, 3]));
+    snapshot.routes.push(route(254, "10.1.0.7/32", &[2, 3]));
+    let mut add = |ifindex: u32, over: u32, remote: &str| {
+        let tunnel = Tunnel {
+            over,
+            local: Some(Ipv4Addr::new(10, 7, 0, ifindex as u8).into()),
+            remote: remote.parse().ok(),
+        };
+        let link = Link {
+            tunnel: Some(tunnel).filter(|tunnel| tunnel.over != 0),
+            ..Link::default()
+        };
+        snapshot.links.insert(ifindex, link);
+    };
+    for (ifindex, over, remote) in [
+        (2, 0, ""),
+        (3, 0, ""),
+        (4, 2, "10.1.0.4"),
+        (5, 3, "any"),
+        (6, 9, "10.1.0.6"),
+        (7, 2, "10.1.0.7"),
+        (8, 2, "10.2.0.8"),
+    ] {
+        add(ifindex, over, remote);
+    }
+    let topology = build(&snapshot, &Filter::default());
+    let not_ours: Vec<String> = topology.not_ours.iter().map(IpNet::to_string).collect();
+    assert_eq!(not_ours, ["10.1.0.4/32"]);
+    let bound: [IpAddr; 2] = [5, 7].map(|n| Ipv4Addr::new(10, 7, 0, n).into());
+    let why = "to many ends, and to one that a multipath route is for";
+    assert_eq!(topology.uplink_bound_sources, bound, "{why}");
 }
 
 #[test]
