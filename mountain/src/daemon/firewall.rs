@@ -428,11 +428,21 @@ fn with_rules(ruleset: Ruleset, at_egress: &BTreeSet<u32>) -> io::Result<Firewal
 fn others_at_egress(devices: &BTreeSet<u32>, links: &[Link]) -> io::Result<BTreeMap<u32, String>> {
     let filtered = netlink::filtered_at_egress(devices)
         .map_err(|e| io::Error::new(e.kind(), format!("filters of traffic control: {e}")))?;
+    let by_policy = match devices.is_empty() {
+        true => BTreeSet::new(),
+        false => netlink::policy_devices()
+            .map_err(|e| io::Error::new(e.kind(), format!("IPsec policies: {e}")))?,
+    };
     let mut found = BTreeMap::new();
     for &device in devices {
         let link = links.iter().find(|link| link.ifindex == device);
         let at = link.map_or("a device that is gone", |link| link.name.as_str());
-        if filtered.contains(&device) {
+        if by_policy.contains(&device) {
+            found.insert(
+                device,
+                format!("IPsec policies with `dev {at}` (`ip xfrm policy`)"),
+            );
+        } else if filtered.contains(&device) {
             let show = format!("`tc filter show dev {at} egress`");
             found.insert(device, format!("tc filters at the egress of {at} ({show})"));
         } else if let Some(name) = foreign::egress_program(device)? {

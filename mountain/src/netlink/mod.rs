@@ -47,4 +47,4 @@ pub use ruleset::translates_sources;
 pub(crate) use sent::SentPackets;
 pub use snapshot::ds_field;
 pub(crate) use sock_diag::{reset_unanswered, unconnected};
-pub(crate) use xfrm::{has_ipsec_policies, offloading_devices};
+pub(crate) use xfrm::{has_ipsec_policies, offloading_devices, policy_devices};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! IPsec states that a device carries out by itself (packet offload).
+//! IPsec states that a device carries out by itself (packet offload), and policies by device.
 //!
 //! The kernel hands such a device plain packets, and nothing in a packet tells. By any other device
 //! they would leave unencrypted, so paths on these devices are left alone.
@@ -67,6 +67,29 @@ pub fn has_ipsec_policies() -> io::Result<bool> {
         })?;
     }
     Ok(found)
+}
+
+/// Indexes of the devices that policies for leaving packets name.
+///
+/// # Errors
+/// When the kernel does not tell, as without CAP_NET_ADMIN.
+pub fn policy_devices() -> io::Result<BTreeSet<u32>> {
+    let mut devices = BTreeSet::new();
+    if is_there() {
+        wire::dump(NETLINK_XFRM, XFRM_MSG_GETPOLICY, &[], |payload| {
+            devices.extend(policy_device(payload));
+        })?;
+    }
+    Ok(devices)
+}
+
+/// The device that a policy is for, if it is about leaving packets.
+fn policy_device(payload: &[u8]) -> Option<u32> {
+    const XFRM_POLICY_OUT: u8 = 1;
+
+    // struct xfrm_userpolicy_info: a selector with the device (48), lifetimes, priority, index, direction (160)
+    let ifindex = u32_at(payload, 48).filter(|ifindex| *ifindex != 0)?;
+    (*payload.get(160)? == XFRM_POLICY_OUT).then_some(ifindex)
 }
 
 fn dump() -> io::Result<BTreeSet<u32>> {
@@ -188,6 +211,20 @@ mod tests {
         assert_eq!(packet_offload(&state(1)), None, "cryptography only");
         assert_eq!(packet_offload(&[0; USERSA_INFO]), None, "in software");
         assert_eq!(packet_offload(&[0; 3]), None);
+    }
+
+    #[test]
+    fn policies_for_leaving_packets_may_name_a_device() {
+        let policy = |ifindex: u32, direction: u8| {
+            let mut message = vec![0; 168];
+            message[48..52].copy_from_slice(&ifindex.to_ne_bytes());
+            message[160] = direction;
+            policy_device(&message)
+        };
+        assert_eq!(policy(7, 1), Some(7));
+        assert_eq!(policy(7, 0), None, "for what comes in");
+        assert_eq!(policy(0, 1), None, "for all devices");
+        assert_eq!(policy_device(&[0; 8]), None);
     }
 
     #[test]
