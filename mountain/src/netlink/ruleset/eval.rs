@@ -418,7 +418,7 @@ impl<'a> Run<'a, '_> {
             let _ = write!(what, " {meaning}:{}", render(&value));
         }
         // Sets and objects are those of the table.
-        let of_table = [expr::SET_UPDATE, expr::OBJECT, "flow add", "synproxy"];
+        let of_table = [expr::SET_UPDATE, expr::OBJECT, "flow add", expr::SYNPROXY];
         if of_table.contains(&statement.name) {
             let _ = write!(what, " in {} {}", here.family.name(), here.table_name);
         }

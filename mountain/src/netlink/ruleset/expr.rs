@@ -140,9 +140,10 @@ pub(crate) struct Statement {
     pub ends: bool,
 }
 
-/// Names of statements that are about a set or an object.
+/// Names of statements.
 pub(crate) const SET_UPDATE: &str = "set update";
 pub(crate) const OBJECT: &str = "object";
+pub(crate) const SYNPROXY: &str = "synproxy";
 
 /// NFTA_DYNSET_SREG_DATA: what an element of a map gets.
 pub(crate) const NEW_DATA: u16 = 5;
@@ -251,7 +252,7 @@ fn known(name: &str, a: &Attributes<'_>) -> Option<Expr> {
         "queue" => statement(E::Queue, "queue", a, &[4]),
         "dynset" => statement(E::Remember, SET_UPDATE, a, &[4, NEW_DATA]),
         "reject" => statement(E::Drop, "reject", a, &[]),
-        "synproxy" => statement(E::Drop, "synproxy", a, &[]),
+        "synproxy" => statement(E::Drop, SYNPROXY, a, &[]),
         "notrack" => statement(E::Track, "notrack", a, &[]),
         "flow_offload" => statement(E::Forward, "flow add", a, &[]),
         _ => return None,
@@ -272,7 +273,8 @@ fn statement(kind: EffectKind, name: &'static str, a: &Attributes<'_>, registers
         fixed: identity(a, registers),
         registers: registers.iter().filter_map(of).collect(),
         set,
-        ends: kind.ends() || name == "fwd",
+        // Synproxy passes by what is not TCP.
+        ends: (kind.ends() && name != SYNPROXY) || name == "fwd",
     })
 }
 

@@ -300,6 +300,17 @@ fn what_goes_to_a_queue_may_be_judged_by_its_device() {
     }
 }
 
+#[test]
+fn packets_come_to_what_follows_synproxy() {
+    let oif = load(0, Source::Meta(expr::META_OIF), 4);
+    let is_second = Expr::equals(0, &2u32.to_ne_bytes(), false);
+    let dropped = vec![oif, is_second, Expr::Verdict(Verdict::Drop)];
+    for (first, expected) in [("synproxy", true), ("reject", false)] {
+        let rules = ruleset(vec![vec![parsed(first, &[])], dropped.clone()]);
+        assert_eq!(differs(&rules), expected, "{first}");
+    }
+}
+
 /// `meta oifkind != "veth" drop`
 #[test]
 fn a_rule_about_kinds_does_not_apply_to_hardware() {
