@@ -11,31 +11,30 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use tokio::io::unix::AsyncFd;
-use tokio::io::Interest;
 use tokio::sync::watch;
 use tokio::task::{spawn_blocking, JoinHandle};
-use tokio::time::{sleep, sleep_until};
+use tokio::time::sleep_until;
 use tracing::{info, warn};
 
+use self::announcements::{Announcements, Whose};
 use super::{Daemon, ADOPT_MS};
 use crate::bpf::foreign::{self, CgroupProgram};
 use crate::host::stdout::plain;
 use crate::netlink;
 use crate::netlink::link::{links, Link};
-use crate::netlink::ruleset::{self, hooks, Elements, Hook, Ruleset};
+use crate::netlink::ruleset::{hooks, Elements, Hook, Ruleset};
 use crate::netlink::wire::family;
 use crate::placement::{self, Left};
 use crate::redirect;
 use crate::steer::alike::{Difference, Firewall, Question};
 use crate::topology::{Group, Topology};
 
+mod announcements;
+
 /// How often is looked at what announces nothing.
 const LOOK: Duration = Duration::from_secs(5);
 /// A transaction is often the first of several: the firewall is not read before so long after it.
 const GATHER: Duration = Duration::from_millis(20);
-/// Announcements are passed on at once, but so far apart.
-const APART: Duration = Duration::from_millis(5);
 /// Rulesets that change all the time are read so often, ...
 const PAUSE: Duration = Duration::from_millis(100);
 /// ... and after one that took longer to read, the next reading waits for so many times that, [`LOOK`] at most.
@@ -223,54 +222,6 @@ fn rest(took: Duration) -> Duration {
     PAUSE.saturating_sub(took).max((took * REST).min(LOOK))
 }
 
-/// Whose tables an announcement is about.
-#[derive(Clone, Copy, PartialEq)]
-enum Whose {
-    Others,
-    /// Ours only: we, or somebody who has removed one.
-    Ours,
-}
-
-/// What nftables announces.
-struct Announcements {
-    /// Without it changes are noticed when they are next looked for.
-    socket: Option<AsyncFd<netlink_sys::Socket>>,
-    not_before: Instant,
-}
-
-impl Announcements {
-    fn listen() -> Self {
-        let socket = ruleset::notifications().ok().and_then(|socket| {
-            // SAFETY: the socket keeps its descriptor until it is dropped.
-            unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }.ok()
-        });
-        Self {
-            socket,
-            not_before: Instant::now(),
-        }
-    }
-
-    /// Waits until nftables has announced a change. Cancel safe: what it was is told again.
-    async fn next(&mut self) -> Whose {
-        let Some(socket) = &self.socket else {
-            return pending().await;
-        };
-        loop {
-            let Ok(mut ready) = socket.readable().await else {
-                sleep(PAUSE).await;
-                return Whose::Others;
-            };
-            sleep_until(self.not_before.into()).await;
-            let whose = read_announced(ready.get_inner());
-            ready.clear_ready();
-            if let Some(whose) = whose {
-                self.not_before = Instant::now() + APART;
-                return whose;
-            }
-        }
-    }
-}
-
 /// What was read last.
 #[derive(Default)]
 struct Look {
@@ -454,21 +405,6 @@ fn others_at_egress(devices: &BTreeSet<u32>, links: &[Link]) -> io::Result<BTree
         }
     }
     Ok(found)
-}
-
-/// Reads all that was announced. `None`: nothing was.
-fn read_announced(socket: &netlink_sys::Socket) -> Option<Whose> {
-    let mut whose = None;
-    loop {
-        let mut datagram = Vec::with_capacity(1 << 16);
-        match socket.recv(&mut datagram, libc::MSG_DONTWAIT) {
-            Ok(_) if ruleset::changed(&datagram, &OWN_TABLES) => whose = Some(Whose::Others),
-            Ok(_) => whose = whose.or(Some(Whose::Ours)),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return whose,
-            // Some were lost.
-            Err(_) => return Some(Whose::Others),
-        }
-    }
 }
 
 /// The first hook after routing at which a BPF program sees packets. A kernel without a list of what is hooked
