@@ -253,7 +253,7 @@ mod tests {
         assert!(prefix("192.0.2.7/24").unwrap_err().contains("192.0.2.0/24"));
         let one = prefix("2001:db8::1").unwrap();
         assert_eq!(one.to_string(), "2001:db8::1/128");
-        assert!(prefix("home").unwrap_err().contains("no prefix"));
+        assert!(prefix("home").unwrap_err().contains("not a prefix"));
     }
 
     #[test]

@@ -85,7 +85,7 @@ fn the_old_name_of_a_table_is_read_with_a_hint() {
         .is_empty());
     // Errors call it as the file does.
     let error = error("[start]\nreset_stuck_s = 1\n");
-    testkit::assert_has(&error, &[":2: start.reset_stuck_s: 1 is neither"]);
+    testkit::assert_has(&error, &[":2: start.reset_stuck_s: 1 is out of range"]);
     assert!(parse("[start]\n[placement]\n").is_err());
 }
 

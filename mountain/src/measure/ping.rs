@@ -483,8 +483,8 @@ mod tests {
         refused(|o| (o.size, o.udp) = (40, Some(1)), "48 to 9000");
         refused(|o| o.tcp = Some(1), "0 to 0");
         refused(|o| o.hardware = true, "--dev or --path");
-        refused(|o| (o.size, o.tcp) = (0, Some(0)), "--tcp 0: there");
-        refused(|o| o.udp = Some(0), "--udp 0: there");
+        refused(|o| (o.size, o.tcp) = (0, Some(0)), "--tcp 0: choose");
+        refused(|o| o.udp = Some(0), "--udp 0: choose");
         refused(|o| (o.udp, o.tcp) = (Some(1), Some(1)), "either");
         refused(|o| o.interval = Duration::ZERO, "10us");
         refused(|o| o.interval = Duration::MAX, "at most a day");
