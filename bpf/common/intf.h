@@ -81,6 +81,7 @@ enum mtn_stat {
 	MTN_STAT_PASS_FOREIGN,		/* this host's routing did not send it here: a guest's frame */
 	MTN_STAT_PASS_CGROUP,		/* programs at the egress of its socket's cgroup */
 	MTN_STAT_PASS_PRIVATE,		/* somebody behind the uplinks translates its source */
+	MTN_STAT_PASS_UNATTENDED,	/* the daemon hangs or is stopped */
 	MTN_STAT_MAX,
 };
 
@@ -162,6 +163,7 @@ struct mtn_config {
 	__u32 margin_us;	/* added to the flowlet gap */
 	__u32 tick_ns;		/* resolution of the coarse clock */
 	__u32 n_held_cgroups;
+	__u64 alive_ns;		/* when the daemon last followed the host (alive.h) */
 	__u64 grace_until_ns;	/* flows first seen before stay where the kernel has them */
 	__u64 steered_since_ns;	/* of the coarse clock; before, packets went by the kernel's paths */
 	__u64 force_after_ns;	/* a bulk flow without a flowlet is moved after this long */

@@ -38,7 +38,7 @@
  * port of their own unless a rule names them (servers; others may have been told the address),
  * destinations with a route of their own, local ones, multicast; for sendmsg, what an ip rule of the
  * user's selects, and a source per packet. (A device per packet without a source, IP_PKTINFO, cannot be
- * seen here.) Everything, when no path is known good.
+ * seen here.) Everything, when no path is known good, and while the daemon hangs or is stopped (alive.h).
  *
  * Nothing here ever refuses a call: each program returns 1.
  */
@@ -77,6 +77,7 @@ struct bpf_iter_num {
 #define ALLOW		1	/* the call goes on */
 
 #include "placement.h"
+#include "../common/alive.h"
 #include "../common/parse.h"
 #include "../common/rendezvous.h"
 #include "../common/dest.h"
@@ -148,10 +149,20 @@ static __always_inline void mtn_count(__u32 stat)
 
 #include "choose.h"
 
+/* Nobody keeps up by what flows are placed? That counts as a call or packet that passes. */
+static __always_inline bool mtn_passes_unattended(void)
+{
+	if (!mtn_is_unattended(config.alive_ns, bpf_ktime_get_coarse_ns()))
+		return false;
+	mtn_count(MTN_PLACE_PASS_UNATTENDED);
+	return true;
+}
+
 /* A socket of the namespace that is steered? */
 static __always_inline bool mtn_is_mine(struct bpf_sock_addr *ctx)
 {
-	return config.mode == MTN_MODE_STEER && bpf_get_netns_cookie(ctx) == config.netns_cookie;
+	return config.mode == MTN_MODE_STEER && bpf_get_netns_cookie(ctx) == config.netns_cookie &&
+	       !mtn_passes_unattended();
 }
 
 /* Was the port asked for, rather than given by the kernel? */
@@ -634,6 +645,8 @@ int mountain_lan(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	/* Only a SYN begins a TCP connection; of others, Netfilter can tell. */
 	if (pkt.key.proto == IPPROTO_TCP && !(pkt.flags & MTN_PKT_SYN))
+		return TC_ACT_UNSPEC;
+	if (mtn_passes_unattended())
 		return TC_ACT_UNSPEC;
 	hash = mtn_recent_hash(&pkt.key);
 	/* A SYN begins another connection, whatever had its ports before. */

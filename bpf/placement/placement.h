@@ -33,6 +33,7 @@ enum mtn_placement_stat {
 	MTN_PLACE_PASS_FAILED,	/* the kernel refused the mark */
 	MTN_PLACE_PASS_PAUSED,	/* the routing has changed and is being read again */
 	MTN_PLACE_PASS_RUNNING,	/* datagrams of a socket that was there before anything was placed */
+	MTN_PLACE_PASS_UNATTENDED, /* the daemon hangs or is stopped */
 	MTN_PLACE_STAT_MAX,
 };
 
@@ -80,6 +81,7 @@ struct mtn_placement_rule {
 
 struct mtn_placement_config {
 	__u64 netns_cookie;	/* the programs see the sockets of every namespace */
+	__u64 alive_ns;		/* when the daemon last followed the host (alive.h) */
 	__u64 idle_ns;		/* an exchange that rests for so long starts anew */
 	__u32 mode;		/* MTN_MODE_PASS or MTN_MODE_STEER */
 	__u32 hash_seed;

@@ -23,6 +23,8 @@
  *          -> else bpf_redirect_neigh() to the chosen path's device. That it is up, its neighbour is
  *             known valid, the packet fits its MTU and both devices speak Ethernet is part of the choice
  *
+ * While the daemon hangs or is stopped, every packet passes (alive.h).
+ *
  * When a flow may leave its path:
  *   - path dead: with this packet;
  *   - path ejected, latency flow: with this packet (a late packet is a lost packet to it). Where the path
@@ -81,6 +83,7 @@ struct bpf_iter_num {
 #define MTN_FULL_SIZED	1000
 
 #include "../common/intf.h"
+#include "../common/alive.h"
 #include "../common/parse.h"
 #include "origin.h"
 #include "device.h"
@@ -525,6 +528,7 @@ int mountain_steer(struct __sk_buff *skb)
 	struct mtn_handover *note;
 	struct mtn_pkt pkt = {};
 	__u32 zero = 0, here, to = MTN_MAX_PATHS;
+	__u64 now;
 
 	note = bpf_map_lookup_elem(&handover, &zero);
 	if (note && note->ifindex) {
@@ -572,11 +576,17 @@ int mountain_steer(struct __sk_buff *skb)
 		goto pass;
 	}
 
+	now = bpf_ktime_get_coarse_ns();
+	if (mtn_is_unattended(config.alive_ns, now)) {
+		mtn_count(MTN_STAT_PASS_UNATTENDED);
+		goto pass;
+	}
+
 	pkt.l3_len = mtn_l3_len(skb, &pkt, mtn_path_at(here));
 	/* SCTP's gso_size is GSO_BY_FRAGS, 0xffff: too large for any path, also when it is kept in 16 bits. */
 	if (pkt.l3_len > 0xffff)
 		pkt.l3_len = 0xffff;
-	to = mtn_path_for(skb, &pkt, &here, bpf_ktime_get_coarse_ns());
+	to = mtn_path_for(skb, &pkt, &here, now);
 	if (to >= MTN_MAX_PATHS) {
 		mtn_count_latency(here, skb->len);
 		goto pass;
@@ -603,6 +613,7 @@ struct mtn_permit unused_permit;
 enum mtn_permits unused_permits;
 enum mtn_member unused_member;
 enum mtn_tag unused_tag;
+enum mtn_alive unused_alive;
 enum mtn_mode unused_mode;
 enum mtn_class unused_class;
 enum mtn_path_flags unused_path_flags;

@@ -127,6 +127,8 @@ pub struct Sources {
 pub const MAX_PERMITS: usize = types::mtn_permits::MTN_MAX_PERMITS.0 as usize;
 /// A permission holds for so long, ns.
 pub(crate) const PERMIT_NS: u64 = types::mtn_permits::MTN_PERMIT_S.0 as u64 * 1_000_000_000;
+/// A daemon that has not said for so long that it follows the host is given up, ns (bpf/common/alive.h).
+pub const ALIVE_NS: u64 = types::mtn_alive::MTN_ALIVE_S.0 as u64 * 1_000_000_000;
 
 /// The destinations of groups, each with its group's index, among `not_ours`: for
 /// [`tries::Tries::write`].
@@ -257,6 +259,11 @@ impl Steer {
             publish(&mut config.steered_since_ns, since_ns);
         }
         publish(&mut config.mode, mode as u32);
+    }
+
+    /// From now on the program leaves all packets to the kernel when `now_ns` is [`ALIVE_NS`] ago.
+    pub fn say_alive(&mut self, now_ns: u64) {
+        publish(&mut self.bss().config.alive_ns, now_ns);
     }
 
     /// Whether flows that are first seen now stay where the kernel has them: see [`Steer::set_mode`].

@@ -262,6 +262,11 @@ impl PlacementPrograms {
         publish(&mut self.bss().config.mode, mode as u32);
     }
 
+    /// As [`super::Steer::say_alive`].
+    pub(crate) fn say_alive(&mut self, now_ns: u64) {
+        publish(&mut self.bss().config.alive_ns, now_ns);
+    }
+
     /// Whether new flows are left to the kernel for the moment. Exchanges in progress keep their address.
     pub(crate) fn set_paused(&mut self, paused: bool) {
         publish(&mut self.bss().config.paused, paused.into());

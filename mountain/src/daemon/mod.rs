@@ -122,6 +122,8 @@ struct Daemon {
     ipsec_failed: Option<String>,
     /// Why nothing is steered for now.
     suspended: Option<String>,
+    /// When the programs were last told that the loop turns, ns of CLOCK_MONOTONIC.
+    alive_ns: Option<u64>,
     /// Reads the kernel's routing where it has changed, and writes it to the tables.
     reader: Reader,
     move_log: Option<MoveLog>,
@@ -285,6 +287,7 @@ impl Daemon {
             read_at: Instant::now(),
             ipsec_failed: None,
             suspended: None,
+            alive_ns: None,
             reader,
             move_log,
             moves: VecDeque::new(),
@@ -468,6 +471,7 @@ impl Daemon {
     }
 
     fn look_around(&mut self) {
+        self.say_alive();
         self.take_rates();
         self.try_again();
     }

@@ -5,8 +5,8 @@
 //! so both run on threads of their own, one job at a time. Changes that come meanwhile are read
 //! together by the next job, and jobs take a quarter of the time at most, or half of it while rules or paths' devices change.
 //!
-//! Fail closed: when a change cannot be followed as a whole, and while a large part of the table is
-//! being written, nothing is steered and new flows choose nothing. What running flows need (rules,
+//! Fail closed: when a change cannot be followed as a whole, after the loop has stood still, and while a large part of the
+//! table is being written, nothing is steered and new flows choose nothing. What running flows need (rules,
 //! tables, marks) stays, and rules and tables follow each reading. Datagrams of sockets that are not connected go as
 //! the kernel sends them, since a rule or route that is not followed yet may take them.
 
@@ -21,7 +21,7 @@ use tracing::{info, warn};
 use super::topology::{left, moved};
 use super::{Daemon, ADOPT_MS, FORWARDING, TRY_AGAIN};
 use crate::bpf::tries::{self, Entries, Shared};
-use crate::bpf::{destinations, ProgramGroup, SteerMode};
+use crate::bpf::{destinations, now_ns, ProgramGroup, SteerMode, ALIVE_NS};
 use crate::steer::PolicyKind;
 use crate::topology::{read_on_blocking, Filter, Memory, Topology};
 
@@ -265,6 +265,36 @@ impl Daemon {
             // Ordinary, and over in seconds: no warning each time that a rule comes and goes.
             info!("nothing is steered for now: {why}");
         }
+    }
+
+    /// Tells the programs that the loop turns. Where it has stood still for so long that they have left everything to the
+    /// kernel, what is known of the host is as old: nothing is steered until its routing was read anew.
+    pub(super) fn say_alive(&mut self) {
+        let at_ns = now_ns();
+        let before_ns = self.alive_ns.replace(at_ns).unwrap_or(at_ns);
+        let still_ns = at_ns.saturating_sub(before_ns);
+        // Before the programs go on.
+        if still_ns >= ALIVE_NS && !self.options.dry_run {
+            self.stood_still(Duration::from_nanos(still_ns));
+        }
+        if let Some(steer) = &mut self.steer {
+            steer.say_alive(at_ns);
+        }
+        if let Some(placer) = &mut self.placer {
+            placer.say_alive(at_ns);
+        }
+    }
+
+    /// Has the routing read anew after a pause of the daemon itself, and steers nothing until then. What is being read
+    /// may be as old as the pause, and a timer may be due before the changes of that time are heard of.
+    fn stood_still(&mut self, time: Duration) {
+        let seconds = time.as_secs();
+        self.suspend(format!(
+            "the daemon stood still for {seconds} s, and the routes have to be read again"
+        ));
+        self.pause_placing();
+        self.reader.ask_before_placing();
+        self.rule_changed();
     }
 
     /// Steers nothing until what has failed, which is tried again soon, has gone well.

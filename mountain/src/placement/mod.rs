@@ -364,6 +364,11 @@ impl Placer {
         self.mode = mode;
     }
 
+    /// From now on nothing is placed when `now_ns` is [`bpf::ALIVE_NS`] ago.
+    pub(crate) fn say_alive(&mut self, now_ns: u64) {
+        self.programs.say_alive(now_ns);
+    }
+
     /// Forgets what was attached to a device that is gone.
     pub(crate) fn forget(&mut self, ifindex: u32) {
         self.programs.forget(ifindex);

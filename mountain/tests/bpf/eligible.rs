@@ -12,7 +12,8 @@ use crate::rig::packets::*;
 use crate::rig::{alive, all_but, fib_rule, map_of, only, rig_groups, settings, with_rig};
 use crate::rig::{Ctx, Rig, BOTH, PASS, PLAIN, REDIRECT};
 use libbpf_rs::MapCore;
-use mountain::bpf::{now_ns, PathMasks as Masks, ProgramPath, Sources, SteerMode, MAX_PERMITS};
+use mountain::bpf::{now_ns, PathMasks as Masks, ProgramPath, Sources, SteerMode};
+use mountain::bpf::{ALIVE_NS, MAX_PERMITS};
 use mountain::steer::rendezvous::{inv_weight, path_salt};
 use mountain::topology::{is_translated_later, FibRule};
 
@@ -75,6 +76,28 @@ fn other_destinations_and_sources_pass() {
         // Told to account only.
         rig.steer.set_mode(SteerMode::Pass, 0);
         rig.expect(&udp4(1, 2).on(0), 0, &[]);
+    });
+}
+
+#[test]
+fn what_a_daemon_that_hangs_would_move_passes() {
+    with_rig(settings(), |mut rig| {
+        let flow = udp4(1, 2).on(0);
+        let parts = [(udp(3, 4, 16), 0, true), (vec![9; 24], 24, false)];
+        let parts = parts.map(|(l4, at, more)| Ip::v4(UDP, l4).part(at, more, 7).on(0));
+        rig.expect(&flow, 1, &["flow_new", "redirected"]);
+        rig.steer.say_alive(now_ns() - ALIVE_NS / 2);
+        rig.expect(&flow, 1, &["redirected"]);
+        rig.expect(&parts[0], 1, &["flow_new", "redirected"]);
+        // Flows in the table, new ones, and what follows the first fragment.
+        rig.steer.say_alive(now_ns() - ALIVE_NS - 1_000_000_000);
+        let new = udp4(5, 6).on(0);
+        for packet in [&flow, &new, &parts[1]] {
+            rig.expect(packet, 0, &["pass_unattended"]);
+        }
+        rig.steer.say_alive(now_ns());
+        rig.expect(&flow, 1, &["redirected"]);
+        rig.expect(&new, 1, &["flow_new", "redirected"]);
     });
 }
 

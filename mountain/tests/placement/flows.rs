@@ -314,6 +314,24 @@ fn forwarded_connections_choose_and_stay() {
     assert_eq!(net.refused(), 0);
 }
 
+#[test]
+fn while_the_daemon_stands_still_new_flows_are_the_kernels_to_place() {
+    let net = Home::new().running();
+    let mut flows = net.flows();
+    let opened = flows.open_by_both(&["tcp"], SERVER[0]);
+    let stopped = net.home.stop_daemon();
+    let chosen = || by_uplink(&net.flows().open("tcp", EACH, SERVER[0]));
+    wait_until("all take the kernel's uplink", LEAVE, || {
+        chosen() == [EACH, 0]
+    });
+    assert_eq!(flows.ask(), opened, "those that run stay");
+    drop(stopped);
+    wait_until("they choose again", LEAVE, || chosen()[1] > 0);
+    assert_eq!(flows.ask(), opened, "those that run stay");
+    assert!(net.counter("pass_unattended") > 0);
+    assert_eq!(net.refused(), 0);
+}
+
 /// A strict filter looks the way back up without the mark.
 #[test]
 fn forwarded_connections_are_left_while_an_uplink_filters_strictly() {

@@ -160,6 +160,33 @@ fn a_next_hop_without_gateway_is_named_and_the_others_are_used() {
     assert_has(&status.skipped.join("\n"), &["the others are used"]);
 }
 
+/// As in a debugger, in a frozen cgroup, or by a fault of its own.
+#[test]
+fn while_the_daemon_stands_still_the_kernel_decides() {
+    let net = Net::new();
+    net.up();
+    net.wait_good();
+    net.lose(1);
+    let traffic = Traffic::start(&net, SERVER4, 20);
+    traffic.during(HALF).assert_by(0, "it is steered");
+    let stopped = net.client.stop_daemon();
+    net.client.mountain_fails("status", "did not answer");
+    wait_until("the kernel decides", LEAVE, || {
+        traffic.during(HALF).many_lost()
+    });
+    // What changes meanwhile is followed before anything is moved: here, a route into the black hole.
+    let route = "10.98.1.0/25 via 10.30.1.2 dev u1 src 10.98.0.1";
+    net.client.ip(&format!("route add {route}"));
+    drop(stopped);
+    let counts = traffic.during(HALF);
+    assert!(counts.sent > 100 && counts.arrived() == 0, "{counts:?}");
+    assert!(net.counter("pass_unattended") > 0);
+    net.client.ip(&format!("route del {route}"));
+    wait_until("it is steered again", LEAVE, || {
+        traffic.during(HALF).nearly_all_arrived()
+    });
+}
+
 #[test]
 fn nonsense_on_the_control_socket_is_refused_and_the_daemon_goes_on() {
     let net = Net::new();

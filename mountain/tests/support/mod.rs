@@ -175,6 +175,13 @@ impl Ns {
         });
     }
 
+    /// Has the daemon stand still, as a debugger does, until the value goes.
+    pub fn stop_daemon(&self) -> Stopped {
+        let pid = Pid::from_raw(self.pid());
+        kill(pid, Signal::SIGSTOP).unwrap();
+        Stopped(pid)
+    }
+
     /// The link-layer address of a device.
     pub fn mac(&self, device: &str) -> String {
         let text = self.ip(&format!("-br link show dev {device}"));
@@ -224,6 +231,16 @@ impl Ns {
             out.push('\n');
         }
         out
+    }
+}
+
+/// A process that stands still.
+#[must_use]
+pub struct Stopped(Pid);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill(self.0, Signal::SIGCONT);
     }
 }
 
