@@ -10,27 +10,36 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use nix::sys::statfs::{statfs, CGROUP2_SUPER_MAGIC};
 
 use super::stdout::plain;
 
-/// The root of the cgroups of version 2, as it is mounted here.
+/// The root of the cgroups of version 2. Where it is not mounted here, as under `ip netns exec` and in a chroot, it is
+/// that of process 1. Mounting it once more would set its options, such as `nsdelegate`, anew for the whole machine.
 ///
 /// # Errors
-/// When it is not.
+/// When neither has it mounted.
 pub fn root() -> Result<PathBuf> {
-    let mounts = fs::read_to_string("/proc/self/mounts")
-        .context("cannot read /proc/self/mounts: is /proc mounted?")?;
-    mounted_in(&mounts).context(
+    let processes = [("thread-self", "/"), ("1", "/proc/1/root")];
+    let mut mounts = processes.into_iter().flat_map(|(process, root)| {
+        let mounts = fs::read_to_string(format!("/proc/{process}/mounts"));
+        mounted_in(&mounts.unwrap_or_default(), Path::new(root))
+    });
+    let is_there =
+        |at: &PathBuf| statfs(at).is_ok_and(|fs| fs.filesystem_type() == CGROUP2_SUPER_MAGIC);
+    mounts.find(is_there).context(
         "no cgroup file system of version 2 is mounted: mount -t cgroup2 none /sys/fs/cgroup",
     )
 }
 
-fn mounted_in(mounts: &str) -> Option<PathBuf> {
-    mounts.lines().find_map(|line| {
+/// Where `mounts`, seen from `root`, says that it is mounted.
+fn mounted_in(mounts: &str, root: &Path) -> Vec<PathBuf> {
+    let mounted = mounts.lines().filter_map(|line| {
         let mut fields = line.split(' ').skip(1);
-        let at = fields.next()?;
-        (fields.next()? == "cgroup2").then(|| at.into())
-    })
+        let at = fields.next()?.trim_start_matches('/');
+        (fields.next()? == "cgroup2").then(|| root.join(at))
+    });
+    mounted.collect()
 }
 
 /// Id of a cgroup below `root`, and how deep it is.
@@ -280,10 +289,13 @@ mod tests {
     fn the_cgroups_of_version_2_are_found() {
         let hybrid = "sysfs /sys sysfs rw 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n\
                       cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
-        let unified = Path::new("/sys/fs/cgroup/unified");
-        assert_eq!(mounted_in(hybrid).as_deref(), Some(unified));
+        let mounted = |mounts, root| mounted_in(mounts, Path::new(root));
+        let unified = ["/sys/fs/cgroup/unified"].map(PathBuf::from);
+        assert_eq!(mounted(hybrid, "/"), unified);
+        let of_init = ["/proc/1/root/sys/fs/cgroup/unified"].map(PathBuf::from);
+        assert_eq!(mounted(hybrid, "/proc/1/root"), of_init);
         let v1 = "cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n";
-        assert_eq!(mounted_in(v1), None);
+        assert!(mounted(v1, "/").is_empty());
     }
 
     #[test]

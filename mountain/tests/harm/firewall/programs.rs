@@ -4,6 +4,7 @@
 use std::ffi::CStr;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process::Command;
 
 use mountain::bpf::foreign::egress_program;
 use mountain::bpf::hooks::{DeviceHook, Order};
@@ -108,6 +109,18 @@ fn sockets_below_a_cgroup_with_an_egress_program_stay() {
     let stay = counted()[0] > before[0];
     assert!(stay, "they stay where the kernel sends them");
     traffic.during(HALF).assert_by(1, "others are moved");
+}
+
+/// That hides what is mounted below /sys.
+#[test]
+fn programs_at_cgroups_are_seen_under_ip_netns_exec() {
+    let cgroup = Cgroup::new("judge");
+    let net = Net::new();
+    attach(&cgroup, c"judge");
+    let mut check = Command::new("ip");
+    check.args(["netns", "exec", &net.client.name, MOUNTAIN, "check"]);
+    let said = stdout(&check.output().unwrap());
+    assert_has(&said, &["-judge: a BPF program at its egress (judge)"]);
 }
 
 /// A program called `guard` that passes every packet that leaves by a device of this thread's namespace.
