@@ -2,7 +2,8 @@
 //! The daemon behind `mountain up`: measures, decides, writes the verdict to the kernel.
 //!
 //! One thread, one loop. Answers to probes are read before anything else, so that a pause of the
-//! process is not mistaken for a late path; then netlink changes, then timers and requests.
+//! process is not mistaken for a late path; then netlink changes, then timers and requests. Changes
+//! that come without pause take turns with these ([`Monitor::next`]).
 //! Whatever is attached is owned by [`Steer`] and goes with it, also by `kill -9`.
 
 mod feed;

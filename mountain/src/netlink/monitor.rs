@@ -9,6 +9,7 @@ use std::time::Duration;
 use libc::{RTM_DELADDR, RTM_DELLINK, RTM_DELNEIGH, RTM_DELROUTE, RTM_DELRULE};
 use libc::{RTM_NEWLINK, RTM_NEWNEIGH, RTM_NEWROUTE, RTM_NEWRULE};
 use netlink_sys::{protocols::NETLINK_ROUTE, AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
+use tokio::task::yield_now;
 use tokio::time::{sleep_until, Instant};
 
 use super::link;
@@ -27,6 +28,8 @@ const RTM_DELNEXTHOP: u16 = 105;
 
 /// Longest time for which changes that are not urgent are gathered.
 const GATHER: Duration = Duration::from_millis(10);
+/// So long changes may come one after the other before whatever else the caller waits for has its turn.
+const TURN: Duration = Duration::from_millis(20);
 
 /// Something that happened to the routing state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +114,8 @@ pub struct Monitor {
     ready: VecDeque<Change>,
     gathered: Vec<Change>,
     gathered_until: Option<Instant>,
+    /// When the first change came since others had their turn.
+    busy_since: Option<Instant>,
 }
 
 impl Monitor {
@@ -130,11 +135,26 @@ impl Monitor {
             ready: VecDeque::new(),
             gathered: Vec::new(),
             gathered_until: None,
+            busy_since: None,
         })
     }
 
-    /// Waits for the next change. Cancel safe: nothing is lost when the future is dropped.
+    /// Waits for the next change. Cancel safe: nothing is lost when the future is dropped. In a `select!` it may come
+    /// before others: when changes come without pause, it leaves the others their turn every 20 ms.
     pub async fn next(&mut self) -> Change {
+        if self.busy_since.is_some_and(|since| since.elapsed() >= TURN) {
+            // Once for the runtime to look at timers and sockets, once for the caller to see what is due. The caller drops
+            // this for each such event, and comes back here until there is none.
+            yield_now().await;
+            yield_now().await;
+            self.busy_since = None;
+        }
+        let change = self.next_change().await;
+        self.busy_since.get_or_insert_with(Instant::now);
+        change
+    }
+
+    async fn next_change(&mut self) -> Change {
         loop {
             if let Some(change) = self.ready.pop_front() {
                 return change;
@@ -261,5 +281,30 @@ fn changes_preference(kind: u16, payload: &[u8]) -> bool {
         // With an address go the routes that name it, of which nothing tells.
         RTM_DELADDR | RTM_NEWNEXTHOP | RTM_DELNEXTHOP => true,
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_else_is_due_has_its_turn_however_many_changes_come() {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut monitor = Monitor::new().unwrap();
+            let due = Instant::now() + TURN / 2;
+            loop {
+                // There is always one more.
+                monitor.ready.push_back(Change::Routing);
+                tokio::select! {
+                    biased;
+                    _ = monitor.next() => assert!(due.elapsed() < 100 * TURN, "no turn"),
+                    () = sleep_until(due) => break,
+                }
+            }
+            assert!(due.elapsed() >= TURN / 2, "changes come first until then");
+        });
     }
 }
