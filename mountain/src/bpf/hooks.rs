@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
+use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo};
 use libbpf_sys as sys;
 use nix::net::if_::if_nameindex;
 
@@ -130,6 +130,16 @@ pub fn links() -> HashMap<(u32, u32), u32> {
     LinkInfoIter::default()
         .filter_map(|link| Some(((link.prog_id, device(&link.info)?), link.id)))
         .collect()
+}
+
+/// Whether a tcx link is at the device of an index. A link outlives its device, and another device may have the index by
+/// now.
+pub(super) fn is_at(link: BorrowedFd, ifindex: u32) -> bool {
+    match LinkInfo::from_fd(link).map(|link| link.info) {
+        Ok(LinkTypeInfo::Tcx(at)) => at.ifindex == ifindex,
+        // Nothing says that it is not.
+        _ => true,
+    }
 }
 
 /// The link that the kernel lists by a number.

@@ -221,9 +221,10 @@ impl Steer {
             .expect("the object has a .bss")
     }
 
-    /// Attaches to the tcx egress of exactly these devices. A device that is gone takes its link along.
+    /// Attaches to the tcx egress of exactly these devices, also where another one has the index of one that is gone.
     pub fn attach_to(&mut self, ifindexes: &[u32]) -> Result<()> {
-        self.links.retain(|ifindex, _| ifindexes.contains(ifindex));
+        self.links
+            .retain(|at, link| ifindexes.contains(at) && hooks::is_at(link.as_fd(), *at));
         let skel = self.baseline.as_ref().unwrap_or(&self.skel);
         let program = skel.progs.mountain_steer.as_fd();
         for &ifindex in ifindexes {
@@ -238,7 +239,7 @@ impl Steer {
         Ok(())
     }
 
-    /// Forgets the link of a device that was deleted, so that a new one of that index attaches.
+    /// Takes the program off a device that is gone, which may be in another network namespace now.
     pub fn forget(&mut self, ifindex: u32) {
         self.links.remove(&ifindex);
     }

@@ -216,7 +216,7 @@ impl PlacementPrograms {
             );
         }
         self.devices
-            .retain(|ifindex, _| ifindexes.contains(ifindex));
+            .retain(|at, link| ifindexes.contains(at) && hooks::is_at(link.as_fd(), *at));
         let program = self.skel.progs.mountain_lan.as_fd();
         let mut done = Ok(());
         for &ifindex in ifindexes {
@@ -247,7 +247,7 @@ impl PlacementPrograms {
         self.dests.clone()
     }
 
-    /// Forgets the link of a device that was deleted.
+    /// Takes the program off a device that is gone, which may be in another network namespace now.
     pub(crate) fn forget(&mut self, ifindex: u32) {
         self.devices.remove(&ifindex);
     }

@@ -369,7 +369,7 @@ impl Placer {
         self.programs.say_alive(now_ns);
     }
 
-    /// Forgets what was attached to a device that is gone.
+    /// Takes what was attached off a device that is gone.
     pub(crate) fn forget(&mut self, ifindex: u32) {
         self.programs.forget(ifindex);
     }

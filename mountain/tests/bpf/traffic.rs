@@ -12,7 +12,7 @@ use crate::rig::{ejected, ifindex, ms, only, patient};
 use crate::support::arrivals::received;
 use crate::support::stream::{send, sink, wait_acknowledged};
 use crate::support::tcx::{program_ids_on, programs_on};
-use mountain::bpf::{PathMasks as Masks, Settings, SteerProgram};
+use mountain::bpf::{PathMasks as Masks, Settings, Steer, SteerProgram};
 use nix::sys::socket::{setsockopt, sockopt};
 use testkit::TestNamespace;
 
@@ -195,6 +195,22 @@ fn sockets_with_a_device_for_all_packets_stay() {
         assert_eq!(by[1], [1; 20], "u1's");
         assert_eq!(by[2], [[0; 10], [1; 10]].concat(), "the control moves");
         assert_eq!(steer.stats().unwrap()["pass_bound"], 40);
+    });
+}
+
+/// As after events that were lost, so that nothing has said it.
+#[test]
+fn a_device_made_again_with_the_same_index_has_the_program() {
+    let ns = TestNamespace::new("again");
+    ns.with(|| {
+        let mut steer = Steer::load(&patient()).unwrap();
+        for _ in 0..2 {
+            ns.ip("link add again0 index 77 type veth peer name again1");
+            steer.attach_to(&[77]).unwrap();
+            steer.attach_to(&[77]).unwrap();
+            assert_eq!(programs_on("again0"), 1);
+            ns.ip("link del again0");
+        }
     });
 }
 
