@@ -13,7 +13,7 @@ use std::ptr;
 
 use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo};
 use libbpf_sys as sys;
-use nix::net::if_::if_nameindex;
+use nix::net::if_::{if_indextoname, if_nameindex};
 
 use crate::netlink;
 
@@ -130,6 +130,14 @@ pub fn links() -> HashMap<(u32, u32), u32> {
     LinkInfoIter::default()
         .filter_map(|link| Some(((link.prog_id, device(&link.info)?), link.id)))
         .collect()
+}
+
+/// What messages call a device.
+pub(crate) fn device_text(ifindex: u32) -> String {
+    match if_indextoname(ifindex) {
+        Ok(name) => name.to_string_lossy().into_owned(),
+        Err(_) => format!("device {ifindex}"),
+    }
 }
 
 /// Whether a tcx link is at the device of an index. A link outlives its device, and another device may have the index by
@@ -326,4 +334,15 @@ pub fn run(
         packet: out,
         duration_ns: opts.duration,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_called_by_its_name_if_it_is_there() {
+        assert_eq!(device_text(1), "lo");
+        assert_eq!(device_text(u32::MAX), "device 4294967295");
+    }
 }

@@ -231,7 +231,8 @@ impl Steer {
             if let Entry::Vacant(place) = self.links.entry(ifindex) {
                 let link = hooks::link(DeviceHook::TcxEgress, ifindex, program, Order::Last)
                     .with_context(|| {
-                        format!("cannot attach to the egress (tcx) of device {ifindex}")
+                        let device = hooks::device_text(ifindex);
+                        format!("cannot attach to the egress (tcx) of {device}")
                     })?;
                 place.insert(link);
             }

@@ -227,7 +227,8 @@ impl PlacementPrograms {
                     }
                     Err(e) => {
                         done = Err(e).with_context(|| {
-                            format!("cannot attach to the ingress (tcx) of device {ifindex}")
+                            let device = hooks::device_text(ifindex);
+                            format!("cannot attach to the ingress (tcx) of {device}")
                         });
                     }
                 }

@@ -112,7 +112,8 @@ fn replace(links: &mut BTreeMap<u32, OwnedFd>, from: &ProgramMut, to: &ProgramMu
                 let is_well = |link: &OwnedFd| update(link, to, from).is_ok();
                 links.retain(|device, link| !done.contains(device) || is_well(link));
                 return Err(e).with_context(|| {
-                    format!("cannot replace the program at the egress of device {device}")
+                    let device = hooks::device_text(device);
+                    format!("cannot replace the program at the egress of {device}")
                 });
             }
         }

@@ -139,7 +139,7 @@ fn attach(
             continue;
         }
         let link = hooks::link(prog.hook(), ifindex, loaded.program(prog), Order::First)
-            .with_context(|| format!("cannot attach to device {ifindex}"))?;
+            .with_context(|| format!("cannot attach to {}", hooks::device_text(ifindex)))?;
         links.insert((ifindex, prog), link);
         is_new = true;
     }

@@ -244,10 +244,7 @@ fn attach_missing(
             continue;
         }
         hooks::attach(prog.hook(), ifindex, loaded.program(prog)).map_err(|e| {
-            let name = nix::net::if_::if_indextoname(ifindex).map_or_else(
-                |_| ifindex.to_string(),
-                |n| n.to_string_lossy().into_owned(),
-            );
+            let name = hooks::device_text(ifindex);
             let what = match (prog.hook(), e.raw_os_error()) {
                 (DeviceHook::Xdp, Some(libc::EBUSY | libc::EEXIST)) => {
                     "another XDP program is there already".to_owned()
