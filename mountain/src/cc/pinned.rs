@@ -95,16 +95,16 @@ impl Pinned {
 
     /// Keeps other commands out until the value is dropped.
     pub(crate) fn lock(&self) -> Result<Flock<File>> {
-        folder::make_public(Path::new(RUN))
-            .with_context(|| format!("cannot make {RUN}: run as root"))?;
-        let path = Path::new(RUN).join("cc.lock");
+        let base = Path::new(RUN);
+        folder::make_public(base).map_err(|e| folder::cannot_make(base, e))?;
+        let path = base.join("cc.lock");
         let file = File::options()
             .create(true)
             .truncate(false)
             .write(true)
             .mode(0o600)
             .open(&path)
-            .with_context(|| format!("cannot open {}: run as root", path.display()))?;
+            .map_err(|e| folder::cannot_make(&path, e))?;
         // Who may open it may also hold it for ever.
         file.set_permissions(fs::Permissions::from_mode(0o600))?;
         Flock::lock(file, FlockArg::LockExclusive)

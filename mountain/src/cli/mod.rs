@@ -387,8 +387,7 @@ impl Up {
         if run_dir.is_running()? {
             bail!(AlreadyRuns);
         }
-        folder::make_private(run_dir.path())
-            .with_context(|| format!("cannot make {}", run_dir.path().display()))?;
+        folder::make_private(run_dir.path()).map_err(|e| folder::cannot_make(run_dir.path(), e))?;
         let log = log::open(&run_dir.log()).context("cannot write the log")?;
         // Kept open: the daemon removes its folder when it fails.
         let mut said = File::open(run_dir.log())?;

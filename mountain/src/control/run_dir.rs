@@ -137,10 +137,7 @@ impl RunDir {
                     if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists)
                         && Instant::now() < end => {}
                 Ok(None) if Instant::now() < end => {}
-                failed => {
-                    let what = || format!("cannot make {}: run as root", self.0.display());
-                    return failed.with_context(what);
-                }
+                failed => return failed.map_err(|e| folder::cannot_make(&self.0, e)),
             }
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -2,7 +2,7 @@
 //! Folders in which nobody but their owner may make, change or remove anything, whatever the umask is.
 
 use std::fs::DirBuilder;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
@@ -17,6 +17,16 @@ pub(crate) fn make_private(path: &Path) -> io::Result<()> {
         make_public(above)?;
     }
     DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// Says of a file or folder below /run that it could not be made, why, and what to do.
+pub(crate) fn cannot_make(path: &Path, why: io::Error) -> anyhow::Error {
+    let advice = match why.kind() {
+        ErrorKind::PermissionDenied => ": run as root",
+        ErrorKind::ReadOnlyFilesystem => ": /run has to be writable",
+        _ => "",
+    };
+    anyhow::Error::new(why).context(format!("cannot make {}{advice}", path.display()))
 }
 
 #[cfg(test)]
@@ -45,5 +55,29 @@ mod tests {
         making.join().unwrap().unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&base), mode(&private)), (0o755, 0o700));
+    }
+
+    #[test]
+    fn who_is_root_is_not_told_to_run_as_root() {
+        let said = |error| {
+            let path = Path::new("/run/mountain");
+            format!(
+                "{:#}",
+                cannot_make(path, io::Error::from_raw_os_error(error))
+            )
+        };
+        let denied = said(libc::EACCES);
+        assert!(
+            denied.starts_with("cannot make /run/mountain: run as root: "),
+            "{denied}"
+        );
+        let read_only = said(libc::EROFS);
+        let start = "cannot make /run/mountain: /run has to be writable: ";
+        assert!(read_only.starts_with(start), "{read_only}");
+        let full = said(libc::ENOSPC);
+        assert!(
+            full.starts_with("cannot make /run/mountain: No space"),
+            "{full}"
+        );
     }
 }

@@ -192,14 +192,14 @@ impl Alone {
     fn try_new() -> Result<Option<Self>> {
         let path = Self::path()?;
         if let Some(base) = path.parent() {
-            folder::make_public(base).ok();
+            folder::make_public(base).map_err(|e| folder::cannot_make(base, e))?;
         }
         loop {
             let mut options = File::options();
             options.write(true).create(true).truncate(false).mode(0o600);
             let file = options
                 .open(&path)
-                .with_context(|| format!("cannot open {}: run as root", path.display()))?;
+                .map_err(|e| folder::cannot_make(&path, e))?;
             let Ok(lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
                 return Ok(None);
             };

@@ -60,12 +60,11 @@ pub fn lock(dir: &Path, wait: Duration) -> Result<Option<Flock<File>>> {
 pub(crate) fn make_locked(dir: &Path, wait: Duration) -> Result<Flock<File>> {
     loop {
         if let Some(base) = dir.parent() {
-            folder::make_public(base).ok();
+            folder::make_public(base).map_err(|e| folder::cannot_make(base, e))?;
         }
         match DirBuilder::new().mode(0o700).create(dir) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(e)
-                    .with_context(|| format!("cannot make {}: run as root", dir.display()));
+                return Err(folder::cannot_make(dir, e));
             }
             _ => {}
         }
