@@ -3,6 +3,7 @@
 //! families for which the kernel prefers another way.
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
@@ -10,8 +11,33 @@ use super::status::Suspension;
 use super::Placer;
 use crate::topology::Topology;
 
-/// So many ticks back a change of the routing may have happened when it becomes known.
-const LOOKS: usize = 5;
+/// So far back a change of the routing may have happened when it becomes known.
+const NOTICED: Duration = Duration::from_millis(50);
+
+/// How many flows of IPv4 and of IPv6 had been placed at each look, the oldest first.
+#[derive(Default)]
+pub(super) struct Looks(VecDeque<(Instant, [u64; 2])>);
+
+impl Looks {
+    fn note(&mut self, now: Instant, placed: [u64; 2]) {
+        // Of those before any change that is not known yet, the last one tells all.
+        while (self.0.get(1)).is_some_and(|(at, _)| now.duration_since(*at) >= NOTICED) {
+            self.0.pop_front();
+        }
+        self.0.push_back((now, placed));
+    }
+
+    /// How many there were before a change that becomes known now. `None`: there was no look.
+    fn before(&self, now: Instant) -> Option<[u64; 2]> {
+        let mut latest = self.0.iter().rev();
+        let old = latest.find(|(at, _)| now.duration_since(*at) >= NOTICED);
+        old.or(self.0.front()).map(|(_, placed)| *placed)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
 
 /// What is left to the kernel, and what was placed before that was known.
 #[derive(Default)]
@@ -19,9 +45,8 @@ pub(super) struct Suspensions {
     pub(super) families: Vec<Suspension>,
     /// No new flow is placed, as the routing is being read again.
     paused: bool,
-    /// Flows of IPv4 and of IPv6 that were placed by each of the last [`LOOKS`] looks.
-    pub(super) looks: VecDeque<[u64; 2]>,
-    /// Those placed between the first of these and the pause.
+    pub(super) looks: Looks,
+    /// Flows of IPv4 and of IPv6 that were placed between a change and the pause, at most.
     between: [u64; 2],
 }
 
@@ -33,7 +58,8 @@ impl Placer {
         // What was placed since is told once, whatever else changes before all is read.
         if !was_paused {
             let placed = self.placed_by_family();
-            let before = self.suspensions.looks.front().unwrap_or(&placed);
+            let before = self.suspensions.looks.before(Instant::now());
+            let before = before.unwrap_or(placed);
             self.suspensions.between = [0, 1].map(|i| placed[i].saturating_sub(before[i]));
         }
     }
@@ -54,11 +80,8 @@ impl Placer {
     /// Takes note of how many flows were placed. To be called at each tick.
     pub(crate) fn look_at_counters(&mut self) {
         if !self.suspensions.paused {
-            if self.suspensions.looks.len() == LOOKS {
-                self.suspensions.looks.pop_front();
-            }
             let placed = self.placed_by_family();
-            self.suspensions.looks.push_back(placed);
+            self.suspensions.looks.note(Instant::now(), placed);
         }
     }
 
@@ -110,5 +133,28 @@ impl Placer {
             }
         }
         self.suspensions.families = suspended;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_placed_before_a_change_is_as_of_the_last_look_that_is_old_enough() {
+        let ms = Duration::from_millis;
+        let began = Instant::now();
+        // Ticks of a busy host and of an idle one, ms, and how many looks ago is long enough.
+        for (tick, back) in [(10, 5), (80, 1)] {
+            let mut looks = Looks::default();
+            assert_eq!(looks.before(began), None);
+            for i in 0..20u64 {
+                let now = began + ms(i * tick);
+                looks.note(now, [i, 2 * i]);
+                let known = i.saturating_sub(back);
+                assert_eq!(looks.before(now + ms(1)), Some([known, 2 * known]));
+            }
+            assert!(looks.0.len() <= 6, "none is kept that tells nothing");
+        }
     }
 }
