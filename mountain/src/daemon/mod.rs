@@ -58,7 +58,7 @@ const RATES_WITHOUT_PATHS: Duration = Duration::from_millis(500);
 const ADOPT_MS: u64 = 2_000;
 /// A change that could not be followed is tried again after this.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
-/// How often is looked for what nothing announces: whether this host forwards and translates, and cgroups.
+/// Poll interval for what nothing announces: forwarding, translation, cgroups, the MTU of IPv6.
 const FORWARDING: Duration = Duration::from_secs(5);
 /// Samples from which on a path's cost is held against others.
 const COSTED: u64 = 20;
@@ -118,7 +118,8 @@ struct Daemon {
     has_adopted: bool,
     /// When the last change could not be followed as a whole.
     failed_at: Option<Instant>,
-    read_at: Instant,
+    /// When the last look was for what nothing announces.
+    looked_at: Instant,
     /// Why it is not known which devices carry out IPsec.
     ipsec_failed: Option<String>,
     /// Why nothing is steered for now.
@@ -285,7 +286,7 @@ impl Daemon {
             forwarding_at: Instant::now(),
             has_adopted: false,
             failed_at: None,
-            read_at: Instant::now(),
+            looked_at: Instant::now(),
             ipsec_failed: None,
             suspended: None,
             alive_ns: None,

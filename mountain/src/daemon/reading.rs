@@ -315,17 +315,21 @@ impl Daemon {
     }
 
     /// Follows a change again that could not be followed, as that of a device which was down again by
-    /// then. While adoption is suspended, looks again now and then: nothing announces that a bridge has
-    /// learned where the gateway is, or that a ppp device has its session. The return of an uplink's route or address is
-    /// announced.
+    /// then. Looks now and then for what nothing announces: another MTU of IPv6, and, while adoption is suspended, that a
+    /// bridge has learned where the gateway is, or that a ppp device has its session.
     pub(super) fn try_again(&mut self) {
         let mut suspended = self.paths.topology().suspended.iter();
         let is_suspended = suspended.any(|suspended| !suspended.whole);
         let failed = self.failed_at.is_some_and(|at| at.elapsed() >= TRY_AGAIN);
-        if failed || is_suspended && self.read_at.elapsed() >= FORWARDING {
-            self.failed_at = failed.then(Instant::now).or(self.failed_at);
-            self.read_at = Instant::now();
+        if failed {
+            self.failed_at = Some(Instant::now());
             self.reader.ask();
+        }
+        if self.looked_at.elapsed() >= FORWARDING {
+            self.looked_at = Instant::now();
+            if is_suspended || self.paths.has_other_mtu() {
+                self.reader.ask();
+            }
         }
     }
 

@@ -13,6 +13,7 @@ use super::probing::{leaves_by_gateway, measured_near, near_text, way};
 use super::{Daemon, ADOPT_MS};
 use crate::bpf::{ProgramGroup, ProgramPath, Sources};
 use crate::config::Config;
+use crate::host::sysctl;
 use crate::measure::probe::{ProbePath, Target};
 use crate::placement::{self, Placer};
 use crate::steer::alike::Difference;
@@ -117,6 +118,16 @@ impl Paths {
     /// The path id of an entry of [`Topology::paths`].
     pub(crate) fn id(&self, index: usize) -> Option<usize> {
         self.id_of.get(index).copied().flatten()
+    }
+
+    /// Whether a path has another MTU by now. Nothing announces one of IPv6.
+    pub(super) fn has_other_mtu(&self) -> bool {
+        let paths = self.by_id.values().map(|known| &known.path);
+        let mut ipv6 = paths.filter(|path| path.key.ipv6);
+        ipv6.any(|path| {
+            let mtu = sysctl::number(&format!("net/ipv6/conf/{}/mtu", path.ifname));
+            mtu.is_some_and(|mtu| mtu != path.mtu)
+        })
     }
 
     pub(crate) fn on_device(&self, ifindex: u32) -> Vec<usize> {

@@ -172,27 +172,36 @@ fn path_of_pings(net: &Net, server: &str) -> usize {
     usize::from(grown[1] > grown[0])
 }
 
+/// An address of the server that pings leave for by path `i`. `prefix`: its first part.
+fn server_by(net: &Net, i: usize, prefix: &str) -> String {
+    let bits = if prefix.contains(':') { 128 } else { 32 };
+    let mut servers = (1..=20).map(|n| format!("{prefix}{n}"));
+    let server = servers.find(|server| {
+        net.server
+            .ip(&format!("addr replace {server}/{bits} dev lo"));
+        path_of_pings(net, server) == i
+    });
+    server.expect("one of 20 addresses by the path")
+}
+
+/// How many of 20 pings are answered.
+fn answered(net: &Net, args: &str, server: &str) -> u32 {
+    let args = format!("-c 20 -i 0.05 -W 1 {args} {server}");
+    let args: Vec<&str> = args.split_whitespace().collect();
+    let text = stdout(&net.client.output("ping", &args));
+    let received = text.split(" packets transmitted, ").nth(1);
+    let received = received.and_then(|t| t.split(' ').next()?.parse::<u32>().ok());
+    received.unwrap_or_else(|| panic!("{text}"))
+}
+
 #[test]
 fn large_packets_keep_working_when_the_other_path_is_smaller() {
     let net = Net::new();
     // The server's packets all come by the first path, and would not fit if that were the small one.
     let (large, small) = (0, 1);
-    let server = (1..=20)
-        .map(|n| format!("10.98.1.{n}"))
-        .find(|server| {
-            net.server.ip(&format!("addr replace {server}/32 dev lo"));
-            path_of_pings(&net, server) == large
-        })
-        .expect("one of 20 addresses by the first path");
+    let server = server_by(&net, large, "10.98.1.");
     net.client.ip(&format!("link set u{small} mtu 1280"));
-    let ping = |args: &str| {
-        let args = format!("-c 20 -i 0.05 -W 1 {args} {server}");
-        let args: Vec<&str> = args.split_whitespace().collect();
-        let text = stdout(&net.client.output("ping", &args));
-        let received = text.split(" packets transmitted, ").nth(1);
-        let received = received.and_then(|t| t.split(' ').next()?.parse::<u32>().ok());
-        received.unwrap_or_else(|| panic!("{text}"))
-    };
+    let ping = |args: &str| answered(&net, args, &server);
     net.steer();
     assert_eq!(ping("-M do -s 1372"), 20);
     assert_eq!(ping("-M do -s 1300"), 20);
@@ -205,6 +214,22 @@ fn large_packets_keep_working_when_the_other_path_is_smaller() {
     // It works again, and is still held: large packets pass by it as the kernel sent them.
     assert_ne!(net.path(&format!("u{large}")).judged.state, "good");
     assert_eq!(ping("-M do -s 1372"), 20);
+}
+
+#[test]
+fn a_smaller_mtu_of_ipv6_is_followed_though_nothing_announces_it() {
+    let net = Net::new();
+    let server = server_by(&net, 0, "fd98:1::");
+    let ping = |args: &str| answered(&net, args, &server);
+    net.steer();
+    net.lose(0);
+    net.client.wait_left("u0", true);
+    assert!(ping("-M do -s 1372") >= 19, "moved to the other path");
+    net.client.sysctl("net.ipv6.conf.u1.mtu", "1280");
+    wait_until("large packets stay in the black hole", LEAVE, || {
+        ping("-M do -s 1372") == 0
+    });
+    assert!(ping("-s 56") >= 19, "small ones are moved");
 }
 
 #[test]
