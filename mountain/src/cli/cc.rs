@@ -91,7 +91,8 @@ struct Enable {
     cgroup: Vec<PathBuf>,
     /// Use it for connections to this prefix; may be given several times
     ///
-    /// Adds `congctl` to the route for exactly this prefix in the main table.
+    /// Adds `congctl` to the route for exactly this prefix in the main table. The kernel puts that before
+    /// what a program chose before it connected or listened.
     #[arg(long, value_name = "PREFIX", value_parser = routes::prefix)]
     route: Vec<IpNet>,
     /// Use this behaviour; bbr and published are for comparisons

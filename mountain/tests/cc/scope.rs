@@ -193,6 +193,13 @@ fn connections_by_a_route_use_it_and_others_do_not() {
     name.cc(&ns, "enable --route 10.32.0.0/16 --route fd32::/32");
     let (ours, others) = (name.0.clone(), default.clone());
     assert_eq!(used(), [&ours, &others, &ours, &others].map(String::clone));
+    // The kernel puts it before what the program has chosen by then.
+    let listener = server.listen("10.32.0.1:0");
+    let to = listener.local_addr().unwrap();
+    let chosen = ns.with(|| connect(Some("reno"), to).unwrap());
+    assert_eq!(congestion(&chosen), name.0);
+    SockRef::from(&chosen).set_tcp_congestion(b"reno").unwrap();
+    assert_eq!(congestion(&chosen), "reno");
     name.cc(&ns, "disable");
     assert_eq!(used(), [(); 4].map(|()| default.clone()));
 }
