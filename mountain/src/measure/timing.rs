@@ -10,6 +10,11 @@ use super::wire::Reflected;
 /// Kernel RTT may exceed the steady clock's by so much through slewing before it is disbelieved.
 const CLOCK_SLACK_NS: i64 = 1_000_000;
 
+/// Whether a time by the kernel's clock fits into one by the steady clock: if not, the kernel's was set under way.
+fn is_plausible(ns: i64, user_ns: i64) -> bool {
+    (0..=user_ns.saturating_add(CLOCK_SLACK_NS)).contains(&ns)
+}
+
 /// ns to whole µs, rounded; negative is 0.
 fn to_us(ns: i64) -> u32 {
     u32::try_from((ns.max(0) + 500) / 1000).unwrap_or(u32::MAX)
@@ -68,9 +73,8 @@ impl RoundTrip {
     /// set under way. `kernel_stamps` is whether it was not.
     fn between(t1: u64, t4: u64, user_ns: i64, reflected: Option<Reflected>) -> Self {
         let whole = t4.wrapping_sub(t1) as i64;
-        // Nothing can take longer in the kernel than seen from outside: if it seems so, the
-        // clock was set under way.
-        let plausible = (0..=user_ns.saturating_add(CLOCK_SLACK_NS)).contains(&whole);
+        // Nothing can take longer in the kernel than seen from outside.
+        let plausible = is_plausible(whole, user_ns);
         let whole = if plausible { whole } else { user_ns };
         let reflected = reflected.map(|r| (r.received_ns, r.sent_ns));
         let residence = reflected
@@ -143,7 +147,9 @@ impl ProbeStamps {
         let queue_us = self
             .tx_ns
             .zip(self.sched_ns)
-            .map(|(tx, sched)| to_us(tx.wrapping_sub(sched) as i64));
+            .map(|(tx, sched)| tx.wrapping_sub(sched) as i64)
+            .filter(|ns| is_plausible(*ns, round_trip.user_ns))
+            .map(to_us);
         // Minimum and variation are of different moments, so their sum can exceed this RTT.
         let delay = variation
             .zip(one_way.min_rtt_us())
@@ -247,6 +253,16 @@ mod tests {
             let got = times.evaluate(0, &mut OneWay::new()).unwrap();
             assert_eq!((got.rtt_us, got.kernel_stamps), (30_000, false));
         }
+    }
+
+    #[test]
+    fn a_clock_set_while_a_probe_was_queued_is_no_queue() {
+        let hour = 3_600_000_000_000;
+        let mut times = times(USER_NS, RX_NS.map(|ns| ns + hour), None);
+        times.tx_ns = times.tx_ns.map(|ns| ns + hour);
+        let got = times.evaluate(0, &mut OneWay::new()).unwrap();
+        let figures = (got.rtt_us, got.queue_us, got.delay_us);
+        assert_eq!(figures, (20_000, None, 20_000));
     }
 
     #[test]
