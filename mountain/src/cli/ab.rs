@@ -105,7 +105,7 @@ impl Ab {
         let asked = Asked::to_end()?;
         let mut options = self.options();
         // The name is looked up once: both sides have the same target.
-        options.target = Pinger::new(options.clone())?.address().to_string();
+        options.target = Pinger::new(options.clone())?.numeric_target();
         let mut course = Course {
             settings,
             asked,

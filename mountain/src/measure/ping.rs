@@ -248,7 +248,7 @@ impl Pinger {
         };
         let ifindex = options.device.as_ref().map(index).transpose()?;
         let address = options.resolve()?;
-        let way = egress_route(address.ip(), ifindex, options.source);
+        let way = egress_route(address.ip(), ifindex.or(scope(address)), options.source);
         if let Some(gateway) = options.gateway {
             let way = way.as_ref().map_err(|e| {
                 let device = options.device.as_deref().unwrap_or("its device");
@@ -289,6 +289,11 @@ impl Pinger {
     /// The address that is probed.
     pub(crate) fn address(&self) -> IpAddr {
         self.address.ip()
+    }
+
+    /// The same as a target, without a name to be looked up.
+    pub(crate) fn numeric_target(&self) -> String {
+        numeric(self.address)
     }
 
     /// Measures until the count is reached and the answers are in, or SIGINT or SIGTERM arrives
@@ -445,6 +450,22 @@ fn check_gateway(
     }
 }
 
+/// The device that a link-local address is on.
+fn scope(address: SocketAddr) -> Option<u32> {
+    match address {
+        SocketAddr::V6(a) => Some(a.scope_id()).filter(|id| *id != 0),
+        SocketAddr::V4(_) => None,
+    }
+}
+
+/// An address as a target, with its device where it is link-local.
+fn numeric(address: SocketAddr) -> String {
+    match scope(address) {
+        Some(device) => format!("{}%{device}", address.ip()),
+        None => address.ip().to_string(),
+    }
+}
+
 /// The name of a device.
 fn device_name(index: u32) -> Option<String> {
     nix::net::if_::if_indextoname(index)
@@ -456,6 +477,24 @@ fn device_name(index: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_link_local_target_keeps_its_device() {
+        for (target, device) in [
+            ("fe80::1%lo", Some(1)),
+            ("[::1]", None),
+            ("127.0.0.1", None),
+        ] {
+            let mut options = PingOptions {
+                target: target.into(),
+                ..PingOptions::default()
+            };
+            let address = options.resolve().unwrap();
+            assert_eq!(scope(address), device, "{target}");
+            options.target = numeric(address);
+            assert_eq!(options.resolve().unwrap(), address, "{target}");
+        }
+    }
 
     #[test]
     fn what_cannot_work_is_said() {

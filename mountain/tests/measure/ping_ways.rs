@@ -244,6 +244,24 @@ fn a_path_of_the_daemon_is_measured_by_its_name() {
     ping(&net.client, &format!("{SERVER6} -c 5 -i 2ms --path lte"));
 }
 
+/// Both devices lead to such an address.
+#[test]
+fn a_link_local_target_is_measured_over_its_device() {
+    let net = Net::probed();
+    listen(&net.server, "[::]:7777");
+    for i in [0, 1] {
+        let (_, run) = ping(&net.client, &format!("fe80::d%u{i} --tcp 7777 -c 5 -i 2ms"));
+        for device in [0, 1] {
+            let of_device = format!("device.u{device}.qdisc");
+            let is_known = run.environment.contains_key(&of_device);
+            assert_eq!(is_known, device == i, "u{i}: {of_device}");
+        }
+    }
+    let ab = "ab fe80::d%u1 --a true --b true --settle 1ms -c 20 -i 1ms --json";
+    let value: serde_json::Value = serde_json::from_str(&net.client.mountain_ok(ab)).unwrap();
+    assert_eq!(value["rounds"], 8, "{value}");
+}
+
 #[test]
 fn whose_timestamps_they_are_is_said() {
     let net = Net::new();
