@@ -102,10 +102,11 @@ impl Ab {
         ];
         ensure!(self.settle <= LONGEST, "--settle: at most a year");
         check_writable(self.out.as_deref())?;
-        let asked = Asked::to_end()?;
         let mut options = self.options();
-        // The name is looked up once: both sides have the same target.
+        // The name is looked up once: both sides have the same target. That can take long, and until then nothing is
+        // changed that a signal would leave behind.
         options.target = Pinger::new(options.clone())?.numeric_target();
+        let asked = Asked::to_end()?;
         let mut course = Course {
             settings,
             asked,
