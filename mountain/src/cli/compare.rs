@@ -14,7 +14,7 @@ use crate::cli::print_answer;
 use crate::cli::results::{is_stdout, keep, label};
 use crate::measure::compare::{compare, Against, CompareOptions, Compared, Comparison, Run, Side};
 use crate::measure::import::import;
-use crate::measure::runfile::RunFile;
+use crate::measure::runfile::{check_rtt, RunFile};
 use crate::measure::stats::Unit;
 use crate::report::table::{align, Words};
 
@@ -54,10 +54,11 @@ pub(crate) struct Import {
     series: Option<String>,
 }
 
-fn milliseconds(text: &str) -> Result<f64, String> {
+/// Parses a delay that a round trip can have.
+pub(super) fn milliseconds(text: &str) -> Result<f64, String> {
     match text.trim_end_matches("ms").trim_end().parse::<f64>() {
-        Ok(ms) if ms.is_finite() && ms > 0.0 => Ok(ms),
-        _ => Err("not a number of ms above 0".into()),
+        Ok(ms) if ms > 0.0 && check_rtt(Some(ms * 1e3)).is_ok() => Ok(ms),
+        _ => Err("not a number of ms above 0, at most a day".into()),
     }
 }
 

@@ -14,6 +14,7 @@ use indicatif::ProgressBar;
 use serde_json::json;
 
 use super::{exit_code, path, print_json};
+use crate::cli::compare::milliseconds;
 use crate::cli::results::{check_writable, is_stdout, keep, label, progress};
 use crate::control::steering;
 use crate::host::stdout;
@@ -79,7 +80,7 @@ pub(crate) struct Ping {
     #[arg(long, value_parser = label)]
     label: Option<String>,
     /// Count answers slower than this many ms; several with commas [default: chosen by the median]
-    #[arg(long, value_name = "MS", value_delimiter = ',')]
+    #[arg(long, value_name = "MS", value_delimiter = ',', value_parser = milliseconds)]
     threshold: Vec<f64>,
     /// Print JSON
     #[arg(long)]
@@ -89,9 +90,6 @@ pub(crate) struct Ping {
 impl Ping {
     /// Exit code: 0 if anything answered, interrupted or not; 1 without any answer.
     pub(crate) fn run(self) -> Result<ExitCode> {
-        if let Some(&bad) = self.threshold.iter().find(|t| !t.is_finite() || **t <= 0.0) {
-            bail!("--threshold {bad}: must be a number above 0");
-        }
         check_writable(self.out.as_deref())?;
         let pinger = Pinger::new(self.options()?)?;
         let address = pinger.address().to_string();

@@ -129,6 +129,7 @@ fn what_cannot_be_measured_is_said() {
     fails("127.0.0.1 --interval 50y", "at most a day");
     fails("127.0.0.1 --udp 9000 -i 500us", "at least 1ms with --udp");
     fails("127.0.0.1 --threshold inf", "above 0");
+    fails("127.0.0.1 --threshold 1e308", "at most a day");
     fails("127.0.0.1 --threshold 0", "above 0");
     fails("127.0.0.1 --out /nonexistent/run.json", "cannot write");
     let settle = "ab 127.0.0.1 --a true --b true --settle 580000000000y";
