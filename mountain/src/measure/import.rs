@@ -40,6 +40,12 @@ pub fn import(mut content: impl BufRead, command: &str, series: Option<&str>) ->
 
 fn understand(mut content: impl BufRead, series: Option<&str>) -> Result<RunFile> {
     let damaged = "the packed file is truncated or damaged";
+    let limit = |bytes: u64| {
+        let most = LARGEST >> 20;
+        ensure!(bytes <= LARGEST, "the log is larger than {most} MiB");
+        Ok(())
+    };
+    let mut blanks = 0;
     loop {
         let ahead = content.fill_buf().context(damaged)?;
         let blank = ahead.len() - ahead.trim_ascii_start().len();
@@ -47,16 +53,14 @@ fn understand(mut content: impl BufRead, series: Option<&str>) -> Result<RunFile
             break;
         }
         content.consume(blank);
+        blanks += blank as u64;
+        limit(blanks)?;
     }
     if content.fill_buf().context(damaged)?.first() != Some(&b'{') {
         let mut text = Vec::new();
         let read = content.take(LARGEST + 1).read_to_end(&mut text);
         read.context(damaged)?;
-        ensure!(
-            text.len() as u64 <= LARGEST,
-            "the log is larger than {} MiB",
-            LARGEST >> 20
-        );
+        limit(text.len() as u64)?;
         let text = String::from_utf8_lossy(&text);
         ensure!(
             text.lines().any(|line| ping::header(line).is_some()),

@@ -435,3 +435,11 @@ fn flent_s_own_file_has_its_own_figures() {
     let step = run.samples.sent_us[58] / 58.0;
     assert!((step - 50e3).abs() < 500.0, "{step}");
 }
+
+#[test]
+fn blanks_without_end_are_refused() {
+    let blanks = BufReader::new(std::io::repeat(b'\n'));
+    let error = import(blanks, "a file", None).unwrap_err();
+    let larger = "larger than 256 MiB";
+    assert!(error.to_string().contains(larger), "{error}");
+}
