@@ -59,7 +59,7 @@ pub(super) struct ProbeLog {
     pub(super) repeated: usize,
     pub(super) errors: u64,
     pub(super) last_error: Option<String>,
-    /// The longest round trip so far.
+    /// The longest round trip so far, which is the path's: this process may have been stopped for hours.
     slowest_ns: i64,
     /// Probes that did not leave.
     unsent: usize,
@@ -73,7 +73,7 @@ impl ProbeLog {
 
     /// Adds the first answer to probe `at`.
     pub(super) fn answered(&mut self, at: usize, answer: RoundTrip) {
-        self.slowest_ns = self.slowest_ns.max(answer.user_ns);
+        self.slowest_ns = self.slowest_ns.max(answer.rtt_ns);
         self.arrival.push(at as u32);
         self.probes[at].answer = Some(answer);
     }
@@ -265,7 +265,9 @@ mod tests {
         assert_eq!(lingers, silence, "nothing tells how long it takes");
         let mut answered = |at: usize, ms: i64| {
             let answer = RoundTrip {
-                user_ns: ms * 1_000_000,
+                rtt_ns: ms * 1_000_000,
+                // As after Ctrl-Z.
+                user_ns: 3_600_000_000_000,
                 ..answer(true, None)
             };
             log.answered(at, answer);
