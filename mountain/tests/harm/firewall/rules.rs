@@ -85,7 +85,6 @@ const CASES: &str = r#"
     oifname "u1" ip dscp set cs1  => payload set
     oifname "u1" notrack  => notrack
     oifname "u1" reject  => reject
-    udp dport 9 queue num 5  => queue
     add @seen { ip daddr limit rate over 1/second } drop; oifname "u1" udp dport 7 drop  => oifname "u1"
     add @sent { ip daddr . oifname }  => set update
     oifname "u9" drop
