@@ -399,6 +399,13 @@ fn row(argument: &clap::Arg) -> Option<String> {
     let help = argument.get_long_help().or(argument.get_help());
     let help = help.map(ToString::to_string).unwrap_or_default();
     let mut help = sentences(&help).join(" ");
+    let values = argument.get_possible_values();
+    let values: Vec<String> = (values.iter().filter(|value| !value.is_hide_set()))
+        .map(|value| format!("`{}`", value.get_name()))
+        .collect();
+    if !values.is_empty() && !argument.is_hide_possible_values_set() {
+        help += &format!(" Values: {}.", values.join(", "));
+    }
     let defaults: Vec<_> = argument
         .get_default_values()
         .iter()
@@ -414,6 +421,25 @@ fn row(argument: &clap::Arg) -> Option<String> {
     };
     let name = cell(&name);
     Some(format!("| `{name}` | {} |", cell(&help)))
+}
+
+#[test]
+fn a_row_names_the_values_that_help_shows() {
+    use clap::builder::PossibleValue;
+    let argument = |name: &'static str| {
+        let values = ["a", "b", "c"].map(|v| PossibleValue::new(v).hide(v == "c"));
+        let named = clap::Arg::new(name).long(name).value_name("X");
+        named.help("Choose one.").value_parser(values)
+    };
+    let hidden = argument("hidden").hide_possible_values(true);
+    let mut command = Command::new("x").arg(argument("shown")).arg(hidden);
+    command.build();
+    let rows: Vec<String> = command.get_arguments().filter_map(row).collect();
+    let expected = [
+        "| `--shown <X>` | Choose one. Values: `a`, `b`. |",
+        "| `--hidden <X>` | Choose one. |",
+    ];
+    assert_eq!(rows, expected);
 }
 
 /// The paragraphs of a help text, each with a full stop, without what Markdown would take for its own.
