@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Where a forwarded flow starts: whether its source may leave by any uplink, the path that it is placed on, and
+ * what is remembered of that by the flow's hash. Included by placement.bpf.c behind choose.h.
+ */
+#ifndef MOUNTAIN_FORWARDED_H
+#define MOUNTAIN_FORWARDED_H
+
+/*
+ * An address that means nothing to the provider, so that the source will be translated on whichever
+ * uplink the packet leaves by: RFC 1918, RFC 6598; RFC 4193. Any other belongs to one uplink.
+ */
+static __always_inline bool mtn_is_inner(const struct mtn_flow_key *key)
+{
+	__u32 first = bpf_ntohl(key->saddr[0]);
+
+	if (key->ipv6)
+		return (first & 0xfe000000) == 0xfc000000;
+	return (first & 0xff000000) == 0x0a000000 || (first & 0xfff00000) == 0xac100000 ||
+	       (first & 0xffff0000) == 0xc0a80000 || (first & 0xffc00000) == 0x64400000;
+}
+
+/* Is the source in an uplink's own network, so that it is right on that uplink only? */
+static __always_inline bool mtn_is_uplinks(const struct mtn_flow_key *key)
+{
+	bool found = config.n_uplink_nets > MTN_MAX_UPLINK_NETS;
+	__u32 i;
+
+	bpf_for(i, 0, config.n_uplink_nets) {
+		struct mtn_uplink_net *net;
+
+		if (i >= MTN_MAX_UPLINK_NETS)
+			break;
+		net = &uplink_nets[i];
+		if (net->ipv6 == key->ipv6 && mtn_in_prefix(key->saddr, net->addr, net->mask)) {
+			found = true;
+			break;
+		}
+	}
+	return found;
+}
+
+/* Of a flow's words, each times an odd number of its own: no multiplication waits for another one. */
+static __always_inline __u32 mtn_recent_hash(const struct mtn_flow_key *key)
+{
+	const __u64 *word = (const __u64 *)key;
+	__u64 sum = word[0] * 0x9e3779b97f4a7c15 + word[1] * 0xc2b2ae3d27d4eb4f +
+		    word[2] * 0xd6e8feb86659fd93 + word[3] * 0xff51afd7ed558ccd +
+		    word[4] * 0xc4ceb9fe1a85ec53 + config.hash_seed;
+
+	return (sum ^ sum >> 29) * 0xbf58476d1ce4e5b9 >> 32;
+}
+
+static __always_inline volatile __u64 *mtn_recent_at(__u32 hash)
+{
+	barrier_var(hash);
+	return &recent[hash & (MTN_RECENT - 1)];
+}
+
+/*
+ * The path where the flow of this hash was placed, if a new one might be placed there now; else
+ * MTN_MAX_PATHS. Two flows of one hash share their path: each could have had it.
+ */
+static __always_inline __u32 mtn_recent_path(__u32 hash, __u32 generation)
+{
+	union mtn_recent r = { .word = *mtn_recent_at(hash) };
+	union mtn_masks masks;
+	__u32 group, path, member;
+
+	if (r.hash != hash || r.generation != (__u16)generation)
+		return MTN_MAX_PATHS;
+	group = r.group;
+	path = r.path;
+	barrier_var(group);
+	masks.word = group_masks[group & (MTN_MAX_GROUPS - 1)].word;
+	barrier_var(path);
+	member = groups[group & (MTN_MAX_GROUPS - 1)].member_of[path & (MTN_MAX_PATHS - 1)];
+	if (member >= MTN_MAX_MEMBERS || !(masks.latency & masks.alive & (1U << member)))
+		return MTN_MAX_PATHS;
+	return path;
+}
+
+/* Places the flow of a packet that may begin it. */
+static __noinline int mtn_begin(struct __sk_buff *skb, const struct mtn_pkt *pkt, __u32 hash,
+				__u32 generation)
+{
+	struct mtn_new_flow s = {};
+	__u32 group, path;
+
+	if (mtn_dest_is_local(&pkt->key))
+		return MTN_MAX_PATHS;
+	group = mtn_group_of(&pkt->key);
+	if (group >= MTN_MAX_GROUPS)
+		return MTN_MAX_PATHS;
+	if (!mtn_is_inner(&pkt->key) || mtn_is_uplinks(&pkt->key)) {
+		mtn_count(MTN_PLACE_PASS_SOURCE);
+		return MTN_MAX_PATHS;
+	}
+	s.key = pkt->key;
+	s.mark = skb->mark;
+	s.dsfield = pkt->dsfield;
+	s.prefer = MTN_MAX_PATHS;
+	path = mtn_place_forwarded(&s, group);
+	if (path >= MTN_MAX_PATHS)
+		return MTN_MAX_PATHS;
+	mtn_placed(&s, path, MTN_PLACE_PLACED_FORWARDED);
+	/* What a rule says may differ from packet to packet. */
+	if (!config.n_rules) {
+		union mtn_recent r = {
+			.hash = hash,
+			.generation = generation,
+			.group = group,
+			.path = path,
+		};
+
+		*mtn_recent_at(hash) = r.word;
+	}
+	return path;
+}
+
+#endif
