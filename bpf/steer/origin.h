@@ -58,6 +58,7 @@ struct sk_buff {
 	struct sock *sk;
 	struct net_device *dev;
 	unsigned long _skb_refdst;
+	unsigned long _nfct;
 };
 #pragma clang attribute pop
 

@@ -100,6 +100,7 @@ struct mtn_group groups[MTN_MAX_GROUPS];
 volatile union mtn_masks group_masks[MTN_MAX_GROUPS];
 
 #include "../common/fib_rules.h"
+#include "routed.h"
 #include "cgroups.h"
 #include "fragments.h"
 
@@ -499,28 +500,6 @@ static __always_inline void mtn_account(struct __sk_buff *skb, __u32 path)
 	mtn_count_traffic(path, skb->len, skb->gso_segs > 1 ? skb->gso_segs : 1);
 }
 
-/*
- * The uid by which ip rules judge a packet: its socket's. Without one it is root's
- * (sock_net_uid() in the kernel), as in TIME_WAIT, where the socket is none that has a user.
- */
-static __always_inline __u32 mtn_uid(struct __sk_buff *skb)
-{
-	struct bpf_sock *sk = skb->sk;
-
-	return sk && sk->state != BPF_TCP_TIME_WAIT ? bpf_get_socket_uid(skb) : 0;
-}
-
-/* A function of its own to the verifier, which would else follow each case of it to the end. */
-__noinline int mtn_is_selected(struct __sk_buff *skb, struct mtn_pkt *pkt)
-{
-	/* To ip rules, what the host itself sends came in by lo. */
-	__u32 iif = skb->ingress_ifindex ? skb->ingress_ifindex : LOOPBACK_IFINDEX;
-
-	if (!pkt)
-		return 0;
-	return mtn_selected_elsewhere(&pkt->key, skb->mark, iif, mtn_uid(skb), pkt->dsfield);
-}
-
 SEC("tcx/egress")
 int mountain_steer(struct __sk_buff *skb)
 {
@@ -566,7 +545,7 @@ int mountain_steer(struct __sk_buff *skb)
 		mtn_count(MTN_STAT_PASS_DEST);
 		goto pass;
 	}
-	if (config.n_fib_rules && mtn_is_selected(skb, &pkt)) {
+	if (config.n_fib_rules && mtn_is_selected(skb, &pkt, mtn_connection(skb))) {
 		mtn_count(MTN_STAT_PASS_FIB_RULE);
 		goto pass;
 	}

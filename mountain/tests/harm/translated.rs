@@ -136,6 +136,85 @@ fn flows_that_nobody_here_translates_are_left_to_the_kernel() {
     assert_has(&stdout(&net.client.mountain("check --adopt")), &said);
 }
 
+/// Has a rule lead packets to the server by u0 alone.
+fn lead_by_u0(net: &Net, rule: &str) {
+    let route = "route add 10.98.1.0/24 via 10.30.0.2 dev u0 src 10.98.0.1 table 100";
+    net.client.ip(route);
+    let rule = format!("rule add priority 100 {rule} lookup 100");
+    net.client.ip(&rule);
+}
+
+/// The traffic, which a rule leads, does not leave by u1 when u0 loses all of it.
+#[track_caller]
+fn assert_led(net: &Net, traffic: &Traffic) {
+    let by_u0 = || {
+        let counts = traffic.during(HALF);
+        counts.by_path[1] == 0 && counts.nearly_all_arrived()
+    };
+    wait_until("the rule leads all by u0", LEAVE, by_u0);
+    net.lose(0);
+    let counts = traffic.during(HALF);
+    assert!(counts.sent > 0);
+    assert_eq!(counts.by_path[1], 0, "{counts:?}");
+}
+
+/// The rule has seen the source before NAT. The new one is an address of the client on no uplink, which may move.
+#[test]
+fn flows_that_a_rule_leads_by_their_source_stay_once_it_is_translated() {
+    let net = Net::new();
+    let (client, lan) = (&net.client, net.inner());
+    lan.bring_up("lo", &["10.51.0.2/32"]);
+    client.ip("addr add 10.98.0.7/32 dev lo");
+    lead_by_u0(&net, "from 10.50.0.0/24");
+    let rule = "oifname { u0, u1 } snat to 10.98.0.7";
+    client.chain("ip n post", "nat hook postrouting priority 100", rule);
+    net.steer();
+    let from = |source| Traffic::between(&lan, &net.server, SERVER4, 20, Some(source));
+    let led = from("10.50.0.2");
+    assert_led(&net, &led);
+    drop(led);
+    let free = from("10.51.0.2");
+    wait_until("sources that no rule leads move", 2 * LEAVE, || {
+        free.during(HALF).nearly_all_arrived()
+    });
+}
+
+/// The rule has seen the source of an answer before NAT gives it the address that was asked.
+#[test]
+fn answers_that_a_rule_leads_by_their_source_stay_once_it_is_translated() {
+    let net = Net::new();
+    let (client, lan) = (&net.client, net.inner());
+    lead_by_u0(&net, "from 10.50.0.0/24");
+    let rule = "ip daddr 10.98.0.1 udp dport 7100 dnat to 10.50.0.2:7200";
+    client.chain("ip n pre", "nat hook prerouting priority -100", rule);
+    net.steer();
+    let (asks, answers) = (net.server.udp("10.98.1.1:0"), lan.udp("10.50.0.2:7200"));
+    asks.connect("10.98.0.1:7100").unwrap();
+    asks.send(&[1]).unwrap();
+    let (_, asker) = answers.recv_from(&mut [0; 1]).expect("it is asked");
+    let is_answered = || {
+        answers.send_to(&[2], asker).unwrap();
+        asks.recv(&mut [0; 1]).is_ok()
+    };
+    assert!(is_answered());
+    net.lose(0);
+    asks.set_read_timeout(Some(HALF)).unwrap();
+    assert!(!is_answered(), "by u1");
+}
+
+/// The kernel routes what a socket sends again where DNAT changes its address, not where it changes its port alone.
+#[test]
+fn flows_that_a_rule_leads_by_their_port_stay_once_it_is_translated() {
+    let net = Net::new();
+    lead_by_u0(&net, "ipproto udp dport 7000");
+    let there = "ip daddr 10.98.1.1 udp dport 7000 dnat to :7001";
+    (net.client).chain("ip n out", "nat hook output priority -100", there);
+    let back = "ip daddr 10.98.1.1 udp dport 7001 dnat to :7000";
+    (net.server).chain("ip n pre", "nat hook prerouting priority -100", back);
+    net.steer();
+    assert_led(&net, &Traffic::start(&net, SERVER4, 20));
+}
+
 /// By way of a VPN's halves of the Internet every address seems to be behind the tunnel.
 #[test]
 fn translated_flows_stay_although_a_tunnel_has_all_the_internet() {
