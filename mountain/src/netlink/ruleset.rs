@@ -64,7 +64,7 @@ mod registers;
 mod residue;
 mod sets;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod text;
 mod xt;
 mod xtables;

@@ -9,8 +9,9 @@
 //! Filters of traffic control and programs at tcx are not evaluated at all: with one at the egress of a device of a
 //! group, its flows do not move.
 //!
-//! Besides, the steering program asks the packet which FIB rule has routed it. A mark or a TOS that the
-//! firewall has changed since would give the wrong answer, so flows do not move where such rules matter.
+//! Besides, the steering program asks the packet which FIB rule has routed it. A mark or a TOS that the firewall has
+//! changed since would give the wrong answer, so flows do not move where such rules matter. The same holds for an address
+//! or a port that something else than NAT has changed: the program knows of NAT.
 //!
 //! Of new flows it is asked whether their marks change what the firewall does before routing, and whether it
 //! translates their sources.
@@ -23,7 +24,7 @@ use libc::{IPPROTO_TCP, IPPROTO_UDP};
 use serde::{Deserialize, Serialize};
 
 use crate::netlink::ruleset::{
-    Chains, DeviceFact, Effect, EffectKind, Facts, Hook, Packets, Place, Ruleset, Strange,
+    Chains, DeviceFact, EffectKind, Facts, Hook, Packets, Place, Ruleset, Strange,
 };
 use crate::netlink::Link;
 use crate::topology::{ByMark, Group, InnerNet, Rewritable, Topology};
@@ -278,15 +279,16 @@ impl Firewall {
             let (kind, what) = match field {
                 Rewritable::Mark => (EffectKind::Mark, "mark"),
                 Rewritable::Tos => (EffectKind::Modify, "TOS"),
+                Rewritable::Address => (EffectKind::Address, "address or port"),
             };
-            let effects = AFTER_ROUTING.into_iter().flat_map(|hook| {
+            let kinds = [kind, EffectKind::Unknown];
+            let mut effects = AFTER_ROUTING.into_iter().flat_map(|hook| {
                 let place = Place::new(Packets::of(question.ipv6), hook);
                 let place = place.chains(Chains::ButRerouting);
                 let residue = self.ruleset.residue(&place, &facts(hook, device));
                 residue.effects()
             });
-            let changes = |e: &Effect| e.kind == kind || e.kind == EffectKind::Unknown;
-            let rule = effects.into_iter().find(changes)?.rule;
+            let rule = effects.find(|e| kinds.contains(&e.kind))?.rule;
             Some(Difference {
                 what: format!(
                     "rules of the FIB route by {what}, also by {}, and the firewall may change it \
@@ -348,6 +350,7 @@ fn at_place(ruleset: &Ruleset, place: Place, devices: &[&Link]) -> Option<Differ
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::netlink::ruleset::tests::effects::with_effect;
 
     fn question(ipv6: bool, devices: &[u32]) -> Question {
         Question {
@@ -370,6 +373,41 @@ mod tests {
         assert_eq!(firewall.difference(&question(true, &[1, 2])), None);
         let one_device = firewall.difference(&question(false, &[1]));
         assert_eq!(one_device, None, "two gateways on one device");
+    }
+
+    #[test]
+    fn what_rules_of_the_fib_ask_for_may_not_change_after_routing() {
+        use EffectKind as E;
+        use Rewritable as R;
+        let devices = [1, 2].map(|ifindex| Link {
+            ifindex,
+            ..Link::default()
+        });
+        let holds = |asked, kind| {
+            let firewall = Firewall {
+                ruleset: with_effect(kind),
+                devices: devices.to_vec(),
+                ..Firewall::default()
+            };
+            let question = Question {
+                unchanged: BTreeSet::from([asked]),
+                ..question(false, &[1, 2])
+            };
+            firewall.difference(&question).is_some()
+        };
+        for (asked, kind, expected) in [
+            (R::Mark, E::Mark, true),
+            (R::Mark, E::Modify, false),
+            (R::Tos, E::Modify, true),
+            (R::Tos, E::Address, false),
+            (R::Address, E::Address, true),
+            // An MSS that is clamped.
+            (R::Address, E::Modify, false),
+            // The steering program asks connection tracking.
+            (R::Address, E::Nat, false),
+        ] {
+            assert_eq!(holds(asked, kind), expected, "{asked:?}, {kind:?}");
+        }
     }
 
     #[test]

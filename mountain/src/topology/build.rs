@@ -456,11 +456,16 @@ impl Builder<'_> {
         let paths = group.members.iter().map(|m| &self.topology.paths[m.path]);
         let devices: BTreeSet<u32> = paths.clone().map(|path| path.key.ifindex).collect();
         let ipv6 = paths.clone().any(|path| path.key.ipv6);
-        let by_route = self.snapshot.routes.iter().any(|route| {
-            route.tos != 0 && route.table == group.table && group.prefixes.contains(&route.prefix)
+        let others = self.snapshot.routes.iter().filter(|route| {
+            is_conditional(route)
+                && route.table == group.table
+                && group.prefixes.contains(&route.prefix)
         });
         let mut found = BTreeSet::new();
-        found.extend(by_route.then_some(Rewritable::Tos));
+        for route in others {
+            found.extend((route.tos != 0).then_some(Rewritable::Tos));
+            found.extend(route.source.map(|_| Rewritable::Address));
+        }
         if let Some(Ok(approach)) = self.approaches.get(&(ipv6, group.table)) {
             let to = (group.table, ipv6);
             found.extend(rules::told_by(self.snapshot, &approach.reach, to, &devices));

@@ -157,6 +157,8 @@ pub enum Rewritable {
     Mark,
     /// Its DS field.
     Tos,
+    /// Its addresses and ports. The program knows what NAT has made of them, but not what else has.
+    Address,
 }
 
 /// Uplinks of one family whose adoption rests, as the kernel prefers another way for new flows: a VPN's. Or one is

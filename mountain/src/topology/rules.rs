@@ -95,7 +95,7 @@ pub(super) fn told_by(
 ) -> BTreeSet<Rewritable> {
     let before: BTreeSet<u32> = reach.fib_rules.iter().map(|rule| rule.priority).collect();
     let met = |rule: &&FibRule| rule.ipv6 == ipv6 && before.contains(&rule.priority);
-    let asks = |rule: &&FibRule| rule.fwmark.is_some() || rule.tos.is_some();
+    let asks = |rule: &&FibRule| rewritable(rule).next().is_some();
     let rules: Vec<&FibRule> = snapshot.rules.iter().filter(met).filter(asks).collect();
     let mut found = BTreeSet::new();
     if rules.is_empty() {
@@ -110,10 +110,21 @@ pub(super) fn told_by(
         Action::Goto(_) | Action::L3mdev => true,
     };
     for rule in rules.into_iter().filter(|rule| leads_out(rule)) {
-        found.extend(rule.fwmark.map(|_| Rewritable::Mark));
-        found.extend(rule.tos.map(|_| Rewritable::Tos));
+        found.extend(rewritable(rule));
     }
     found
+}
+
+/// The conditions of a rule that a firewall can change after routing.
+fn rewritable(rule: &FibRule) -> impl Iterator<Item = Rewritable> {
+    let by_address = rule.src.is_some() || rule.dst.is_some();
+    let by_port = rule.sport.is_some() || rule.dport.is_some();
+    let found = [
+        rule.fwmark.map(|_| Rewritable::Mark),
+        rule.tos.map(|_| Rewritable::Tos),
+        (by_address || by_port).then_some(Rewritable::Address),
+    ];
+    found.into_iter().flatten()
 }
 
 /// Where a rule has to stand that every packet meets right before it would look the main table up:
@@ -508,6 +519,30 @@ mod tests {
         };
         assert!(taken(&[of_kind(libc::RTN_BLACKHOLE)]));
         assert!(!taken(&[of_kind(RTN_THROW)]));
+    }
+
+    #[test]
+    fn a_rule_that_leads_out_tells_packets_by_what_it_asks_for() {
+        let told = |change: fn(&mut FibRule), device: u32| {
+            let mut snapshot = snapshot(vec![to_100(10, change), to_main()]);
+            for route in &mut snapshot.routes {
+                route.hops.push(NextHop {
+                    ifindex: 2,
+                    ..NextHop::default()
+                });
+            }
+            let reach = reach(&snapshot, 254, false).unwrap();
+            let devices = BTreeSet::from([device]);
+            let found = told_by(&snapshot, &reach, (254, false), &devices);
+            found.into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(told(|r| r.tos = Some((4, 4)), 2), [Rewritable::Tos]);
+        assert_eq!(told(|r| r.dport = Some((1, 2)), 2), [Rewritable::Address]);
+        let by_source = |r: &mut FibRule| r.src = "10.0.0.0/8".parse().ok();
+        assert_eq!(told(by_source, 2), [Rewritable::Address]);
+        assert_eq!(told(|r| r.iif = Some(9), 2), []);
+        // By a device of no group.
+        assert_eq!(told(|r| r.dport = Some((1, 2)), 3), []);
     }
 
     #[test]

@@ -31,7 +31,12 @@ impl Ruleset {
         if residue.writes(&[EffectKind::Mark, EffectKind::Unknown]) {
             open.mark = None;
         }
-        if residue.writes(&[EffectKind::Nat, EffectKind::Modify, EffectKind::Unknown]) {
+        if residue.writes(&[
+            EffectKind::Nat,
+            EffectKind::Address,
+            EffectKind::Modify,
+            EffectKind::Unknown,
+        ]) {
             open.source = None;
             open.destination = None;
             open.source_port = None;

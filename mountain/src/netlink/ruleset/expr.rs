@@ -328,13 +328,29 @@ fn meta(a: &Attributes<'_>) -> Option<Expr> {
 fn payload(a: &Attributes<'_>) -> Option<Expr> {
     let (base, offset, len) = (a.be32(2)?, a.be32(3)?, a.be32(4)?);
     if reg(a, 5).is_some() {
-        return Some(statement(EffectKind::Modify, "payload set", a, &[5]));
+        let kind = match holds_address(base, offset, len) {
+            true => EffectKind::Address,
+            false => EffectKind::Modify,
+        };
+        return Some(statement(kind, "payload set", a, &[5]));
     }
     Some(Expr::Load {
         source: Source::Payload(base, offset, len),
         dreg: reg(a, 1)?,
         len: len as usize,
     })
+}
+
+/// Whether bytes of a header are those of an address, of IPv4 or IPv6, or of a port. IPv6 addresses begin at 8, where
+/// IPv4 has its TTL, which is written alone.
+fn holds_address(base: u32, offset: u32, len: u32) -> bool {
+    const NETWORK: u32 = 1;
+    const TRANSPORT: u32 = 2;
+    match base {
+        NETWORK => offset < 40 && offset.saturating_add(len) > 12,
+        TRANSPORT => offset < 4,
+        _ => false,
+    }
 }
 
 const CT_MARK: u32 = 3;

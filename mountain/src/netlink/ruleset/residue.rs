@@ -15,7 +15,7 @@ use super::{text, Family, FirewallRule, FirewallTable, RuleRef};
 pub enum EffectKind {
     /// Drops, rejects or steals.
     Drop,
-    /// Changes an address or a port.
+    /// Changes an address or a port of a connection.
     Nat,
     /// Sets the packet's mark, by which it may be routed.
     Mark,
@@ -25,7 +25,9 @@ pub enum EffectKind {
     Queue,
     /// Changes how the connection is tracked: not at all, zone, helper, timeout.
     Track,
-    /// Writes to the packet: a header field, an option, the MSS.
+    /// Writes an address or a port to the packet, of which connection tracking does not know.
+    Address,
+    /// Writes to the packet: another header field, an option, the MSS.
     Modify,
     /// Sends a copy of it elsewhere.
     Copy,
@@ -50,7 +52,12 @@ impl EffectKind {
     fn asks(self) -> bool {
         matches!(
             self,
-            Self::Modify | Self::Forward | Self::Remember | Self::Object | Self::Unknown
+            Self::Address
+                | Self::Modify
+                | Self::Forward
+                | Self::Remember
+                | Self::Object
+                | Self::Unknown
         )
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Parsing of fixed bytes, and evaluation of rules that no program would load.
 
+pub(crate) mod effects;
 mod maps;
 mod updates;
 

@@ -187,8 +187,8 @@ pub(super) fn target(found: &Extension) -> Option<EffectKind> {
         "TPROXY" => E::Forward,
         "TEE" => E::Copy,
         "SET" => E::Remember,
-        "TCPMSS" | "TCPOPTSTRIP" | "TTL" | "HL" | "DSCP" | "TOS" | "ECN" | "CHECKSUM" | "DNPT"
-        | "SNPT" => E::Modify,
+        "DNPT" | "SNPT" => E::Address,
+        "TCPMSS" | "TCPOPTSTRIP" | "TTL" | "HL" | "DSCP" | "TOS" | "ECN" | "CHECKSUM" => E::Modify,
         _ => E::Unknown,
     })
 }

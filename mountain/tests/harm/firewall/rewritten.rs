@@ -34,6 +34,7 @@ fn packets_routed_by_a_mark_that_is_taken_off_stay() {
 
 const FWMARK: &[&str] = &["rule add priority 100 fwmark 7 lookup 100"];
 const ROUTE_BY_TOS: &[&str] = &["route add 10.98.1.0/24 tos 0x10 via 10.30.0.2 dev u0"];
+const SOURCE: &[&str] = &["rule add priority 100 from 10.50.0.0/24 lookup 100"];
 const TOS: &[&str] = &["rule add priority 100 tos 0x10 lookup 100"];
 /// Tailscale's: what bears the mark uses the main table, as all else does, or nothing at all.
 const TAILSCALE: &[&str] = &[
@@ -45,6 +46,11 @@ const DSCP: &str = "table inet t { chain c { type filter hook forward priority m
 const DSCP_AT_LAST: &str =
     "table inet t { chain c { type filter hook postrouting priority mangle;\n\
                             ip dscp set 0\n} }";
+const SNAT: &str = "table inet t { chain c { type nat hook postrouting priority srcnat;\n\
+                    snat ip to 10.98.0.7\n} }";
+/// Of which connection tracking does not know.
+const STATELESS: &str = "table inet t { chain c { type filter hook postrouting priority mangle;\n\
+                         ip saddr 10.50.0.0/24 ip saddr set 10.98.0.7\n} }";
 const NOT_THE_PACKETS: &str =
     "table inet t { chain c { type filter hook postrouting priority mangle;\n\
      ct mark set 5\nmeta priority set 1:1\n} }";
@@ -65,6 +71,10 @@ const CASES: &[(&[&str], &str, bool)] = &[
     (TOS, DSCP, true),
     (ROUTE_BY_TOS, DSCP_AT_LAST, true),
     (TOS, OFF, false),
+    (&[], STATELESS, false),
+    (SOURCE, STATELESS, true),
+    (SOURCE, SNAT, false),
+    (SOURCE, DSCP, false),
 ];
 
 #[test]
