@@ -81,9 +81,16 @@ static __always_inline int mtn_as_routed(struct mtn_flow_key *key, __u64 nfct, _
 	struct nf_conntrack_tuple *was;
 	unsigned long status = 0;
 	__u32 daddr[4] = {};
+	__u32 *kind;
 
-	if (!ct)
-		return 0;
+	if (!ct) {
+		/* A flow table translates packets that are in no connection. Others that are forwarded, but for IPsec's,
+		 * have no address of this host. */
+		if (iif == LOOPBACK_IFINDEX || !mtn_has_ports(key->proto))
+			return 0;
+		kind = mtn_source_kind(key);
+		return kind && *kind == MTN_SOURCE_OWN ? -1 : 0;
+	}
 	if (!mtn_nat_is_readable() || bpf_core_read(&status, sizeof(status), &ct->status))
 		return -1;
 	if (!(status & IPS_NAT_MASK))

@@ -100,7 +100,6 @@ struct mtn_group groups[MTN_MAX_GROUPS];
 volatile union mtn_masks group_masks[MTN_MAX_GROUPS];
 
 #include "../common/fib_rules.h"
-#include "routed.h"
 #include "cgroups.h"
 #include "fragments.h"
 
@@ -133,6 +132,7 @@ static __always_inline void mtn_count(__u32 stat)
 
 #include "flow_table.h"
 #include "sources.h"
+#include "routed.h"
 #include "choose.h"
 
 /* DSCP EF, AF41..AF43 and CS4 and up ask for low latency (RFC 4594). */
@@ -549,7 +549,6 @@ int mountain_steer(struct __sk_buff *skb)
 		mtn_count(MTN_STAT_PASS_FIB_RULE);
 		goto pass;
 	}
-
 	if (config.n_held_cgroups && mtn_is_held_cgroup(skb)) {
 		mtn_count(MTN_STAT_PASS_CGROUP);
 		goto pass;

@@ -11,7 +11,8 @@
 //!
 //! Besides, the steering program asks the packet which FIB rule has routed it. A mark or a TOS that the firewall has
 //! changed since would give the wrong answer, so flows do not move where such rules matter. The same holds for an address
-//! or a port that something else than NAT has changed: the program knows of NAT.
+//! or a port that something else than NAT has changed: the program knows of NAT. What a flow table sends on bears no mark
+//! and no TOS that the firewall would have set before routing.
 //!
 //! Of new flows it is asked whether their marks change what the firewall does before routing, and whether it
 //! translates their sources.
@@ -275,24 +276,25 @@ impl Firewall {
     /// The first rule that changes, after routing, what FIB rules ask for. Devices are treated alike by now, so
     /// one of them tells.
     fn rewriting(&self, question: &Question, device: &Link) -> Option<Difference> {
+        use EffectKind as E;
         question.unchanged.iter().find_map(|field| {
-            let (kind, what) = match field {
-                Rewritable::Mark => (EffectKind::Mark, "mark"),
-                Rewritable::Tos => (EffectKind::Modify, "TOS"),
-                Rewritable::Address => (EffectKind::Address, "address or port"),
+            let (kinds, what) = match field {
+                Rewritable::Mark => ([E::Mark, E::Forward], "mark"),
+                Rewritable::Tos => ([E::Modify, E::Forward], "TOS"),
+                Rewritable::Address => ([E::Address; 2], "address or port"),
             };
-            let kinds = [kind, EffectKind::Unknown];
             let mut effects = AFTER_ROUTING.into_iter().flat_map(|hook| {
                 let place = Place::new(Packets::of(question.ipv6), hook);
                 let place = place.chains(Chains::ButRerouting);
                 let residue = self.ruleset.residue(&place, &facts(hook, device));
                 residue.effects()
             });
-            let rule = effects.find(|e| kinds.contains(&e.kind))?.rule;
+            let changes = |kind| kinds.contains(&kind) || kind == E::Unknown;
+            let rule = effects.find(|e| changes(e.kind))?.rule;
             Some(Difference {
                 what: format!(
                     "rules of the FIB route by {what}, also by {}, and the firewall may change it \
-                     after that, by {rule}",
+                     after that, or send packets on without it, by {rule}",
                     device.name
                 ),
                 rule: Some(rule.to_string()),
@@ -405,6 +407,10 @@ mod tests {
             (R::Address, E::Modify, false),
             // The steering program asks connection tracking.
             (R::Address, E::Nat, false),
+            // A flow table.
+            (R::Mark, E::Forward, true),
+            (R::Tos, E::Forward, true),
+            (R::Address, E::Forward, false),
         ] {
             assert_eq!(holds(asked, kind), expected, "{asked:?}, {kind:?}");
         }

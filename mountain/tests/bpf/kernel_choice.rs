@@ -6,10 +6,10 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::rig::packets::*;
-use crate::rig::{alive, all_but, ms, only, patient, rig_groups, settings, with_rig};
-use crate::rig::{Rig, BOTH, PASS, PLAIN, REDIRECT};
+use crate::rig::{alive, all_but, fib_rule, ms, only, patient, rig_groups, settings, with_rig};
+use crate::rig::{Ctx, Rig, BOTH, PASS, PLAIN, REDIRECT};
 use ipnet::IpNet;
-use mountain::bpf::{ProgramGroup, SteerMode};
+use mountain::bpf::{ProgramGroup, Sources, SteerMode};
 use mountain::steer::rendezvous::inv_weight;
 
 fn packet(port: u16) -> Vec<u8> {
@@ -132,5 +132,27 @@ fn next_hops_that_are_the_same_on_the_wire_are_told_apart_by_the_route() {
         let charged = [0, 4].map(|path| rig.steer.traffic(path).unwrap().packets);
         assert_eq!(charged, [0, 2]);
         assert_eq!(rig.send(0, &packet(1)), 1, "by the first route");
+    });
+}
+
+/// A flow table translates what is in no connection: what a rule has seen of it nobody knows.
+#[test]
+fn where_there_are_rules_forwarded_packets_from_an_own_address_stay() {
+    with_rig(settings(), |mut rig| {
+        let sources = Sources {
+            own: vec!["192.0.2.5".parse().unwrap()],
+            ..Sources::default()
+        };
+        let rules = [fib_rule(|r| r.fwmark = Some((0xdead, !0)))];
+        let packet = Ip::v4(UDP, udp(1, 2, 20)).from("192.0.2.5").on(0);
+        let (none, some, forwarded) = (&rules[..0], &rules[..], Ctx::came_by(77));
+        for (rules, ctx, to) in [(none, forwarded, 1), (some, PLAIN, 1), (some, forwarded, 0)] {
+            let set = (rig.steer).set_topology(&rig_groups(), &[], rules, &sources);
+            set.unwrap();
+            rig.masks(only(1));
+            rig.clear_flows();
+            let what = format!("{rules:?}, {ctx:?}");
+            assert_eq!(rig.send_ctx(0, &packet, ctx), to, "{what}");
+        }
     });
 }
