@@ -17,7 +17,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::support::arrivals;
 
-use super::host::{unspecified, Host};
+use super::host::{unspecified, Host, TUN};
 use super::packets::{self, By, Flow, TCP, UDP};
 use super::rig::{feed, flush_conntrack, ip, Pinned, Rig, Seen};
 
@@ -167,18 +167,32 @@ pub fn by_flow(flows: &[Flow], seen: Vec<(u16, Seen)>) -> Sent {
         let Some(flow) = flows.get(usize::from(id).wrapping_sub(1)) else {
             continue;
         };
+        if seen.look.is_answer && !matches!(flow.by, By::Forwarded { .. }) {
+            continue;
+        }
         if flow.is_ephemeral() {
             seen.look.sport = 0;
         }
-        sent.entry(id).or_default().insert(seen);
+        let seens = sent.entry(id).or_default();
+        while !flow.repeats() && seens.contains(&seen) {
+            seen.look.copies += 1;
+        }
+        seens.insert(seen);
+    }
+    // What comes by a tunnel comes when it likes.
+    for seens in sent.values_mut() {
+        if seens.iter().any(|s| s.exit.device == TUN) {
+            seens.retain(|s| !s.look.is_answer);
+        }
     }
     sent
 }
 
 /// Sends a packet of each flow, as if for the first time.
-fn try_all(rig: &mut Rig, flows: &[Flow]) -> Sent {
+pub fn try_all(rig: &mut Rig, flows: &[Flow]) -> Sent {
     let mut sender = Sender::default();
     let pinned = Pinned::new();
+    rig.forget_late();
     for flow in flows {
         sender.send(rig, flow);
     }
@@ -186,7 +200,7 @@ fn try_all(rig: &mut Rig, flows: &[Flow]) -> Sent {
     for flow in flows.iter().filter(|f| f.proto == TCP) {
         // Acknowledgements depend on when the answer was read.
         if let Some(seen) = sent.get_mut(&flow.id) {
-            seen.retain(|s| s.look.mss.is_some() || s.look.proto != TCP);
+            seen.retain(|s| s.look.mss.is_some() || s.look.is_answer || s.look.proto != TCP);
         }
     }
     drop(sender);
@@ -267,7 +281,13 @@ impl Reference {
 
     /// Whether the kernel alone might send it by this device.
     pub fn may_leave_by(&self, flow: u16, device: &str) -> bool {
-        self.all(flow).flatten().any(|s| s.exit.device == device)
+        let mut all = self.all(flow).flatten();
+        all.any(|s| s.exit.device == device && !s.look.is_answer)
+    }
+
+    /// Whether the kernel alone might let so many packets leave.
+    pub fn knows_count(&self, flow: u16, count: usize) -> bool {
+        self.all(flow).any(|seens| seens.len() == count)
     }
 
     /// Whether the kernel alone might let nothing leave, by whatever member.

@@ -11,8 +11,9 @@
 //!   the look that it has there when the kernel alone chooses that member;
 //! - in the latter case its source is the member's own or one that belongs to no single uplink;
 //! - it leaves if, and only if, it left without Mountain (where new flows choose their uplink before they are
-//!   routed: if it left by that uplink);
-//! - a connection keeps its source, a translated one also its exit.
+//!   routed: if it left by that uplink), with all of its fragments, once, and so does what a forwarded one is answered;
+//! - a connection keeps its source, a translated one also its exit;
+//! - after Mountain has ended, the host's routes, rules and firewall are what they were.
 //!
 //! A group is a multipath route, or the default routes of a family with `--adopt` where the kernel's own choice is a
 //! plain uplink. No model says which packets use it: where the choice of a member makes no difference, no move is
@@ -47,7 +48,7 @@ use clap::ValueEnum;
 use host::{Host, Kind};
 use kernel::{by_flow, Reference, Sender, Sent};
 use mountain::Daemon;
-use packets::Flow;
+use packets::{By, Flow};
 use rig::{Pinned, Rig};
 use verdict::{Judge, Tally};
 
@@ -111,10 +112,21 @@ impl Trial<'_> {
 
     fn send(&mut self) -> Sent {
         let _pinned = Pinned::new();
+        self.rig.forget_late();
         for flow in self.flows.iter().filter(|f| self.known.contains(&f.id)) {
             self.sender.send(&self.rig, flow);
         }
         by_flow(self.flows, self.rig.collect())
+    }
+
+    /// Judges what is left of Mountain. `before`: what the host was set to.
+    fn end(&mut self, before: &str) {
+        self.sender = Sender::default();
+        self.rig.collect();
+        rig::flush_conntrack();
+        let after = rig::settings();
+        let sent = kernel::try_all(&mut self.rig, self.flows);
+        self.judge.ended(&sent, before, &after);
     }
 }
 
@@ -122,6 +134,8 @@ fn run(seed: u64, kinds: &[(Kind, bool)]) -> Result {
     let host = Host::random(seed, kinds);
     let flows = packets::flows(&host, FLOWS);
     let mut rig = Rig::new(&host);
+    let forwarded = |flow: &&Flow| matches!(flow.by, By::Forwarded { .. });
+    rig.answered = flows.iter().filter(forwarded).map(|f| f.id).collect();
     let reference = Reference::new(&mut rig, &host, &flows);
     let mut trial = Trial {
         rig,
@@ -134,6 +148,7 @@ fn run(seed: u64, kinds: &[(Kind, bool)]) -> Result {
     kernel::shake();
     let sent = trial.send();
     trial.judge.shaken(sent);
+    let before = rig::settings();
     let daemon = Daemon::start(&mut trial.rig, &host);
     let refused = daemon.is_none();
     let (mut steered, mut log) = (false, String::new());
@@ -151,9 +166,11 @@ fn run(seed: u64, kinds: &[(Kind, bool)]) -> Result {
                 trial.round(&format!("{} silent", uplink.name));
             }
         }
+        let ended = daemon.stop();
         log = daemon.said();
-        daemon.stop();
+        trial.judge.faults.extend(ended.err());
     }
+    trial.end(&before);
     let Judge { tally, faults, .. } = trial.judge;
     Result {
         faults,

@@ -130,11 +130,15 @@ impl Daemon {
         said(&self.log)
     }
 
-    /// Ends it in order.
-    pub fn stop(mut self) {
+    /// Ends it, in order if it still runs.
+    pub fn stop(&mut self) -> Result<(), String> {
         let mut guard = self.process.take().expect("it runs");
         guard.signal(Signal::SIGTERM);
-        guard.child().wait().unwrap();
+        let status = guard.child().wait().unwrap();
+        match status.success() {
+            true => Ok(()),
+            false => Err(format!("Mountain ended with {status}")),
+        }
     }
 }
 

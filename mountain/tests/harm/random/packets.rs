@@ -89,6 +89,11 @@ impl Flow {
         }
     }
 
+    /// Whether the kernel sends its packets again by itself.
+    pub fn repeats(&self) -> bool {
+        self.proto == TCP && self.socket().is_some()
+    }
+
     /// Whether the host has chosen a source for the flow, which its peer goes on to see.
     pub fn is_connection(&self) -> bool {
         self.socket()
@@ -153,9 +158,9 @@ fn flow(dice: &mut Dice, host: &Host, id: u16) -> Flow {
         sport: host::source_port(dice.below(CLASSES), id),
         tos: if dice.one_in(3) { dice.pick(&TOSES) } else { 0 },
         mark: if dice.one_in(5) { dice.pick(&MARKS) } else { 0 },
-        length: match proto == UDP && large {
-            true => dice.pick(&[1380, 1460, 3000]),
-            false => 16 + 4 * dice.below(20),
+        length: match proto == UDP || proto == TCP && matches!(by, By::Socket(_)) {
+            true if large => dice.pick(&[1380, 1460, 3000]),
+            _ => 16 + 4 * dice.below(20),
         },
         old: dice.one_in(2),
         by,
@@ -345,6 +350,10 @@ pub struct Look {
     pub part: Option<(u16, bool)>,
     /// What a SYN says.
     pub mss: Option<u16>,
+    /// Whether it is what a forwarded packet was answered.
+    pub is_answer: bool,
+    /// How many the same have left with it, before it.
+    pub copies: u8,
 }
 
 impl Look {
@@ -359,6 +368,8 @@ impl Look {
             hops,
             part: None,
             mss: None,
+            is_answer: false,
+            copies: 0,
         }
     }
 }
@@ -423,10 +434,11 @@ pub fn parse(packet: &[u8]) -> Option<Parsed<'_>> {
                 });
             }
             look.sport = word(l4, 0);
-            let dport = word(l4, 2);
-            (1000..1000 * (1 + CLASSES as u16))
-                .contains(&dport)
-                .then_some(dport % 1000)
+            let served = 1000..1000 * (1 + CLASSES as u16);
+            let number = |port: u16| served.contains(&port).then_some(port % 1000);
+            let (sent, answered) = (number(word(l4, 2)), number(look.sport));
+            look.is_answer = sent.is_none() && answered.is_some();
+            sent.or(answered)
         }
         // Not encrypted: behind the index and the sequence number is the packet itself.
         ESP => parse(l4.get(8..)?)?.flow,

@@ -5,7 +5,7 @@
 //! every neighbour: it answers ARP, neighbour solicitations, echo requests to gateways (unless a
 //! path is muted) and TCP. All else that leaves is kept. Nothing survives the process.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use etherparse::icmpv6::NeighborAdvertisementHeader;
 use etherparse::{ArpEthIpv4Packet, ArpOperation, ArpPacket, EtherType};
-use etherparse::{Icmpv6Type, PacketBuilder, TcpHeader, TcpSlice};
+use etherparse::{Icmpv6Type, PacketBuilder, TcpHeader, TcpSlice, UdpHeader};
 use netlink_sys::protocols::NETLINK_NETFILTER;
 use netlink_sys::{Socket, SocketAddr};
 use nix::sched::{sched_getaffinity, sched_setaffinity, setns, unshare, CloneFlags, CpuSet};
@@ -23,7 +23,7 @@ use nix::unistd::Pid;
 
 use super::devices::{open_ppp, Tunnel};
 use super::host::{neighbour_mac, own_mac, Host, INNER, TUN};
-use super::packets::{self, parse, Look, TCP};
+use super::packets::{self, parse, Look, TCP, UDP};
 use crate::support::frames::{ethernet, framed, PacketSocket};
 use crate::support::ip::Ip;
 use crate::support::sums::put_check;
@@ -35,11 +35,12 @@ const FENCE: u16 = 0x88b5;
 /// The same of packets in a tunnel (RFC 3692).
 const FENCE_PROTO: u8 = 253;
 
-/// Where a packet leaves: the device, and the neighbour that the frame is for.
+/// Where a packet leaves: the device, the neighbour that the frame is for, and the address that it is from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Exit {
     pub device: String,
     pub neighbour: Option<[u8; 6]>,
+    pub from: Option<[u8; 6]>,
 }
 
 /// One packet as it left.
@@ -65,6 +66,8 @@ pub struct Rig {
     fence: u32,
     /// Devices whose gateways do not answer probes.
     pub muted: Vec<String>,
+    /// Flows whose datagrams are answered. TCP always is.
+    pub answered: BTreeSet<u16>,
     /// What has left, with the flow's number.
     seen: Vec<(u16, Seen)>,
 }
@@ -183,6 +186,7 @@ impl Rig {
             fences: HashMap::new(),
             fence: 0,
             muted: Vec::new(),
+            answered: BTreeSet::new(),
             seen: Vec::new(),
             host_ns,
             guest_ns,
@@ -236,11 +240,18 @@ impl Rig {
 
     /// What has left since the last time, all of it.
     pub fn collect(&mut self) -> Vec<(u16, Seen)> {
-        // What is forwarded may still have to be when the first ones arrive.
-        for _ in 0..2 {
+        // What is forwarded may still have to be when the first ones arrive, and so may what it is answered.
+        for _ in 0..3 {
             self.wait_for_fences();
         }
         std::mem::take(&mut self.seen)
+    }
+
+    /// Leaves out what comes late, but for what TCP sends again by itself.
+    pub fn forget_late(&mut self) {
+        self.read_all();
+        let is_again = |seen: &Seen| seen.look.proto == TCP && !seen.look.is_answer;
+        self.seen.retain(|(_, seen)| is_again(seen));
     }
 
     fn wait_for_fences(&mut self) {
@@ -390,11 +401,20 @@ impl Rig {
         let exit = Exit {
             device: device.to_owned(),
             neighbour: macs.map(|(to, _)| to),
+            from: macs.map(|(_, from)| from),
         };
         let look = parsed.look.clone();
+        let (is_answer, is_whole) = (look.is_answer, look.part.is_none());
         self.seen.push((flow, Seen { exit, look }));
-        if parsed.look.proto == TCP && device != INNER {
-            self.accept(device, macs, &parsed);
+        if device == INNER || is_answer {
+            return;
+        }
+        match parsed.look.proto {
+            TCP => self.accept(device, macs, &parsed),
+            UDP if is_whole && self.answered.contains(&flow) => {
+                self.answer_datagram(device, macs, &parsed, flow);
+            }
+            _ => {}
         }
     }
 
@@ -421,8 +441,34 @@ impl Rig {
         let (own, peer) = (tcp.destination_port(), tcp.source_port());
         let mut reply = TcpHeader::new(own, peer, sequence, 0x4000);
         (reply.syn, reply.ack) = (tcp.syn(), true);
+        if tcp.syn() {
+            // Segments as large as any device's.
+            reply.set_options_raw(&[2, 4, 5, 180]).unwrap();
+        }
         reply.acknowledgment_number = tcp.sequence_number().wrapping_add(advance);
         self.reply(device, macs, &request.look, reply.to_bytes().to_vec());
+    }
+
+    /// What a server answers to a datagram.
+    fn answer_datagram(
+        &self,
+        device: &str,
+        macs: Option<([u8; 6], [u8; 6])>,
+        request: &packets::Parsed,
+        flow: u16,
+    ) {
+        let Some((ports, _)) = request.l4.split_first_chunk::<4>() else {
+            return;
+        };
+        let payload = packets::payload(flow, 16);
+        let reply = UdpHeader {
+            source_port: u16::from_be_bytes([ports[2], ports[3]]),
+            destination_port: u16::from_be_bytes([ports[0], ports[1]]),
+            length: (8 + payload.len()) as u16,
+            checksum: 0,
+        };
+        let l4 = [&reply.to_bytes()[..], &payload].concat();
+        self.reply(device, macs, &request.look, l4);
     }
 
     /// Sends `l4` with its checksum the way back.
@@ -452,6 +498,22 @@ impl Rig {
         enter(&self.host_ns);
         done
     }
+}
+
+/// What a host is set to: its rules, routes and firewall, in this thread's namespace.
+pub fn settings() -> String {
+    let rules = ["-4 rule", "-6 rule"].map(testkit::ip);
+    let routes = [
+        "-4 route show table all",
+        "-6 route show table all",
+        "nexthop",
+    ]
+    .map(testkit::ip);
+    // Without what packets change: counters, elements of sets.
+    let nft = Command::new("nft")
+        .args(["-s", "-t", "list", "ruleset"])
+        .output();
+    rules.concat() + &routes.concat() + &testkit::ok("nft list ruleset", nft)
 }
 
 /// Keeps this thread on one CPU, so that what it sends stays in order on its way through the kernel.

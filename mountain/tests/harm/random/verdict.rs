@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use super::host::{Host, Kind};
 use super::kernel::{contains, Reference, Seens, Sent};
-use super::packets::{By, Flow, TCP, UDP};
+use super::packets::{By, Flow, UDP};
 use super::rig::{Exit, Seen};
 
 /// What a flow has shown of itself so far.
@@ -68,6 +68,23 @@ impl<'a> Judge<'a> {
         self.shaken = sent;
     }
 
+    /// Mountain has ended: the host is set to what it was, and new flows go where the kernel sends them.
+    pub fn ended(&mut self, sent: &Sent, before: &str, after: &str) {
+        let lacking = |text: &str, other: &str, sign: &str| -> String {
+            let lines = text
+                .lines()
+                .filter(|line| !other.lines().any(|l| l == *line));
+            lines.flat_map(|line| [sign, line, "\n"]).collect()
+        };
+        if before != after {
+            let (gone, new) = (lacking(before, after, "-"), lacking(after, before, "+"));
+            self.faults.push(format!("not as it was:\n{gone}{new}"));
+        }
+        self.past.clear();
+        let all = self.flows.iter().map(|flow| flow.id).collect();
+        self.round("after the end", &all, sent, &[]);
+    }
+
     /// Judges one packet of each of these flows. `muted`: devices whose path was dead then.
     pub fn round(&mut self, what: &str, ids: &BTreeSet<u16>, sent: &Sent, muted: &[String]) {
         let none = Seens::new();
@@ -105,7 +122,7 @@ impl<'a> Judge<'a> {
         let shaken = self.shaken.get(&flow.id).unwrap_or(&none);
         let changes = flow.old && !self.shaken.is_empty() && shaken != plain;
         // What met no answer is sent again by another hash.
-        let again = flow.proto == TCP && flow.socket().is_some();
+        let again = flow.repeats();
         let random = flow.is_ephemeral()
             || reference.unsteady.contains(&flow.id)
             || again && plain.is_empty();
@@ -143,6 +160,11 @@ impl<'a> Judge<'a> {
                 return Err("source of another uplink".into());
             }
             moved = true;
+        }
+        // All fragments, copies and answers, and no more.
+        let of_kernel = reference.knows_count(flow.id, seen.len()) || shaken.len() == seen.len();
+        if !seen.is_empty() && !random && !again && !of_kernel {
+            return Err("other than the kernel's number of packets".into());
         }
         if moved && !random {
             self.tally.moved += 1;
