@@ -14,6 +14,7 @@ keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 cpus=2 flavour=cloud mirror=''
 # Folders and files of modules, below kernel/. Kernels that lack one have it built in, or not at all.
 modules=(net/{core,ipv4,ipv6,netfilter,sched,8021q,xfrm,unix,packet}
+    net/bridge/bridge.ko{,.xz,.zst}
     drivers/net/{veth,tun,macvlan,vrf,dummy}.ko{,.xz,.zst} drivers/net/{wireguard,ipvlan,bonding,ppp}
     crypto/{crypto_null,authenc,ecb,echainiv,seqiv}.ko{,.xz,.zst})
 

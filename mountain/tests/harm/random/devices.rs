@@ -22,6 +22,8 @@ pub enum Made {
     Bond,
     /// An ipvlan device on another one.
     Ipvlan,
+    /// A bridge of a device and a guest's.
+    Bridge,
 }
 
 /// What the tunnel is.
@@ -124,6 +126,13 @@ impl Host {
                     format!("link set p-{name} master {name}"),
                     format!("link set o-{name} master {name}"),
                     format!("link set {name} address {mac} mtu {mtu}"),
+                ]),
+                Made::Bridge => lines.extend([
+                    format!("link add {name} address {mac} type bridge"),
+                    veth(&format!("p-{name}"), &format!("s-{name}")),
+                    format!("link set p-{name} master {name}"),
+                    format!("link set p-{name} up"),
+                    format!("link set {name} mtu {mtu}"),
                 ]),
                 Made::Ipvlan => lines.extend([
                     veth(&format!("p-{name}"), &format!("s-{name}")),

@@ -61,12 +61,47 @@ pub enum Kind {
     Ipip,
     Gre,
     Wireguard,
+    /// Addresses of a range that is local as a whole. This and all below are drawn last (`extras.rs`).
+    LocalRange,
+    /// Uplinks with a smaller MTU for IPv6 alone.
+    Mtu6,
+    /// Routes with an MTU, an MSS, a window or a source of their own.
+    Metrics,
+    /// Filters by the way back, strict or loose.
+    ReversePath,
+    /// ip rules by parts of a mark, by device, by ports of one protocol, to others further down.
+    RuleForms,
+    /// Multipath routes made of resilient nexthop groups.
+    Resilient,
+    /// IPv4 routes by gateways that have an IPv6 address.
+    ViaInet6,
+    /// IPv6 routes for some sources.
+    SourceRoutes,
+    /// Sockets that name their device (IP_UNICAST_IF).
+    UnicastIf,
+    /// An uplink that is a bridge, with a guest on it.
+    Bridge,
+    /// Chains that look the device up in maps and in sets with wildcards.
+    VerdictMap,
+    /// Sets that packets fill.
+    FilledSet,
+    /// Copies of packets, to a gateway.
+    Dup,
+    /// Connections tracked in a zone.
+    Zones,
+    /// Forwarded connections past the firewall. It needs modules.
+    Flowtable,
 }
 
 impl Kind {
     /// Whether a kernel needs modules for it.
     pub fn needs_modules(self) -> bool {
-        self >= Kind::Vlan
+        self >= Kind::Vlan && !self.is_late() || self == Kind::Flowtable
+    }
+
+    /// Whether it is drawn when all others are made.
+    fn is_late(self) -> bool {
+        self >= Kind::LocalRange
     }
 }
 
@@ -79,6 +114,11 @@ pub const TUN: &str = "tun0";
 /// The address of this host that is on no uplink.
 pub const SERVICE4: &str = "10.98.0.1";
 pub const SERVICE6: &str = "fd98::1";
+/// The address that source NAT gives.
+pub const TRANSLATED: &str = "192.0.2.77";
+/// The ranges that are local as a whole.
+pub const RANGE4: &str = "198.51.100.0/26";
+pub const RANGE6: &str = "fd99::/64";
 
 /// A device by which packets leave.
 #[derive(Clone, Debug)]
@@ -99,7 +139,9 @@ pub struct Host {
     pub rules: Vec<(bool, String)>,
     pub nft: Vec<String>,
     pub sysctls: Vec<(String, String)>,
-    /// Devices that macvlan guests are on.
+    /// Those of single devices.
+    pub device_sysctls: Vec<(String, String)>,
+    /// Devices that guests are on.
     pub guests: Vec<String>,
     /// By family: positions of the default routes that may become members by `--adopt`, the best first.
     pub adoptable: [Vec<usize>; 2],
@@ -127,6 +169,14 @@ pub fn service(ipv6: bool) -> IpAddr {
     if ipv6 { SERVICE6 } else { SERVICE4 }.parse().unwrap()
 }
 
+/// Address `n` of the local range.
+pub fn range_address(n: u16, ipv6: bool) -> IpAddr {
+    match ipv6 {
+        false => Ipv4Addr::new(198, 51, 100, n as u8).into(),
+        true => Ipv6Addr::new(0xfd99, 0, 0, 0, 0, 0, 0, n).into(),
+    }
+}
+
 pub fn unspecified(ipv6: bool) -> IpAddr {
     match ipv6 {
         false => Ipv4Addr::UNSPECIFIED.into(),
@@ -134,7 +184,7 @@ pub fn unspecified(ipv6: bool) -> IpAddr {
     }
 }
 
-fn prefix(k: usize, ipv6: bool) -> String {
+pub fn prefix(k: usize, ipv6: bool) -> String {
     match ipv6 {
         false => format!("198.18.{k}.0/24"),
         true => format!("2001:db8:{k}::/48"),
@@ -163,7 +213,7 @@ pub fn source_port(class: usize, id: u16) -> u16 {
     20_000 + 1000 * class as u16 + id
 }
 
-fn class_range(first: u16) -> String {
+pub fn class_range(first: u16) -> String {
     format!("{first}-{}", first + 999)
 }
 
@@ -181,7 +231,8 @@ impl Host {
     pub fn random(seed: u64, allowed: &[(Kind, bool)]) -> Self {
         let mut dice = Dice::new(seed);
         // Few at a time, so that a failure tells what it takes.
-        let drawn = (allowed.iter().copied()).filter(|(kind, is_needed)| {
+        let early = allowed.iter().copied().filter(|(kind, _)| !kind.is_late());
+        let drawn = early.filter(|(kind, is_needed)| {
             *is_needed
                 | match kind {
                     Kind::Adopt => dice.one_in(2),
@@ -205,6 +256,7 @@ impl Host {
             rules: Vec::new(),
             nft: Vec::new(),
             sysctls: Vec::new(),
+            device_sysctls: Vec::new(),
             guests: Vec::new(),
             adoptable: Default::default(),
         };
@@ -217,9 +269,7 @@ impl Host {
             }
         }
         if host.has(Kind::Rules) || host.has(Kind::ManyRules) {
-            for route in &mut host.routes {
-                route.onlink = route.hops.iter().all(|hop| hop.gateway.is_some());
-            }
+            host.set_onlink();
         }
         host.add_nft(&mut dice);
         if host.has(Kind::Macvlan) || host.has(Kind::IpvlanGuest) {
@@ -228,12 +278,29 @@ impl Host {
                 host.guests.push(on.name);
             }
         }
+        let late = (allowed.iter())
+            .filter(|(kind, is_needed)| kind.is_late() && (*is_needed | dice.one_in(20)));
+        let late: Vec<Kind> = late.map(|(kind, _)| *kind).collect();
+        host.kinds.extend(late);
+        host.add_extras(&mut dice);
         host.adoptable = [false, true].map(|ipv6| host.find_adoptable(ipv6));
         host
     }
 
     pub fn has(&self, kind: Kind) -> bool {
         self.kinds.contains(&kind)
+    }
+
+    /// Whether routes use nexthop objects.
+    pub fn has_objects(&self) -> bool {
+        self.has(Kind::Nexthops) || self.has(Kind::Resilient)
+    }
+
+    /// Lets the kernel make routes by whatever rules there are.
+    pub fn set_onlink(&mut self) {
+        for route in &mut self.routes {
+            route.onlink = route.hops.iter().all(|hop| hop.gateway.is_some());
+        }
     }
 
     pub fn has_tun(&self) -> bool {
@@ -283,7 +350,7 @@ impl Host {
     }
 
     /// A hop by one of the devices.
-    fn hop(&self, dice: &mut Dice, ipv6: bool) -> Hop {
+    pub fn hop(&self, dice: &mut Dice, ipv6: bool) -> Hop {
         if self.has(Kind::Tun) && dice.one_in(4) {
             return self.tun_hop(dice.one_in(2), ipv6);
         }
@@ -320,7 +387,7 @@ impl Host {
         hops
     }
 
-    fn multipath(&self, dice: &mut Dice, prefix: String, table: u32, metric: u32) -> Route {
+    pub fn multipath(&self, dice: &mut Dice, prefix: String, table: u32, metric: u32) -> Route {
         let ipv6 = prefix.contains(':');
         let mut route = Route::new(prefix, table, metric, self.hops(dice, ipv6));
         if dice.one_in(2) {
@@ -435,83 +502,6 @@ impl Host {
                 self.add_single(prefix, other, hop);
             }
             _ => {}
-        }
-    }
-
-    fn add_rules(&mut self, dice: &mut Dice, ipv6: bool) {
-        let tables = 100..100 + 1 + dice.below(3) as u32;
-        for table in tables.clone() {
-            let to = match dice.one_in(3) {
-                true => prefix(dice.below(PREFIXES), ipv6),
-                false => everywhere(ipv6),
-            };
-            let route = match dice.below(4) {
-                0 => self.multipath(dice, to, table, 100),
-                1 => {
-                    let mut route = Route::new(to, table, 100, Vec::new());
-                    route.kind = dice.pick(&["unreachable", "blackhole", "throw"]);
-                    route
-                }
-                _ => {
-                    let hop = self.hop(dice, ipv6);
-                    Route::new(to, table, 100, vec![hop])
-                }
-            };
-            self.routes.push(route);
-        }
-        let many = self.has(Kind::ManyRules);
-        let count = if many { 70 } else { 1 + dice.below(4) };
-        for n in 0..count {
-            // Those that match nothing come first.
-            let idle = many && n + 2 < count;
-            let selector = match idle {
-                true => format!("from {}", inner_address(100 + n as u16, false, false, ipv6)),
-                false => self.selector(dice, ipv6),
-            };
-            let action = match dice.below(8) {
-                0 if !idle => dice
-                    .pick(&["unreachable", "blackhole", "prohibit"])
-                    .to_owned(),
-                1 if !idle => "lookup main suppress_prefixlength 0".to_owned(),
-                _ => format!("lookup {}", 100 + dice.below(tables.len())),
-            };
-            let not = if dice.one_in(10) && !idle { "not " } else { "" };
-            let order = 1000 + 10 * n;
-            let rule = format!("rule add pref {order} {not}{selector} {action}");
-            self.rules.push((ipv6, rule));
-        }
-    }
-
-    /// The conditions of an ip rule.
-    fn selector(&self, dice: &mut Dice, ipv6: bool) -> String {
-        let bits = if ipv6 { 128 } else { 32 };
-        let one = |dice: &mut Dice| match dice.below(10) {
-            0 => format!("from {}/{bits}", service(ipv6)),
-            1 => {
-                let i = dice.below(self.uplinks.len());
-                format!("from {}/{bits}", uplink_address(i, 1, ipv6))
-            }
-            2 => {
-                let address = inner_address(0, dice.one_in(2), false, ipv6);
-                format!("from {address}/{}", if ipv6 { 64 } else { 24 })
-            }
-            3 => format!("to {}", prefix(dice.below(PREFIXES), ipv6)),
-            4 => format!("fwmark {:#x}", dice.pick(&MARKS[1..])),
-            5 => format!("tos {:#x}", dice.pick(&TOSES[1..3])),
-            6 => format!("iif {}", dice.pick(&["lo", INNER])),
-            7 => format!("uidrange {USER}-{USER}"),
-            8 => format!("ipproto {}", dice.pick(&["udp", "tcp"])),
-            _ => match dice.one_in(2) {
-                true => format!("sport {}", class_range(source_port(dice.below(CLASSES), 0))),
-                false => format!("dport {}", any_destination_ports(dice)),
-            },
-        };
-        let first = one(dice);
-        let second = one(dice);
-        let key = |text: &str| text.split(' ').next().unwrap().to_owned();
-        match dice.one_in(4) && key(&first) != key(&second) {
-            true => format!("{first} {second}"),
-            false => first,
         }
     }
 

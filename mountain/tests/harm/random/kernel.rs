@@ -9,6 +9,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use nix::net::if_::if_nametoindex;
@@ -22,6 +23,10 @@ use super::packets::{self, By, Flow, TCP, UDP};
 use super::rig::{feed, flush_conntrack, ip, Pinned, Rig, Seen};
 
 pub type Seens = BTreeSet<Seen>;
+
+/// linux/in.h, linux/in6.h.
+const IP_UNICAST_IF: libc::c_int = 50;
+const IPV6_UNICAST_IF: libc::c_int = 76;
 
 /// What leaves for each flow.
 pub type Sent = HashMap<u16, Seens>;
@@ -142,6 +147,9 @@ fn open(flow: &Flow) -> io::Result<Socket> {
     if let Some(device) = own.and_then(|s| s.device.as_ref()) {
         socket.bind_device(Some(device.as_bytes()))?;
     }
+    if let Some(device) = own.and_then(|s| s.unicast.as_deref()) {
+        name_device(&socket, flow.ipv6(), if_nametoindex(device)?)?;
+    }
     if own.is_some_and(|s| s.pktinfo.is_some()) {
         // As servers that answer by the device that a request came by.
         match flow.ipv6() {
@@ -160,7 +168,22 @@ fn open(flow: &Flow) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// What left, by flow, without what the kernel chooses anew each time.
+/// Has a socket send by a device without being bound to it.
+fn name_device(socket: &Socket, ipv6: bool, index: u32) -> io::Result<()> {
+    let (level, name) = match ipv6 {
+        false => (libc::IPPROTO_IP, IP_UNICAST_IF),
+        true => (libc::IPPROTO_IPV6, IPV6_UNICAST_IF),
+    };
+    let index = index.to_be();
+    let (value, size) = ((&raw const index).cast(), size_of_val(&index) as u32);
+    // SAFETY: the value outlives the call.
+    match unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value, size) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// What left, by flow, without what the kernel chooses anew each time. Of answers those that this host forwards.
 pub fn by_flow(flows: &[Flow], seen: Vec<(u16, Seen)>) -> Sent {
     let mut sent = Sent::new();
     for (id, mut seen) in seen {

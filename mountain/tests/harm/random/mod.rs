@@ -28,6 +28,7 @@
 mod choices;
 mod devices;
 mod dice;
+mod extras;
 mod firewall;
 mod host;
 mod kernel;
@@ -35,6 +36,7 @@ mod mountain;
 mod packets;
 pub mod rig;
 mod routes;
+mod rules;
 mod script;
 mod verdict;
 

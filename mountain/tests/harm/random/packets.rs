@@ -50,6 +50,8 @@ pub struct OwnSocket {
     pub connected: bool,
     /// The device that each packet names (IP_PKTINFO).
     pub pktinfo: Option<String>,
+    /// The device that the socket names for all of them (IP_UNICAST_IF).
+    pub unicast: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -104,7 +106,7 @@ impl Flow {
     pub fn is_placeable(&self) -> bool {
         match &self.by {
             // One with an uplink's own address has chosen that uplink.
-            By::Socket(socket) => socket.device.is_none(),
+            By::Socket(socket) => socket.device.is_none() && socket.unicast.is_none(),
             By::Forwarded { .. } => true,
             _ => false,
         }
@@ -140,12 +142,14 @@ fn flow(dice: &mut Dice, host: &Host, id: u16) -> Flow {
     let by = sender(dice, host, ipv6);
     let proto = match (&by, dice.below(8)) {
         (By::Guest { .. }, _) | (_, 0..=3) => UDP,
-        (By::Socket(socket), _) if socket.pktinfo.is_some() => UDP,
+        (By::Socket(socket), _) if socket.pktinfo.is_some() || socket.unicast.is_some() => UDP,
         (_, 4..=6) => TCP,
         _ => ICMP,
     };
-    // By a ppp device or ESP nothing comes back, and a TCP socket without an answer sends when it likes.
+    // By a ppp device or ESP nothing comes back, nor perhaps past a filter by the way back, and a TCP socket without
+    // an answer sends when it likes.
     let one_way = host.tunnel() == Some(Tunnel::Ppp) || host.has(Kind::Esp);
+    let one_way = one_way || !ipv6 && host.has(Kind::ReversePath);
     let proto = match (&by, proto) {
         (By::Socket(socket), TCP) if one_way || is_unanswered(host, socket, ipv6) => UDP,
         _ => proto,
@@ -252,16 +256,28 @@ fn socket(dice: &mut Dice, host: &Host, ipv6: bool) -> By {
     };
     let connected = dice.one_in(2);
     let by_packet = !connected && dice.one_in(4) && host.has(Kind::PacketInfo);
-    By::Socket(OwnSocket {
+    // Over nexthop objects, IPv6 takes another device than the socket's now and then.
+    let by_any = ipv6 && host.has_objects();
+    let mut own = OwnSocket {
         address,
         // Else its outcome is not known enough to be held against others.
         port: address.is_some() || by_packet || dice.one_in(2),
-        // Over nexthop objects, IPv6 takes another device than the socket's now and then.
-        device: (dice.one_in(8) && !(ipv6 && host.has(Kind::Nexthops))).then(|| name.clone()),
+        device: (dice.one_in(8) && !by_any).then(|| name.clone()),
         user: if dice.one_in(5) { USER } else { 0 },
         connected,
-        pktinfo: by_packet.then_some(name),
-    })
+        pktinfo: by_packet.then(|| name.clone()),
+        unicast: None,
+    };
+    if host.has(Kind::LocalRange) && dice.one_in(3) {
+        own.address = Some(host::range_address(1 + dice.below(3) as u16, ipv6));
+        own.port = true;
+    }
+    if host.has(Kind::UnicastIf) && !by_any && !by_packet && dice.one_in(3) {
+        own.device = None;
+        own.unicast = Some(name);
+        own.port = true;
+    }
+    By::Socket(own)
 }
 
 /// The bytes behind the IP header, without a checksum for echo requests of IPv4's pseudo header.

@@ -176,6 +176,10 @@ impl Rig {
         }
         feed("nft", &["-f", "-"], &host.nft);
         wait_for_carriers();
+        // A carrier that comes resets them.
+        for (key, value) in &host.device_sysctls {
+            sysctl(&format!("net/{key}"), value);
+        }
         Self {
             far,
             near: PacketSocket::new(),

@@ -22,11 +22,17 @@ pub struct Route {
     pub kind: &'static str,
     pub tos: u8,
     pub source: Option<IpAddr>,
+    /// The only sources that it is for, of IPv6.
+    pub from: Option<String>,
+    /// What else is said of its packets: `mtu 1380`.
+    pub metrics: &'static str,
     pub hops: Vec<Hop>,
     /// Whether its gateways need no look-up: the kernel makes it by whatever rules there are.
     pub onlink: bool,
     /// The number of the nexthop group that it uses, whose members have the numbers after it.
     pub nexthop: Option<u32>,
+    /// Whether that group is a resilient one.
+    pub resilient: bool,
 }
 
 impl Route {
@@ -39,9 +45,12 @@ impl Route {
             kind: "unicast",
             tos: 0,
             source: None,
+            from: None,
+            metrics: "",
             hops,
             onlink: false,
             nexthop: None,
+            resilient: false,
         }
     }
 
@@ -50,12 +59,17 @@ impl Route {
     }
 
     pub fn is_default(&self) -> bool {
-        self.table == MAIN && self.prefix.ends_with("/0") && self.tos == 0
+        let any = self.prefix.ends_with("/0") && self.from.is_none() && self.tos == 0;
+        any && self.table == MAIN
     }
 
     /// What tells it from others.
     pub fn key(&self) -> String {
-        let mut key = format!("{} table {}", self.prefix, self.table);
+        let mut key = self.prefix.clone();
+        if let Some(from) = &self.from {
+            write!(key, " from {from}").unwrap();
+        }
+        write!(key, " table {}", self.table).unwrap();
         if self.metric > 0 {
             write!(key, " metric {}", self.metric).unwrap();
         }
@@ -78,6 +92,9 @@ impl Route {
         if let Some(source) = self.source {
             write!(line, " src {source}").unwrap();
         }
+        if !self.metrics.is_empty() {
+            write!(line, " {}", self.metrics).unwrap();
+        }
         match (self.nexthop, only, &self.hops[..]) {
             (Some(id), None, _) => write!(line, " nhid {id}").unwrap(),
             (Some(id), Some(n), _) => write!(line, " nhid {}", id + 1 + n as u32).unwrap(),
@@ -93,7 +110,7 @@ impl Route {
     }
 
     fn by(&self, n: usize) -> String {
-        by(&self.hops[n]) + if self.onlink { " onlink" } else { "" }
+        self.by_hop(&self.hops[n]) + if self.onlink { " onlink" } else { "" }
     }
 
     pub fn nexthops(&self) -> Vec<String> {
@@ -103,19 +120,28 @@ impl Route {
         let numbered = self.hops.iter().zip(id + 1..);
         let mut lines: Vec<String> = numbered
             .clone()
-            .map(|(hop, n)| format!("nexthop add id {n}{}", by(hop)))
+            .map(|(hop, n)| format!("nexthop add id {n}{}", self.by_hop(hop)))
             .collect();
         let members: Vec<String> = numbered
             .map(|(hop, n)| format!("{n},{}", hop.weight))
             .collect();
-        lines.push(format!("nexthop add id {id} group {}", members.join("/")));
+        let kind = match self.resilient {
+            true => " type resilient buckets 32",
+            false => "",
+        };
+        let members = members.join("/");
+        lines.push(format!("nexthop add id {id} group {members}{kind}"));
         lines
     }
-}
 
-fn by(hop: &Hop) -> String {
-    match hop.gateway {
-        Some(gateway) => format!(" via {gateway} dev {}", hop.device),
-        None => format!(" dev {}", hop.device),
+    fn by_hop(&self, hop: &Hop) -> String {
+        let device = &hop.device;
+        match hop.gateway {
+            Some(gateway) if gateway.is_ipv6() != self.ipv6 => {
+                format!(" via inet6 {gateway} dev {device}")
+            }
+            Some(gateway) => format!(" via {gateway} dev {device}"),
+            None => format!(" dev {device}"),
+        }
     }
 }

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 use std::net::IpAddr;
 
-use super::devices::Tunnel;
+use super::devices::{Made, Tunnel};
 use super::host::*;
 
 /// Gives a device an address in a subnet of its own, loopback one that stands alone.
@@ -30,6 +30,10 @@ impl Host {
         for ipv6 in [false, true] {
             lines.push(add(inner_address(1, false, false, ipv6), INNER));
             lines.push(add(service(ipv6), "lo"));
+        }
+        if self.has(Kind::LocalRange) {
+            let local = |range: &str| format!("route add local {range} dev lo table 255");
+            lines.extend([RANGE4, RANGE6].map(local));
         }
         lines.push(format!("link set {INNER} up"));
         lines.extend(self.neighbour_lines());
@@ -90,12 +94,20 @@ impl Host {
     pub fn guest_lines(&self, n: usize, guest: &str) -> [Vec<String>; 2] {
         let on = &self.guests[n];
         let i = self.uplinks.iter().position(|u| u.name == *on).unwrap();
-        let kind = match self.has(Kind::IpvlanGuest) {
+        let ipvlan = self.has(Kind::IpvlanGuest) && self.uplinks[i].made != Made::Bridge;
+        let kind = match ipvlan {
             true if self.seed.is_multiple_of(2) => "ipvlan mode l3",
             true => "ipvlan mode l2",
             false => "macvlan mode bridge",
         };
-        let host = vec![format!("link add m{n} link {on} netns {guest} type {kind}")];
+        let host = match self.uplinks[i].made {
+            Made::Bridge => vec![
+                format!("link add g{n} type veth peer name m{n} netns {guest}"),
+                format!("link set g{n} master {on}"),
+                format!("link set g{n} up"),
+            ],
+            _ => vec![format!("link add m{n} link {on} netns {guest} type {kind}")],
+        };
         let mut inside = vec!["link set lo up".to_owned()];
         let device = format!("m{n}");
         inside.extend([false, true].map(|v6| add(uplink_address(i, 50, v6), &device)));
@@ -150,6 +162,10 @@ impl Host {
         if !self.nft.is_empty() {
             let rules = self.nft.join("\n");
             writeln!(text, "ip netns exec host nft -f - <<EOF\n{rules}\nEOF").unwrap();
+        }
+        for (key, value) in &self.device_sysctls {
+            let key = key.replace('/', ".");
+            writeln!(text, "ip netns exec host sysctl -q net.{key}=\"{value}\"").unwrap();
         }
         let adopt = ["", " --adopt"][usize::from(self.has(Kind::Adopt))];
         writeln!(text, "# ip netns exec host mountain up --wait{adopt}").unwrap();

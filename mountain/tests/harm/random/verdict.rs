@@ -146,7 +146,9 @@ impl<'a> Judge<'a> {
             {
                 continue;
             }
-            let sized = self.host.has(Kind::SmallMtu);
+            let sized = [Kind::SmallMtu, Kind::Mtu6, Kind::Metrics]
+                .iter()
+                .any(|k| self.host.has(*k));
             let known =
                 reference.knows(flow.id, packet) || sized && reference.knows_sized(flow.id, packet);
             if !known {
