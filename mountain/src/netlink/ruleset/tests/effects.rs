@@ -11,6 +11,7 @@ pub(crate) fn with_effect(kind: EffectKind) -> Ruleset {
         fixed: String::new(),
         registers: Vec::new(),
         ends: false,
+        set: None,
     })]])
 }
 
