@@ -14,6 +14,8 @@
  *     the guest's socket or, when the guest forwards, neither a socket nor a device that they
  *     came in by. The latter stay on devices that hand their packets to somebody (rx_handler).
  *   - Another source address than the device's own says that a bridge or a guest made the header.
+ *   - What names its next hop itself has a route without a gateway (FLOWI_FLAG_KNOWN_NH of the kernel): copies by
+ *     `dup to` of nftables and TEE, IPVS, a raw socket that is told another destination than its header has.
  *
  * Where this kernel lacks one of the members that are read here, every packet counts as foreign.
  */
@@ -23,6 +25,8 @@
 #define AF_PACKET	17
 /* include/linux/skbuff.h: what is left of _skb_refdst without its flag is the dst. */
 #define SKB_DST_NOREF	1UL
+/* include/uapi/linux/route.h */
+#define RTF_GATEWAY	0x0002
 
 /* The members that are read; their places are found at load (CO-RE). */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
@@ -40,6 +44,15 @@ struct net_device {
 
 struct dst_entry {
 	struct net_device *dev;
+};
+
+/* Routes of IPv4 and IPv6. Both begin with their dst. */
+struct rtable {
+	__u8 rt_uses_gateway;
+};
+
+struct rt6_info {
+	__u32 rt6i_flags;
 };
 
 struct sock_common {
@@ -78,6 +91,8 @@ static __always_inline bool mtn_origin_is_readable(void)
 	       bpf_core_field_exists(struct sk_buff, dev) &&
 	       bpf_core_field_exists(struct sk_buff, _skb_refdst) &&
 	       bpf_core_field_exists(struct dst_entry, dev) &&
+	       bpf_core_field_exists(struct rtable, rt_uses_gateway) &&
+	       bpf_core_field_exists(struct rt6_info, rt6i_flags) &&
 	       bpf_core_field_exists(struct net_device, dev_addr) &&
 	       bpf_core_field_exists(struct net_device, rx_handler) &&
 	       bpf_core_field_exists(struct net_device, nd_net) &&
@@ -86,8 +101,26 @@ static __always_inline bool mtn_origin_is_readable(void)
 	       bpf_core_field_exists(struct sock_common, skc_net);
 }
 
-/* Has this host's routing sent the packet, whose link-layer addresses are @link, to this device? */
-static __always_inline bool mtn_is_routed_here(struct __sk_buff *ctx, const struct mtn_link_header *link)
+/* Does the route lead to a gateway? */
+static __always_inline bool mtn_has_gateway(const struct dst_entry *dst, bool ipv6)
+{
+	struct rt6_info *wide;
+	struct rtable *narrow;
+
+	if (ipv6) {
+		wide = bpf_rdonly_cast(dst, bpf_core_type_id_kernel(struct rt6_info));
+		return wide->rt6i_flags & RTF_GATEWAY;
+	}
+	narrow = bpf_rdonly_cast(dst, bpf_core_type_id_kernel(struct rtable));
+	return narrow->rt_uses_gateway;
+}
+
+/*
+ * Has this host's routing sent the packet, whose link-layer addresses are @link, to this device? By its gateway, if
+ * the device has Ethernet headers: only then can it be moved.
+ */
+static __always_inline bool mtn_is_routed_here(struct __sk_buff *ctx, const struct mtn_link_header *link,
+					       bool ethernet)
 {
 	struct net_device *dev;
 	struct dst_entry *dst;
@@ -106,6 +139,8 @@ static __always_inline bool mtn_is_routed_here(struct __sk_buff *ctx, const stru
 	dst = bpf_rdonly_cast(dst, bpf_core_type_id_kernel(struct dst_entry));
 	dev = bpf_rdonly_cast(skb->dev, bpf_core_type_id_kernel(struct net_device));
 	if (dst->dev != dev)
+		return false;
+	if (ethernet && !mtn_has_gateway(dst, ctx->protocol == bpf_htons(ETH_P_IPV6)))
 		return false;
 	sk = skb->sk;
 	if (sk) {

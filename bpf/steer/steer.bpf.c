@@ -529,7 +529,7 @@ int mountain_steer(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	if (config.mode == MTN_MODE_PASS)
 		goto pass;
-	if (!mtn_is_routed_here(skb, &link)) {
+	if (!mtn_is_routed_here(skb, &link, mtn_path_at(here)->flags & MTN_PATH_ETHERNET)) {
 		mtn_count(MTN_STAT_PASS_FOREIGN);
 		goto pass;
 	}

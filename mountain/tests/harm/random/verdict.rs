@@ -184,6 +184,8 @@ impl<'a> Judge<'a> {
             .filter(|s| s.look.to == flow.to.ip())
             .collect();
         let fresh = past.sources.is_empty();
+        // A copy that the firewall makes may have another source and exit than its original, from the first on.
+        let known = (past.sources.len(), past.exits.len());
         for packet in packets {
             past.sources.insert((packet.look.source, packet.look.sport));
             past.exits.insert(packet.exit.clone());
@@ -196,10 +198,10 @@ impl<'a> Judge<'a> {
         // An exchange without a connection may begin anew where its uplink is dead.
         let excused = !flow.is_connection() && !muted.is_empty();
         let excused = excused || self.rehashed.contains(&flow.id);
-        if past.sources.len() > 1 && !fresh && !excused {
+        if past.sources.len() > known.0 && !fresh && !excused {
             return Err(format!("source changed: {:?}", past.sources));
         }
-        if past.translated && past.exits.len() > 1 {
+        if past.translated && past.exits.len() > known.1 && !fresh {
             return Err(format!("translated and moved: {:?}", past.exits));
         }
         Ok(())
