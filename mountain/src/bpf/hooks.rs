@@ -13,7 +13,7 @@ use std::ptr;
 
 use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo};
 use libbpf_sys as sys;
-use nix::net::if_::{if_indextoname, if_nameindex};
+use nix::net::if_::if_nameindex;
 
 use crate::netlink;
 
@@ -134,10 +134,7 @@ pub fn links() -> HashMap<(u32, u32), u32> {
 
 /// What messages call a device.
 pub(crate) fn device_text(ifindex: u32) -> String {
-    match if_indextoname(ifindex) {
-        Ok(name) => name.to_string_lossy().into_owned(),
-        Err(_) => format!("device {ifindex}"),
-    }
+    netlink::link::name(ifindex).unwrap_or_else(|| format!("device {ifindex}"))
 }
 
 /// Whether a tcx link is at the device of an index. A link outlives its device, and another device may have the index by

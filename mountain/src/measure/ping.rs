@@ -19,7 +19,7 @@ use super::runfile::{RunFile, SCHEMA};
 use super::socket::with_scope;
 use super::wire;
 use crate::host::signals::{wait_readable, Asked};
-use crate::netlink::{egress_route, EgressRoute};
+use crate::netlink::{egress_route, link, EgressRoute};
 
 mod connects;
 mod log;
@@ -228,7 +228,7 @@ impl PingOptions {
     /// Makes the device's stamps ready; why not, in words.
     fn hardware(&self, way: Option<EgressRoute>) -> Result<(u32, InUse), String> {
         let way = way.ok_or("the device is not known")?;
-        let name = device_name(way.ifindex).ok_or("the device is not known")?;
+        let name = link::name(way.ifindex).ok_or("the device is not known")?;
         let in_use = hardware::prepare(&name, self.hardware)?;
         if self.device.is_none() {
             // Which device an unbound socket sends by can change under way.
@@ -344,7 +344,7 @@ impl Pinger {
             self.log.devices.extend(self.way.map(|w| w.ifindex));
         }
         let log = &self.log;
-        for name in log.devices.iter().filter_map(|&i| device_name(i)) {
+        for name in log.devices.iter().filter_map(|&i| link::name(i)) {
             environment::record_device(&mut environment, &name);
         }
         let (clock, unstamped) = log.clock();
@@ -464,14 +464,6 @@ fn numeric(address: SocketAddr) -> String {
         Some(device) => format!("{}%{device}", address.ip()),
         None => address.ip().to_string(),
     }
-}
-
-/// The name of a device.
-fn device_name(index: u32) -> Option<String> {
-    nix::net::if_::if_indextoname(index)
-        .ok()?
-        .into_string()
-        .ok()
 }
 
 #[cfg(test)]

@@ -131,6 +131,11 @@ pub fn link(ifindex: u32) -> io::Result<Link> {
     found.ok_or_else(|| io::Error::other("the kernel's answer describes no device"))
 }
 
+/// What the device of an index in the calling thread's namespace is called. `None`: there is none.
+pub(crate) fn name(ifindex: u32) -> Option<String> {
+    link(ifindex).ok().map(|link| link.name)
+}
+
 /// All devices of the calling thread's namespace.
 ///
 /// # Errors

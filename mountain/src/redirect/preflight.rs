@@ -32,7 +32,7 @@ use firewall::{FirewallEffects, KnownEffects, Look, Passed};
 /// The devices that the packets of a rule pass.
 fn passed(facts: &facts::HostFacts) -> Passed {
     let fact = |device: Option<&facts::DeviceFacts>| match device {
-        Some(device) => DeviceFact::Known(device.link.clone()),
+        Some(device) => DeviceFact::Known(Box::new(device.link.clone())),
         None => DeviceFact::Open,
     };
     // Which of several ways a packet takes is not known.

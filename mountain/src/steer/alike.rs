@@ -201,7 +201,7 @@ impl Firewall {
                 return at_place(&self.ruleset, nat, &devices);
             };
             let from = match inner.device.map(|index| known(&index).cloned()) {
-                Some(Some(device)) => DeviceFact::Known(device),
+                Some(Some(device)) => DeviceFact::Known(Box::new(device)),
                 Some(None) => return gone(),
                 None => DeviceFact::Open,
             };
@@ -330,7 +330,7 @@ fn facts(hook: Hook, device: &Link) -> Facts {
             Hook::Output => DeviceFact::Absent,
             _ => DeviceFact::Open,
         },
-        oif: DeviceFact::Known(device.clone()),
+        oif: DeviceFact::Known(Box::new(device.clone())),
         ..Facts::default()
     }
 }

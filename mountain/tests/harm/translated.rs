@@ -166,7 +166,8 @@ fn flows_that_a_rule_leads_by_their_source_stay_once_it_is_translated() {
     lan.bring_up("lo", &["10.51.0.2/32"]);
     client.ip("addr add 10.98.0.7/32 dev lo");
     lead_by_u0(&net, "from 10.50.0.0/24");
-    let rule = "oifname { u0, u1 } snat to 10.98.0.7";
+    // Not our probes.
+    let rule = "oifname { u0, u1 } ip saddr 10.50.0.0/15 snat to 10.98.0.7";
     client.chain("ip n post", "nat hook postrouting priority 100", rule);
     net.steer();
     let from = |source| Traffic::between(&lan, &net.server, SERVER4, 20, Some(source));

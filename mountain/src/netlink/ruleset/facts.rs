@@ -22,7 +22,7 @@ pub enum DeviceFact {
     /// None: at output no packet has come in by a device.
     Absent,
     /// Exactly this device.
-    Known(Link),
+    Known(Box<Link>),
 }
 
 impl DeviceFact {

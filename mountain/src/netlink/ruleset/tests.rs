@@ -247,7 +247,7 @@ fn differs(ruleset: &Ruleset) -> bool {
             ..Link::default()
         };
         let facts = Facts {
-            oif: DeviceFact::Known(device),
+            oif: DeviceFact::Known(Box::new(device)),
             iif: DeviceFact::Absent,
             ..Facts::default()
         };
@@ -328,7 +328,7 @@ fn a_rule_about_kinds_does_not_apply_to_hardware() {
             ..Link::default()
         };
         let facts = Facts {
-            oif: DeviceFact::Known(device),
+            oif: DeviceFact::Known(Box::new(device)),
             ..Facts::default()
         };
         let effects = rules.residue(&output(), &facts).effects();

@@ -6,6 +6,7 @@ use libbpf_rs::{MapCore, MapFlags};
 
 use super::loaded::{attached, LoadedObject};
 use super::{address, backend_of, end, read_from, types, LOG, SNAT};
+use crate::netlink;
 use crate::redirect::recover::Found;
 use crate::redirect::{Proto, RuleDevice};
 
@@ -27,10 +28,9 @@ pub(in crate::redirect) fn found() -> Result<Vec<Found>> {
     for (key, rule) in loaded.rules()? {
         let ipv6 = key.ipv6 != 0;
         let device = |ifindex: u32, peer: u8| {
-            let name = nix::net::if_::if_indextoname(ifindex).ok()?;
             Some(RuleDevice {
                 ifindex,
-                name: name.to_string_lossy().into_owned(),
+                name: netlink::link::name(ifindex)?,
                 peer: peer != 0,
             })
         };

@@ -355,10 +355,10 @@ mod tests {
             Rule::new(Proto::Udp, from, to.parse().unwrap())
         };
         let by = |ifindex| Passed {
-            client: DeviceFact::Known(Link {
+            client: DeviceFact::Known(Box::new(Link {
                 ifindex,
                 ..Link::default()
-            }),
+            })),
             ..Passed::default()
         };
         let drops = |line: &str| FirewallEffects {

@@ -14,7 +14,7 @@ fn read(ns: &Ns) -> Ruleset {
 }
 
 fn device(n: u32) -> DeviceFact {
-    DeviceFact::Known(Link {
+    DeviceFact::Known(Box::new(Link {
         ifindex: 100 + n,
         name: format!("u{n}"),
         group: n,
@@ -22,7 +22,7 @@ fn device(n: u32) -> DeviceFact {
         kind: Some("veth".into()),
         mtu: 1500,
         ..Link::default()
-    })
+    }))
 }
 
 fn leaving(n: u32) -> Facts {

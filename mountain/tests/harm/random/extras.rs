@@ -8,8 +8,9 @@ use super::routes::{Hop, Route};
 
 impl Host {
     pub fn add_extras(&mut self, dice: &mut Dice) {
+        type Extra = (Kind, fn(&mut Host, &mut Dice));
         // Those that change routes come after those that make them; the flowtable looks at all of the firewall.
-        let all: [(Kind, fn(&mut Self, &mut Dice)); 13] = [
+        let all: [Extra; 13] = [
             (Kind::LocalRange, Self::allow_range),
             (Kind::Mtu6, Self::add_mtu6),
             (Kind::ReversePath, Self::add_reverse_path),
