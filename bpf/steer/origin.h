@@ -101,26 +101,8 @@ static __always_inline bool mtn_origin_is_readable(void)
 	       bpf_core_field_exists(struct sock_common, skc_net);
 }
 
-/* Does the route lead to a gateway? */
-static __always_inline bool mtn_has_gateway(const struct dst_entry *dst, bool ipv6)
-{
-	struct rt6_info *wide;
-	struct rtable *narrow;
-
-	if (ipv6) {
-		wide = bpf_rdonly_cast(dst, bpf_core_type_id_kernel(struct rt6_info));
-		return wide->rt6i_flags & RTF_GATEWAY;
-	}
-	narrow = bpf_rdonly_cast(dst, bpf_core_type_id_kernel(struct rtable));
-	return narrow->rt_uses_gateway;
-}
-
-/*
- * Has this host's routing sent the packet, whose link-layer addresses are @link, to this device? By its gateway, if
- * the device has Ethernet headers: only then can it be moved.
- */
-static __always_inline bool mtn_is_routed_here(struct __sk_buff *ctx, const struct mtn_link_header *link,
-					       bool ethernet)
+/* Has this host's routing sent the packet, whose link-layer addresses are @link, to this device? */
+static __always_inline bool mtn_is_routed_here(struct __sk_buff *ctx, const struct mtn_link_header *link)
 {
 	struct net_device *dev;
 	struct dst_entry *dst;
@@ -140,8 +122,6 @@ static __always_inline bool mtn_is_routed_here(struct __sk_buff *ctx, const stru
 	dev = bpf_rdonly_cast(skb->dev, bpf_core_type_id_kernel(struct net_device));
 	if (dst->dev != dev)
 		return false;
-	if (ethernet && !mtn_has_gateway(dst, ctx->protocol == bpf_htons(ETH_P_IPV6)))
-		return false;
 	sk = skb->sk;
 	if (sk) {
 		sk = bpf_rdonly_cast(sk, bpf_core_type_id_kernel(struct sock));
@@ -153,6 +133,31 @@ static __always_inline bool mtn_is_routed_here(struct __sk_buff *ctx, const stru
 	}
 	return !bpf_probe_read_kernel(&own, sizeof(own), dev->dev_addr) &&
 	       !__builtin_memcmp(&own, &link->from, sizeof(own));
+}
+
+/*
+ * Has a packet that was routed here named its next hop itself? To be asked of destinations beyond the link only: what
+ * goes to the gateway itself, as of neighbour discovery, has a route without a gateway, too.
+ */
+static __always_inline bool mtn_names_next_hop(struct __sk_buff *ctx)
+{
+	struct rt6_info *wide;
+	struct rtable *narrow;
+	struct sk_buff *skb;
+	void *dst;
+
+	if (!only_routed)
+		return false;
+	if (!mtn_origin_is_readable())
+		return true;
+	skb = bpf_cast_to_kern_ctx(ctx);
+	dst = (void *)(skb->_skb_refdst & ~SKB_DST_NOREF);
+	if (ctx->protocol == bpf_htons(ETH_P_IPV6)) {
+		wide = bpf_rdonly_cast(dst, bpf_core_type_id_kernel(struct rt6_info));
+		return !(wide->rt6i_flags & RTF_GATEWAY);
+	}
+	narrow = bpf_rdonly_cast(dst, bpf_core_type_id_kernel(struct rtable));
+	return !narrow->rt_uses_gateway;
 }
 
 #endif

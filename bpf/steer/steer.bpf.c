@@ -5,12 +5,12 @@
  * Theory of operation
  * ===================
  *
- * The program sits at tcx egress of every device that a multipath route uses. There the kernel has
- * chosen a next hop and written its link-layer address, so device and destination MAC tell which
- * path a packet is on. User space (the daemon) measures the paths and writes, per group of paths,
- * which of them each class of traffic may use (union mtn_masks). This program finds a packet's
- * flow, keeps the flow on its path while it may, and otherwise moves it so that its packets
- * cannot overtake each other. Everything it does not understand passes as the kernel sent it.
+ * The program sits at tcx egress of every device that a multipath route uses. There the kernel has chosen a next hop
+ * and written its link-layer address, so device and destination MAC tell which path a packet is on. User space (the
+ * daemon) measures the paths and writes, per group of paths, which of them each class of traffic may use (union
+ * mtn_masks). This program finds a packet's flow, keeps the flow on its path while it may, and otherwise moves it so
+ * that its packets cannot overtake each other. Everything it does not understand passes as the kernel sent it. While
+ * the daemon hangs or is stopped, every packet passes (alive.h).
  *
  *   packet -> handed over to this path by the run before? -> account, pass     (second run)
  *          -> on a known path? sent here by this host's routing (origin.h)? to a steerable
@@ -23,13 +23,10 @@
  *          -> else bpf_redirect_neigh() to the chosen path's device. That it is up, its neighbour is
  *             known valid, the packet fits its MTU and both devices speak Ethernet is part of the choice
  *
- * While the daemon hangs or is stopped, every packet passes (alive.h).
- *
  * When a flow may leave its path:
  *   - path dead: with this packet;
- *   - path ejected, latency flow: with this packet (a late packet is a lost packet to it). Where the path
- *     is eligible as well, more flows have come to it than it carries: those leave that the hash gives to
- *     another one;
+ *   - path ejected, latency flow: with this packet (a late packet is a lost packet to it). Where the path is eligible
+ *     as well, more flows have come to it than it carries: those leave that the hash gives to another one;
  *   - path filled by bulk flows while another one has room, bulk flow that the hash gives to another one, or
  *     path no longer eligible: once the gap since the flow's last packet exceeds the flowlet gap,
  *     recent maximum delay of the old path - minimum delay of the new one + margin, which makes
@@ -43,9 +40,8 @@
  * program, on the same CPU before anything else can run there (softirqs are off). The first run
  * leaves a note for it (`handover`), and a run that finds its note never redirects.
  *
- * Time is the coarse clock, which lags by up to a tick: reading the exact clock is expensive, above all
- * in virtual machines. The exact clock is read where a tick matters, for flowlet gaps. Otherwise the two
- * are the same clock.
+ * Time is the coarse clock, which lags by up to a tick: reading the exact clock is expensive, above all in virtual
+ * machines. The exact clock is read where a tick matters, for flowlet gaps. Otherwise the two are the same clock.
  *
  * Concurrency: two CPUs may work on one flow at a time; its fields are plain stores, and the worst
  * outcome is one packet more on the old path. The verdict on a group is one 64-bit word.
@@ -529,7 +525,7 @@ int mountain_steer(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	if (config.mode == MTN_MODE_PASS)
 		goto pass;
-	if (!mtn_is_routed_here(skb, &link, mtn_path_at(here)->flags & MTN_PATH_ETHERNET)) {
+	if (!mtn_is_routed_here(skb, &link)) {
 		mtn_count(MTN_STAT_PASS_FOREIGN);
 		goto pass;
 	}
@@ -543,6 +539,10 @@ int mountain_steer(struct __sk_buff *skb)
 	}
 	if (mtn_dest_is_local(&pkt.key)) {
 		mtn_count(MTN_STAT_PASS_DEST);
+		goto pass;
+	}
+	if (mtn_path_at(here)->flags & MTN_PATH_ETHERNET && mtn_names_next_hop(skb)) {
+		mtn_count(MTN_STAT_PASS_FOREIGN);
 		goto pass;
 	}
 	if (config.n_fib_rules && mtn_is_selected(skb, &pkt, mtn_connection(skb))) {

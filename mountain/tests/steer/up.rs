@@ -2,6 +2,7 @@
 //! `mountain up` end to end: it moves traffic, leaves alone what it must, and undoes everything.
 
 use std::io::Read;
+use std::net::SocketAddrV6;
 use std::time::Duration;
 
 use crate::support::*;
@@ -364,5 +365,20 @@ fn an_idle_host_is_probed_seldom_until_something_is_sent() {
     });
     wait_until("only probes leave again", 3 * LEAVE, || {
         in_two_seconds() <= 12
+    });
+}
+
+/// As neighbour discovery sends, which must not make an idle host look busy.
+#[test]
+fn packets_to_a_gateway_itself_count_as_those_of_the_link() {
+    let net = Net::steered();
+    net.server.ip("-6 addr add fe80::d/64 dev s0 nodad");
+    let u0 = net.client.with(|| testkit::ifindex("u0"));
+    let gateway = SocketAddrV6::new("fe80::d".parse().unwrap(), 9, 0, u0);
+    let socket = net.client.udp("[::]:0");
+    let before = net.counter("pass_dest");
+    wait_until("they are counted", LEAVE, || {
+        socket.send_to(b"x", gateway).unwrap();
+        net.counter("pass_dest") >= before + 10
     });
 }
