@@ -20,7 +20,7 @@
 //!    use mountain::netlink::ruleset::*;
 //!    let rules = Ruleset::read(Elements::AllBut("mountain_redirect"))?;
 //!    let facts = Facts {
-//!        iif: DeviceFact::Known(mountain::netlink::link(2)?),
+//!        iif: DeviceFact::Known(Box::new(mountain::netlink::link(2)?)),
 //!        protocol: Some(17),
 //!        destination: Some("192.0.2.1".parse().unwrap()),
 //!        destination_port: Some(53),
