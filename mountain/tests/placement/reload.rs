@@ -95,10 +95,10 @@ fn forwarded_connections_go_on_when_the_firewall_is_made_anew_in_steps() {
         wait_until("new ones are placed", LEAVE, || net.placement().forwarding);
         assert_eq!(flows.ask(), opened, "{removed}");
     }
+    assert_eq!(net.refused(), 0);
     // Where nothing is translated any more, the table is of no use.
     net.home.nft("delete table inet home");
     wait_until("it is gone", LEAVE, || !is_there());
-    assert_eq!(net.refused(), 0);
 }
 
 /// The firewall and Mountain restart at once, as where both are upgraded.
@@ -114,10 +114,10 @@ fn forwarded_connections_go_on_when_mountain_restarts_while_the_firewall_is_away
     net.home.nft(&rules);
     net.wait_forwarding();
     assert_eq!(flows.ask(), opened);
+    assert_eq!(net.refused(), 0);
     // Without a firewall it goes as any other.
     net.home.nft("delete table inet home");
     wait_until("it is gone", LEAVE, || !net.has_table());
-    assert_eq!(net.refused(), 0);
 }
 
 /// What nft prints of the table, in no order.
