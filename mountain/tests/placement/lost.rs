@@ -42,7 +42,8 @@ fn an_uplink_by_a_bridge_that_dies_is_one_still() {
     let mut flows = net.flows();
     let opened = flows.open_by_both(&["tcp"], SERVER[0]);
     net.home.ip("link set u0 down");
-    net.home.ip("neigh flush dev br0");
+    // It fails where Mountain puts entries back while it flushes.
+    net.home.try_ip("neigh flush dev br0");
     for _ in 0..2 {
         // Read again, whatever was read when.
         net.home.ip("route add 192.0.2.0/24 dev u1");
