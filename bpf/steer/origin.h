@@ -15,7 +15,7 @@
  *     came in by. The latter stay on devices that hand their packets to somebody (rx_handler).
  *   - Another source address than the device's own says that a bridge or a guest made the header.
  *   - What names its next hop itself has a route without a gateway (FLOWI_FLAG_KNOWN_NH of the kernel): copies by
- *     `dup to` of nftables and TEE, IPVS, a raw socket that is told another destination than its header has.
+ *     `dup to` of nftables and TEE, IPVS, a raw socket that sends to another destination than its header has.
  *
  * Where this kernel lacks one of the members that are read here, every packet counts as foreign.
  */
