@@ -2,9 +2,10 @@
 /*
  * Sockets that name the device that their packets leave by: bound to it (SO_BINDTODEVICE), by IP_UNICAST_IF,
  * IPV6_UNICAST_IF or the socket option IPV6_PKTINFO for all packets, by a control message (IP_PKTINFO, IPV6_PKTINFO)
- * for each. A packet does not show the latter, so the socket is asked. A server asks for the device of what
- * it receives, and answers by that one. So an unconnected datagram socket that asks for it and has a port of its own
- * counts as such. Clients that ask (QUIC libraries do, for the address) have a port that the kernel chose.
+ * for each. A packet does not show the latter, but the socket's options do: a server that answers by the device
+ * of the question has the kernel tell it that device (IP_PKTINFO). So an unconnected datagram socket that asks for it
+ * and has a port of its own counts as such. Clients that ask (QUIC libraries do, for the address) have a port that
+ * the kernel chose.
  */
 #ifndef MOUNTAIN_DEVICE_H
 #define MOUNTAIN_DEVICE_H

@@ -2,9 +2,9 @@
 /*
  * Whether another ip rule selected a packet, by what it was when the kernel routed it.
  *
- * NAT translates packets after that: their source at POSTROUTING, by SNAT and in the answers of what DNAT has led
- * here. What a socket sends gets another destination at OUTPUT: for a new address the kernel routes it again, for
- * a new port alone it does not. Connection tracking remembers what the packets of a connection are before.
+ * NAT translates packets after that. At POSTROUTING it changes the source: by SNAT, and in the answers of a service
+ * behind DNAT. At OUTPUT it changes the destination of what a socket sends: for a new address the kernel routes the
+ * packet again, for a new port alone it does not. Connection tracking remembers the tuple before the translation.
  */
 #ifndef MOUNTAIN_ROUTED_H
 #define MOUNTAIN_ROUTED_H

@@ -185,7 +185,11 @@ impl<'a> Judge<'a> {
             .collect();
         let fresh = past.sources.is_empty();
         // A copy that the firewall makes may have another source and exit than its original, from the first on.
-        let known = (past.sources.len(), past.exits.len());
+        let (sources, exits) = match (self.host.has(Kind::Dup), fresh) {
+            (false, _) => (1, 1),
+            (true, true) => (usize::MAX, usize::MAX),
+            (true, false) => (past.sources.len(), past.exits.len()),
+        };
         for packet in packets {
             past.sources.insert((packet.look.source, packet.look.sport));
             past.exits.insert(packet.exit.clone());
@@ -198,10 +202,10 @@ impl<'a> Judge<'a> {
         // An exchange without a connection may begin anew where its uplink is dead.
         let excused = !flow.is_connection() && !muted.is_empty();
         let excused = excused || self.rehashed.contains(&flow.id);
-        if past.sources.len() > known.0 && !fresh && !excused {
+        if past.sources.len() > sources && !fresh && !excused {
             return Err(format!("source changed: {:?}", past.sources));
         }
-        if past.translated && past.exits.len() > known.1 && !fresh {
+        if past.translated && past.exits.len() > exits {
             return Err(format!("translated and moved: {:?}", past.exits));
         }
         Ok(())
