@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use libc::RTN_UNICAST;
 
 use self::addresses::{
-    inner_devices, inner_nets, own_addresses, source_address, tunnels, uplink_nets,
+    far_end, inner_devices, inner_nets, own_addresses, source_address, tunnels, uplink_nets,
 };
 use super::read::Filter;
 use super::rules::{self, Reach};
@@ -241,7 +241,7 @@ impl<'a> Builder<'a> {
     /// The next hops that can be paths, equal ones merged.
     fn usable_hops(&mut self, route: &Route) -> Result<Vec<NextHop>, String> {
         let mut hops: Vec<NextHop> = Vec::new();
-        for hop in &route.hops {
+        for hop in self.hops(route) {
             if hop.encapsulated {
                 return Err("a next hop encapsulates its packets".to_owned());
             }
@@ -253,7 +253,7 @@ impl<'a> Builder<'a> {
                     other.weight = other.weight.saturating_add(hop.weight);
                     other.dead &= hop.dead;
                 }
-                None => hops.push(hop.clone()),
+                None => hops.push(hop),
             }
         }
         if hops.len() < 2 {
@@ -288,6 +288,17 @@ impl<'a> Builder<'a> {
             self.skip(route, &format!("{reason}; the others are used"));
         }
         Ok(hops)
+    }
+
+    /// A route's next hops. A route by a point-to-point device needs no gateway, and pppd makes it without: there it is the
+    /// far end.
+    fn hops<'r>(&self, route: &'r Route) -> impl Iterator<Item = NextHop> + use<'a, 'r> {
+        let snapshot = self.snapshot;
+        let ipv6 = route.is_ipv6();
+        route.hops.iter().map(move |hop| NextHop {
+            gateway: hop.gateway.or_else(|| far_end(snapshot, hop.ifindex, ipv6)),
+            ..hop.clone()
+        })
     }
 
     /// Indexes of the next hops' paths, made if new, with weights of at most 256.

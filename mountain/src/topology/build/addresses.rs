@@ -27,6 +27,18 @@ pub(super) fn source_address(snapshot: &Snapshot, path: &PathKey) -> Option<IpAd
         .map(|a| a.address)
 }
 
+/// Address of the far end of a device without link-layer addresses: what pppd gives the device's own address as its
+/// peer (IFA_ADDRESS).
+pub(super) fn far_end(snapshot: &Snapshot, ifindex: u32, ipv6: bool) -> Option<IpAddr> {
+    snapshot.links.get(&ifindex).filter(|link| !link.ethernet)?;
+    let own = snapshot.addresses.iter();
+    let mut own = own.filter(|a| a.ifindex == ifindex && a.address.is_ipv6() == ipv6);
+    own.find_map(|a| {
+        let peer = a.subnet.filter(|s| s.prefix_len() == s.max_prefix_len())?;
+        (peer.addr() != a.address).then_some(peer.addr())
+    })
+}
+
 /// Global addresses on a path's device.
 pub(super) fn own_addresses<'a>(
     snapshot: &'a Snapshot,

@@ -79,9 +79,9 @@ impl Builder<'_> {
         match (starts, self.check_marks(route.is_ipv6())) {
             (true, Ok(())) => {
                 // Routes to other prefixes may use the same paths and say something else.
-                for hop in &route.hops {
-                    if let Some(&index) = self.path_index.get(&key(hop, route)) {
-                        self.topology.paths[index].options = route.options(hop);
+                for hop in self.hops(route) {
+                    if let Some(&index) = self.path_index.get(&key(&hop, route)) {
+                        self.topology.paths[index].options = route.options(&hop);
                     }
                 }
                 Kind::PlaceAndMove
@@ -217,7 +217,7 @@ impl Builder<'_> {
         let has_own_wire = self.has_own_wire();
         let mut uplinks = Uplinks::default();
         let unicast = routes.iter().filter(|route| route.kind == RTN_UNICAST);
-        for (route, hop) in unicast.flat_map(|r| r.hops.iter().map(move |hop| (*r, hop))) {
+        for (route, hop) in unicast.flat_map(|r| self.hops(r).map(move |hop| (*r, hop))) {
             let Some(link) = self.snapshot.links.get(&hop.ifindex) else {
                 continue;
             };
@@ -227,21 +227,21 @@ impl Builder<'_> {
             let uplink = || -> Result<Path, Reason> {
                 let name = &link.name;
                 if !filter.named.contains(name) {
-                    let judged = self.check_wire(link, hop, has_own_wire);
+                    let judged = self.check_wire(link, &hop, has_own_wire);
                     judged.map_err(Reason::lasting)?;
                 }
                 if hop.gateway.is_none() {
                     let todo = match link.ethernet {
                         true => "",
-                        // As pppd and NetworkManager make it; the far end's address is there to be named.
+                        // As NetworkManager makes it for some modems.
                         false => " (give its default route one: `via` the address of the far end)",
                     };
                     let why = format!("{name} has no gateway to measure{todo}");
                     return Err(Reason::lasting(why));
                 }
-                let mut path = self.new_path(key(hop, route), link, hop);
+                let mut path = self.new_path(key(&hop, route), link, &hop);
                 path.preferred_source = route.preferred_source;
-                path.options = route.options(hop);
+                path.options = route.options(&hop);
                 match path.addresses.is_empty() {
                     true => Err(Reason {
                         why: format!("{name} has no address of its own"),

@@ -3,6 +3,7 @@ use std::net::IpAddr;
 
 use super::super::{build, build_on};
 use super::*;
+use crate::netlink::kinds::Pppoe;
 use crate::netlink::link::Address;
 use crate::netlink::snapshot::{Action, FibRule, Snapshot};
 use crate::topology::{Kept, Topology};
@@ -143,6 +144,53 @@ fn connections_come_in_by_ports_of_bridges_and_by_what_is_no_uplink() {
     let mut inner = adopted(&home).inner_devices;
     inner.sort_unstable();
     assert_eq!(inner, [4, 6, 7]);
+}
+
+#[test]
+fn a_default_route_by_a_point_to_point_device_leads_to_its_far_end() {
+    // As pppd makes it.
+    let mut home = home();
+    home.routes[0].hops[0].gateway = None;
+    let link = home.links.get_mut(&3).unwrap();
+    (link.ethernet, link.kind, link.pppoe) = (false, Some("ppp".into()), Pppoe::Yes);
+    let of = |home: &Snapshot| {
+        let topology = adopted(home);
+        let paths = topology.paths.iter();
+        let gateway = paths.map(|path| path.key.gateway).nth(1).flatten();
+        (gateway, topology.skipped.join("\n"))
+    };
+    let (gateway, said) = of(&home);
+    assert_eq!(gateway, None);
+    assert!(
+        said.contains("lte has no gateway to measure (give"),
+        "{said}"
+    );
+
+    home.addresses[1].subnet = Some("198.51.100.1/32".parse().unwrap());
+    let (gateway, said) = of(&home);
+    assert_eq!((gateway, &*said), (Some(ip("198.51.100.1")), ""));
+    // Nobody tells what is behind its own address alone, or somewhere in its subnet.
+    for own in ["198.51.100.7/32", "198.51.100.0/24"] {
+        let mut home = home.clone();
+        home.addresses[1].subnet = Some(own.parse().unwrap());
+        assert_eq!(of(&home).0, None, "{own}");
+    }
+    // A peer on Ethernet is no gateway to all else.
+    let mut wired = home.clone();
+    let link = wired.links.get_mut(&3).unwrap();
+    (link.ethernet, link.kind) = (true, None);
+    assert!(of(&wired).1.contains("lte has no gateway to measure;"));
+    // Of several next hops, too.
+    let ppp = home.routes.remove(0).hops.remove(0);
+    home.routes[0].hops.push(ppp);
+    home.routes[0].multipath = true;
+    home.routes[0].metrics = vec![8, 0, 2, 0, 120, 5, 0, 0];
+    let topology = adopted(&home);
+    assert_eq!(topology.groups[0].kind, Kind::PlaceAndMove);
+    assert_eq!(devices(&topology, 0), ["fibre", "lte"]);
+    let lte = &topology.paths[1];
+    assert_eq!(lte.key.gateway, Some(ip("198.51.100.1")));
+    assert_eq!(lte.options.metrics, home.routes[0].metrics);
 }
 
 #[test]
