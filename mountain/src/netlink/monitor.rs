@@ -116,6 +116,8 @@ pub struct Monitor {
     gathered_until: Option<Instant>,
     /// When the first change came since others had their turn.
     busy_since: Option<Instant>,
+    /// It was said that the socket fails.
+    is_failing: bool,
 }
 
 impl Monitor {
@@ -136,6 +138,7 @@ impl Monitor {
             gathered: Vec::new(),
             gathered_until: None,
             busy_since: None,
+            is_failing: false,
         })
     }
 
@@ -174,7 +177,10 @@ impl Monitor {
             };
             match received {
                 // Only the kernel (port 0) may speak here.
-                Ok((datagram, from)) if from.port_number() == 0 => self.digest(&datagram),
+                Ok((datagram, from)) if from.port_number() == 0 => {
+                    self.is_failing = false;
+                    self.digest(&datagram);
+                }
                 Ok(_) => {}
                 Err(error) => return self.overrun(&error).await,
             }
@@ -219,7 +225,11 @@ impl Monitor {
                 }
             }
         } else {
-            tracing::warn!(%error, "cannot receive routing events");
+            if !std::mem::replace(&mut self.is_failing, true) {
+                tracing::warn!(
+                    "cannot receive routing events, reading the state every second: {error}"
+                );
+            }
             // A socket that fails for good must not keep the caller reading without pause.
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
