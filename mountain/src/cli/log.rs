@@ -3,8 +3,11 @@
 //!
 //! That file is in /run, which is memory: it is kept short, or a daemon that runs for months would fill it.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -27,7 +30,7 @@ pub(super) fn if_asked() {
 pub(super) fn to_stderr() {
     let filter = EnvFilter::try_from_env("MOUNTAIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let background = Background::of_stderr();
-    tracing_subscriber::fmt()
+    let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(move || {
             if let Some(Err(e)) = background.as_ref().map(Background::keep_short) {
@@ -36,8 +39,24 @@ pub(super) fn to_stderr() {
             io::stderr()
         })
         .with_ansi(is_coloured(&io::stderr()))
-        .with_target(false)
-        .init();
+        .with_target(false);
+    match is_journal(&io::stderr()) {
+        true => log.without_time().init(),
+        false => log.init(),
+    }
+}
+
+/// Whether what is written there goes to systemd's journal, which adds the time by itself (systemd.exec(5),
+/// `$JOURNAL_STREAM`).
+fn is_journal(stream: &impl AsFd) -> bool {
+    let is_named = |named: OsString| {
+        let file = File::from(stream.as_fd().try_clone_to_owned().ok()?).metadata();
+        let file = file.ok()?;
+        Some(named.to_str()? == format!("{}:{}", file.dev(), file.ino()))
+    };
+    std::env::var_os("JOURNAL_STREAM")
+        .and_then(is_named)
+        .unwrap_or(false)
 }
 
 /// Whether standard error leads to the log of this namespace's daemon.

@@ -12,6 +12,7 @@ use super::{need_root, print_answer};
 use crate::bpf::flows::{Move, MoveReason};
 use crate::control::run_dir::{Request, RunDir};
 use crate::control::status::{Decisions, GroupStatus, Moves, PathStatus, Status};
+use crate::host::stdout::plain;
 use crate::report::table::{align, head, row, Words};
 use crate::steer::explain::{ms, Outcome};
 use crate::steer::PolicyKind;
@@ -52,6 +53,40 @@ fn running<T: DeserializeOwned>(request: &Request) -> Result<T> {
     }
 }
 
+/// Cgroups whose sockets' flows are not moved, where any are. systemd has such a program for each service of its own.
+fn push_held_cgroups(out: &mut String, status: &Status) {
+    const SHOWN: usize = 5;
+
+    if !status.groups.iter().any(|group| group.kind.moves()) {
+        return;
+    }
+    let held = &status.held_cgroups;
+    match held.as_slice() {
+        [] => {}
+        [cgroup] => _ = writeln!(out, "\nnot moved: {}", cgroup.what),
+        _ => {
+            let _ = writeln!(
+                out,
+                "\nnot moved: sockets below {} cgroups with BPF programs at their egress, which may judge packets by \
+                 their device:",
+                held.len()
+            );
+            for cgroup in held.iter().take(SHOWN) {
+                let path = cgroup.cgroup.display().to_string();
+                let name = match &*cgroup.program {
+                    "" => String::new(),
+                    program => format!(" ({program})"),
+                };
+                let _ = writeln!(out, "  {}", plain(&(path + &name)));
+            }
+            if held.len() > SHOWN {
+                let more = held.len() - SHOWN;
+                let _ = writeln!(out, "  and {more} more: `mountain status --json`");
+            }
+        }
+    }
+}
+
 /// `mountain status` for people.
 pub(crate) fn status_text(status: &Status) -> String {
     let mut out = String::new();
@@ -70,9 +105,7 @@ pub(crate) fn status_text(status: &Status) -> String {
     for (i, group) in status.groups.iter().enumerate() {
         push_group(&mut out, i, group, &status.paths);
     }
-    for cgroup in &status.held_cgroups {
-        let _ = writeln!(out, "\nnot moved: {}", cgroup.what);
-    }
+    push_held_cgroups(&mut out, status);
     let placement = status.placement.as_ref();
     let suspended = placement.map_or(&[][..], |placement| &placement.suspended);
     for family in suspended {

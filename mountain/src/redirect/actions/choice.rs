@@ -265,30 +265,30 @@ pub(in crate::redirect) fn look(
 /// The plan of the backend that is asked for, or of nft: all others skip hooks of the firewall, and
 /// are right only for as long as somebody watches that.
 pub fn choose(findings: Vec<Finding>, wanted: Option<Backend>) -> Result<Plan> {
-    let reasons = |finding: &Finding| {
-        let todo = finding.todo.iter().map(|todo| format!("; to do: {todo}"));
-        format!("{}{}", finding.refused.join("; "), todo.collect::<String>())
-    };
-    match wanted {
-        Some(backend) => {
-            let finding = findings.into_iter().find(|f| f.backend == backend);
-            let finding = finding.with_context(|| format!("{backend} is not built in"))?;
-            let reasons = reasons(&finding);
-            finding
-                .plan
-                .with_context(|| format!("{backend} is not possible here: {reasons}"))
-        }
-        None => {
-            let mut why = String::new();
-            for finding in findings {
-                let reasons = reasons(&finding);
-                match finding.plan {
-                    Some(plan) if finding.backend == Backend::Nft => return Ok(plan),
-                    Some(_) => why += &format!("\n  {}: only when it is named", finding.backend),
-                    None => why += &format!("\n  {}: {reasons}", finding.backend),
-                }
-            }
-            bail!("nft is not possible here, and no other backend is chosen without it:{why}")
-        }
+    let backend = wanted.unwrap_or(Backend::Nft);
+    let has_plan = |finding: &&Finding| finding.plan.is_some();
+    let possible: Vec<String> = (findings.iter().filter(has_plan))
+        .map(|finding| finding.backend.to_string())
+        .collect();
+    let finding = findings.into_iter().find(|f| f.backend == backend);
+    let finding = finding.with_context(|| format!("{backend} is not built in"))?;
+    if let Some(plan) = finding.plan {
+        return Ok(plan);
     }
+    let todo = finding.todo.iter().map(|todo| format!("\n  → {todo}"));
+    let mut why = format!(
+        "{backend} is not possible here: {}{}",
+        finding.refused.join("; "),
+        todo.collect::<String>()
+    );
+    if wanted.is_none() {
+        why += &match possible.as_slice() {
+            [] => "\n`mountain redirect check` says what other backends lack".to_owned(),
+            possible => format!(
+                "\nwithout it, a backend is only used when it is named: --backend {}",
+                possible.join(", ")
+            ),
+        };
+    }
+    bail!(why)
 }

@@ -179,7 +179,11 @@ impl Builder<'_> {
             }
         };
         if let Err(reason) = adopted {
-            self.skip(best, &reason);
+            let suspended = &self.topology.suspended;
+            let is_told = suspended.iter().any(|s| s.ipv6 == ipv6 && s.why == reason);
+            if !is_told {
+                self.skip(best, &reason);
+            }
         }
     }
 
