@@ -121,7 +121,7 @@ enum Cmd {
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// Check for `mountain up --adopt`
+        /// Check for `mountain up --adopt`, as is done where a daemon runs that was started so
         #[arg(long)]
         adopt: bool,
         /// Read this configuration file [default: /etc/mountain/mountain.toml if it exists]
@@ -489,6 +489,9 @@ fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {
         }
         Err(e) => return Err(e),
     };
+    // What runs here is judged as it was started.
+    let running = RunDir::of_this_namespace().and_then(|run_dir| run_dir.status());
+    let adopt = adopt || running.is_ok_and(|status| status.is_some_and(|status| status.adopts));
     let mut up = "mountain up".to_owned();
     if adopt && !config.placement.adopt {
         up += " --adopt";

@@ -13,9 +13,11 @@ use crate::bpf::flows::{Move, MoveReason};
 use crate::control::run_dir::{Request, RunDir};
 use crate::control::status::{Decisions, GroupStatus, Moves, PathStatus, Status};
 use crate::host::stdout::plain;
+use crate::placement::kind_text;
 use crate::report::table::{align, head, row, Words};
 use crate::steer::explain::{ms, Outcome};
 use crate::steer::PolicyKind;
+use crate::topology::Kind;
 
 /// Shows the daemon's status.
 pub(crate) fn status(json: bool) -> Result<()> {
@@ -158,13 +160,16 @@ pub(crate) fn status_text(status: &Status) -> String {
 
 fn push_group(out: &mut String, number: usize, group: &GroupStatus, paths: &[PathStatus]) {
     let prefixes: Vec<String> = group.prefixes.iter().map(ToString::to_string).collect();
-    let places = group.kind.places();
     let _ = writeln!(
         out,
         "\ngroup {number}: {} (table {}){}",
         prefixes.join(", "),
         table_name(group.table),
-        if places { ", new flows choose" } else { "" }
+        match group.kind {
+            Kind::Move => String::new(),
+            Kind::PlaceAndMove if group.held.is_none() => format!(", {}", kind_text(group.kind)),
+            Kind::PlaceAndMove | Kind::Place => format!(", {}", kind_text(Kind::Place)),
+        }
     );
     if let Some(held) = &group.held {
         let _ = writeln!(
@@ -177,7 +182,7 @@ fn push_group(out: &mut String, number: usize, group: &GroupStatus, paths: &[Pat
     let mut rows = vec![head(titles)];
     for member in &group.members {
         let path = paths.iter().find(|path| path.id == member.path);
-        rows.extend(path.map(|path| path_row(path, places)));
+        rows.extend(path.map(|path| path_row(path, group.kind.places())));
     }
     for line in align(&rows, Words::In(&[0, 1, 9])).lines() {
         let _ = writeln!(out, "  {line}");

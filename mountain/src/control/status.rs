@@ -37,6 +37,8 @@ pub struct Status {
     pub settled: bool,
     /// Nothing is attached.
     pub dry_run: bool,
+    /// Default routes that differ only in metric count as one group (`--adopt`).
+    pub adopts: bool,
     /// Since the daemon began, seconds.
     pub uptime_s: f64,
     /// Sets of next hops that are steered.

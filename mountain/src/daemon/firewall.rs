@@ -441,6 +441,27 @@ pub(crate) fn cgroup_text(program: &CgroupProgram) -> String {
     )
 }
 
+/// The same of several, together where their names cannot be read: each service of systemd's own has one.
+fn cgroups_text<'a>(programs: impl Iterator<Item = &'a CgroupProgram>) -> Vec<String> {
+    let (nameless, named): (Vec<_>, Vec<_>) = programs.partition(|p| p.name.is_empty());
+    let named = named.into_iter().map(cgroup_text);
+    let nameless = match &nameless[..] {
+        [] => None,
+        [program] => Some(cgroup_text(program)),
+        _ => {
+            let cgroups = nameless
+                .iter()
+                .map(|p| plain(&p.cgroup.display().to_string()).into_owned());
+            Some(format!(
+                "sockets below cgroups {}: BPF programs at their egress (their names take CAP_SYS_ADMIN to read) may \
+                 judge packets by their device",
+                cgroups.collect::<Vec<_>>().join(", ")
+            ))
+        }
+    };
+    nameless.into_iter().chain(named).collect()
+}
+
 /// A program's name, which is empty where it cannot be read.
 fn in_brackets(name: &str) -> String {
     match name {
@@ -539,8 +560,9 @@ impl Daemon {
         if let Some(steer) = &mut self.steer {
             steer.bar_cgroups(&ids)?;
         }
-        for program in programs.iter().filter(|p| !self.held_cgroups.contains(p)) {
-            info!("not moved: {}", cgroup_text(program));
+        let new = programs.iter().filter(|p| !self.held_cgroups.contains(p));
+        for text in cgroups_text(new) {
+            info!("not moved: {text}");
         }
         self.held_cgroups = programs;
         Ok(())

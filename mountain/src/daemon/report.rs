@@ -49,6 +49,7 @@ impl Daemon {
             suspended: self.suspended.clone(),
             settled: self.is_settled(),
             dry_run: self.options.dry_run,
+            adopts: self.options.filter.adopt,
             uptime_s: self.started.elapsed().as_secs_f64(),
             groups: self.groups_status(),
             paths: self.paths_status()?,

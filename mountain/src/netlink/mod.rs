@@ -32,7 +32,7 @@ pub(crate) mod snapshot;
 mod sock_diag;
 pub(crate) mod uapi;
 pub(crate) mod wire;
-mod xfrm;
+pub(crate) mod xfrm;
 
 pub(crate) use link::{addresses, namespace_id, xdp_features, xdp_programs, xdp_programs_of};
 pub use link::{link, Link};

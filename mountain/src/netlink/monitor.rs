@@ -55,8 +55,8 @@ pub enum Change {
         /// Ethernet address; `None` while not usable, or without Ethernet.
         mac: Option<[u8; 6]>,
     },
-    /// A default route, a routing rule or a nexthop object came or went, other than ours, or an address went:
-    /// which way the kernel prefers may have changed. Read the topology again, and trust nothing that was chosen
+    /// A default route, a routing rule, a nexthop object or an IPsec policy came or went, other than ours, or an address
+    /// went: which way the kernel prefers may have changed. Read the topology again, and trust nothing that was chosen
     /// before.
     Preference,
     /// A routing rule came or went, other than ours: it may take packets elsewhere that were a group's before.
@@ -110,7 +110,7 @@ impl Change {
 /// passed on, also those that repeat what is known.
 pub struct Monitor {
     socket: TokioSocket,
-    ipsec: xfrm::States,
+    ipsec: xfrm::Ipsec,
     ready: VecDeque<Change>,
     gathered: Vec<Change>,
     gathered_until: Option<Instant>,
@@ -133,7 +133,7 @@ impl Monitor {
         socket.socket_mut().bind(&SocketAddr::new(0, groups))?;
         Ok(Self {
             socket,
-            ipsec: xfrm::States::new(),
+            ipsec: xfrm::Ipsec::new(),
             ready: VecDeque::new(),
             gathered: Vec::new(),
             gathered_until: None,
@@ -171,7 +171,11 @@ impl Monitor {
             let routing = self.socket.recv_from_full();
             let received = tokio::select! {
                 received = routing => received,
-                () = self.ipsec.changed() => return Change::Ipsec,
+                news = self.ipsec.changed() => return match news {
+                    xfrm::News::Offload => Change::Ipsec,
+                    // For some sources only, they decide between uplinks as rules do.
+                    xfrm::News::Policies => Change::Preference,
+                },
                 () = sleep_until(gathered_until.unwrap_or_else(Instant::now)),
                     if gathered_until.is_some() => continue,
             };

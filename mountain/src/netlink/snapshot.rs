@@ -21,6 +21,7 @@ use super::nexthop::{self, NextHop, NextHopObject};
 use super::own;
 use super::uapi::RTM_HEADER_LEN;
 use super::wire::{bytes_at, u32_at, unless, Attributes, Socket, AF_INET, AF_INET6};
+use super::xfrm;
 pub(crate) use rules::decode_rule;
 
 const RTM_GETNEXTHOP: u16 = 106;
@@ -43,6 +44,8 @@ pub(crate) struct Snapshot {
     pub routes: Vec<Route>,
     /// In the order in which the kernel looks them up.
     pub rules: Vec<FibRule>,
+    /// IPsec policies for leaving packets.
+    pub policies: BTreeSet<xfrm::Policy>,
 }
 
 /// Router preference (RFC 4191), the best first.
@@ -204,6 +207,11 @@ pub(crate) fn read(socket: &mut Socket) -> Result<(Snapshot, bool)> {
         })
         .context("cannot list the routing rules")?;
     snapshot.rules.sort_by_key(|rule| rule.priority);
+    // Without the permission nothing is steered either.
+    let policies = unless(xfrm::policies(), &[libc::EPERM]);
+    snapshot.policies = policies
+        .context("cannot list the IPsec policies")?
+        .unwrap_or_default();
     look_closer(&mut snapshot, socket)?;
     Ok((snapshot, consistent))
 }

@@ -1,23 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! IPsec states that a device carries out by itself (packet offload), and policies by device.
+//! IPsec: states that a device carries out by itself (packet offload), and policies for leaving packets.
 //!
 //! The kernel hands such a device plain packets, and nothing in a packet tells. By any other device
 //! they would leave unencrypted, so paths on these devices are left alone.
+//!
+//! A policy may hold for some sources or devices only. What another source address, or a moved packet, would meet is
+//! another one, or none.
 //!
 //! Formats: linux/xfrm.h.
 
 use std::collections::BTreeSet;
 use std::io;
+use std::net::IpAddr;
 use std::time::Duration;
 
+use ipnet::IpNet;
+use libc::{AF_INET, AF_INET6};
 use netlink_sys::protocols::NETLINK_XFRM;
 use netlink_sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 use tokio::time::{sleep_until, Instant};
 
-use super::wire::{self, u32_at, Attributes};
+use super::wire::{self, bytes_at, u32_at, Attributes};
 
-/// Multicast group of changes to states (XFRMNLGRP_SA), as a bit.
-const GROUP_SA: u32 = 1 << (3 - 1);
+/// Multicast groups of changes to states and policies (XFRMNLGRP_SA, XFRMNLGRP_POLICY).
+const GROUPS: [u32; 2] = [3, 4];
 
 /// How often to look for what nothing announces: the interface itself, and states that are gone.
 const LOOK: Duration = Duration::from_secs(1);
@@ -26,6 +32,8 @@ const XFRM_MSG_GETSA: u16 = 0x12;
 const XFRM_MSG_GETPOLICY: u16 = 0x15;
 /// Length of `struct xfrm_usersa_info`, behind which the attributes of a state are.
 const USERSA_INFO: usize = 224;
+/// Length of `struct xfrm_userpolicy_info`: a selector (56), lifetimes, priority, index, direction (160), action (161).
+const USERPOLICY_INFO: usize = 168;
 
 /// Whether the kernel has the interface to IPsec. Opening a socket would load the module for it.
 fn is_there() -> bool {
@@ -83,13 +91,64 @@ pub fn policy_devices() -> io::Result<BTreeSet<u32>> {
     Ok(devices)
 }
 
-/// The device that a policy is for, if it is about leaving packets.
-fn policy_device(payload: &[u8]) -> Option<u32> {
+/// A policy that encrypts or drops leaving packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Policy {
+    /// Where the packets go, whatever else they have to be like.
+    pub to: IpNet,
+    /// The device that they leave by; `None`: any.
+    pub device: Option<u32>,
+}
+
+/// All of them, but for those that only hold for packets of an xfrm interface, which routes lead to.
+///
+/// # Errors
+/// When the kernel does not tell, as without CAP_NET_ADMIN.
+pub(crate) fn policies() -> io::Result<BTreeSet<Policy>> {
+    let mut policies = BTreeSet::new();
+    if is_there() {
+        wire::dump(NETLINK_XFRM, XFRM_MSG_GETPOLICY, &[], |payload| {
+            policies.extend(decode_policy(payload).into_iter().flatten());
+        })?;
+    }
+    Ok(policies)
+}
+
+/// Whether a policy is about leaving packets.
+fn is_outgoing(payload: &[u8]) -> bool {
     const XFRM_POLICY_OUT: u8 = 1;
 
-    // struct xfrm_userpolicy_info: a selector with the device (48), lifetimes, priority, index, direction (160)
+    payload.get(160) == Some(&XFRM_POLICY_OUT)
+}
+
+/// The device that a policy is for, if it is about leaving packets.
+fn policy_device(payload: &[u8]) -> Option<u32> {
     let ifindex = u32_at(payload, 48).filter(|ifindex| *ifindex != 0)?;
-    (*payload.get(160)? == XFRM_POLICY_OUT).then_some(ifindex)
+    is_outgoing(payload).then_some(ifindex)
+}
+
+/// One that names no family is for both.
+fn decode_policy(payload: &[u8]) -> Option<Vec<Policy>> {
+    const XFRM_POLICY_ALLOW: u8 = 0;
+    const XFRMA_TMPL: u16 = 5;
+    const XFRMA_IF_ID: u16 = 31;
+
+    let attributes = Attributes::after(payload, USERPOLICY_INFO);
+    let is_bypass = *payload.get(161)? == XFRM_POLICY_ALLOW && !attributes.has(XFRMA_TMPL);
+    let of_interface = attributes.u32(XFRMA_IF_ID).unwrap_or(0) != 0;
+    if !is_outgoing(payload) || is_bypass || of_interface {
+        return None;
+    }
+    // struct xfrm_selector: destination (0), source, ports, family (40), length of the destination's prefix (42)
+    let [low, high, length, _] = bytes_at(payload, 40)?;
+    let net = |address: IpAddr| Some(IpNet::new(address, length).ok()?.trunc());
+    let to = match i32::from(u16::from_ne_bytes([low, high])) {
+        AF_INET => vec![net(bytes_at::<4>(payload, 0)?.into())?],
+        AF_INET6 => vec![net(bytes_at::<16>(payload, 0)?.into())?],
+        _ => vec![IpNet::default(), IpNet::V6(Default::default())],
+    };
+    let device = policy_device(payload);
+    Some(to.into_iter().map(|to| Policy { to, device }).collect())
 }
 
 fn dump() -> io::Result<BTreeSet<u32>> {
@@ -112,37 +171,58 @@ fn packet_offload(payload: &[u8]) -> Option<u32> {
     (offload.get(4)? & XFRM_OFFLOAD_PACKET != 0).then_some(ifindex)
 }
 
-/// Whether one of the messages adds a state with packet offload.
-fn adds_offload(datagram: &[u8]) -> bool {
+/// What may have changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    /// [`offloading_devices`].
+    Offload,
+    /// [`policies`].
+    Policies,
+}
+
+/// What messages tell: of a state with packet offload that comes, or of policies.
+fn news(datagram: &[u8]) -> Option<News> {
     const XFRM_MSG_NEWSA: u16 = 0x10;
     const XFRM_MSG_UPDSA: u16 = 0x1a;
+    const XFRM_MSG_NEWPOLICY: u16 = 0x13;
+    const XFRM_MSG_DELPOLICY: u16 = 0x14;
+    const XFRM_MSG_UPDPOLICY: u16 = 0x19;
+    const XFRM_MSG_POLEXPIRE: u16 = 0x1b;
+    const XFRM_MSG_FLUSHPOLICY: u16 = 0x1d;
 
-    wire::messages(datagram).any(|message| {
-        matches!(message.message_type(), XFRM_MSG_NEWSA | XFRM_MSG_UPDSA)
-            && packet_offload(message.payload()).is_some()
+    wire::messages(datagram).find_map(|message| match message.message_type() {
+        XFRM_MSG_NEWSA | XFRM_MSG_UPDSA => packet_offload(message.payload()).map(|_| News::Offload),
+        XFRM_MSG_NEWPOLICY | XFRM_MSG_DELPOLICY | XFRM_MSG_UPDPOLICY | XFRM_MSG_POLEXPIRE
+        | XFRM_MSG_FLUSHPOLICY => Some(News::Policies),
+        _ => None,
     })
 }
 
-/// Hears of new states, as soon as the kernel has an interface to IPsec.
-pub(super) struct States {
+/// Hears of new states and of policies, as soon as the kernel has an interface to IPsec.
+pub(super) struct Ipsec {
     socket: Option<TokioSocket>,
     look_at: Instant,
     /// Some state was offloaded, or may be: until it is found to be gone, nothing announces that.
     offloads: bool,
+    /// Policies may have changed besides.
+    has_policies: bool,
 }
 
-impl States {
+impl Ipsec {
     pub(super) fn new() -> Self {
         Self {
             socket: None,
             look_at: Instant::now(),
             offloads: false,
+            has_policies: false,
         }
     }
 
-    /// Waits until [`offloading_devices`] may have changed. To be called within a tokio runtime.
-    /// Cancel safe.
-    pub(super) async fn changed(&mut self) {
+    /// Waits for news. To be called within a tokio runtime. Cancel safe.
+    pub(super) async fn changed(&mut self) -> News {
+        if std::mem::take(&mut self.has_policies) {
+            return News::Policies;
+        }
         loop {
             let received = match &self.socket {
                 Some(socket) => tokio::select! {
@@ -155,10 +235,16 @@ impl States {
                 }
             };
             match received {
-                Some(Ok((datagram, _))) if !adds_offload(&datagram) => continue,
-                Some(Ok(_)) => self.offloads = true,
+                Some(Ok((datagram, _))) => match news(&datagram) {
+                    None => continue,
+                    Some(News::Policies) => return News::Policies,
+                    Some(News::Offload) => self.offloads = true,
+                },
                 // Looked at again until it is known what was lost.
-                Some(Err(e)) if e.raw_os_error() == Some(libc::ENOBUFS) => self.offloads = true,
+                Some(Err(e)) if e.raw_os_error() == Some(libc::ENOBUFS) => {
+                    self.offloads = true;
+                    self.has_policies = true;
+                }
                 Some(Err(_)) => self.socket = None,
                 None => {
                     self.look_at = Instant::now() + LOOK;
@@ -167,28 +253,34 @@ impl States {
                         if self.socket.is_none() {
                             continue;
                         }
+                        // What came before it listened.
+                        self.has_policies = true;
                     }
                     let before = self.offloads;
                     self.offloads =
                         offloading_devices().map_or(true, |devices| !devices.is_empty());
                     if !before && !self.offloads {
-                        continue;
+                        match std::mem::take(&mut self.has_policies) {
+                            true => return News::Policies,
+                            false => continue,
+                        }
                     }
                 }
             }
-            return;
+            return News::Offload;
         }
     }
 }
 
-/// A socket that hears of new states; `None` while the kernel has no interface to IPsec, or without
+/// A socket that hears of both; `None` while the kernel has no interface to IPsec, or without
 /// CAP_NET_ADMIN.
 fn subscribe() -> Option<TokioSocket> {
     if !is_there() {
         return None;
     }
     let mut socket = TokioSocket::new(NETLINK_XFRM).ok()?;
-    let bound = socket.socket_mut().bind(&SocketAddr::new(0, GROUP_SA));
+    let groups = wire::group_mask(&GROUPS);
+    let bound = socket.socket_mut().bind(&SocketAddr::new(0, groups));
     bound.ok().map(|()| socket)
 }
 
@@ -228,7 +320,61 @@ mod tests {
     }
 
     #[test]
-    fn a_new_state_is_heard_of() {
+    fn policies_that_encrypt_or_drop_are_about_destinations() {
+        const BLOCK: u8 = 1;
+        let policy = |family: u16, length: u8, action: u8| {
+            let mut message = vec![0; USERPOLICY_INFO];
+            message[..4].copy_from_slice(&[203, 0, 113, 9]);
+            message[40..42].copy_from_slice(&family.to_ne_bytes());
+            message[42] = length;
+            (message[160], message[161]) = (1, action);
+            message
+        };
+        let with = |mut message: Vec<u8>, kind: u16, value: &[u8]| {
+            push_attribute(&mut message, kind, value);
+            message
+        };
+        let about = |message: &[u8]| {
+            let policies = decode_policy(message)?.into_iter();
+            Some(
+                policies
+                    .map(|p| (p.to.to_string(), p.device))
+                    .collect::<Vec<_>>(),
+            )
+        };
+        let nets = |texts: &[&str], device: Option<u32>| {
+            Some(
+                texts
+                    .iter()
+                    .map(|t| ((*t).to_owned(), device))
+                    .collect::<Vec<_>>(),
+            )
+        };
+        let mut block = policy(2, 24, BLOCK);
+        assert_eq!(about(&block), nets(&["203.0.113.0/24"], None));
+        block[48] = 7;
+        assert_eq!(about(&block), nets(&["203.0.113.0/24"], Some(7)));
+        assert_eq!(about(&policy(10, 16, BLOCK)), nets(&["cb00::/16"], None));
+        assert_eq!(
+            about(&policy(0, 0, BLOCK)),
+            nets(&["0.0.0.0/0", "::/0"], None)
+        );
+        let bypass = policy(2, 24, 0);
+        assert_eq!(about(&bypass), None);
+        let esp = with(bypass, 5, &[0; 64]);
+        assert_eq!(about(&esp), nets(&["203.0.113.0/24"], None));
+        assert_eq!(
+            about(&with(esp, 31, &7_u32.to_ne_bytes())),
+            None,
+            "of an interface"
+        );
+        block[160] = 0;
+        assert_eq!(about(&block), None, "for what comes in");
+        assert_eq!(about(&[0; 8]), None);
+    }
+
+    #[test]
+    fn a_new_state_is_heard_of_and_policies_are() {
         let message = |kind: u16, body: &[u8]| {
             let mut message = (16 + body.len() as u32).to_ne_bytes().to_vec();
             message.extend(kind.to_ne_bytes());
@@ -237,9 +383,12 @@ mod tests {
             message
         };
         let both = [message(0x10, &state(0)), message(0x1a, &state(4))].concat();
-        assert!(adds_offload(&both));
-        assert!(!adds_offload(&message(0x10, &state(0))));
-        assert!(!adds_offload(&message(0x11, &state(4))), "one that goes");
+        assert_eq!(news(&both), Some(News::Offload));
+        assert_eq!(news(&message(0x10, &state(0))), None);
+        assert_eq!(news(&message(0x11, &state(4))), None, "one that goes");
+        for kind in [0x13, 0x14, 0x19, 0x1b, 0x1d] {
+            assert_eq!(news(&message(kind, &[0; 168])), Some(News::Policies));
+        }
     }
 
     #[test]

@@ -423,7 +423,10 @@ impl<'a> Builder<'a> {
             addresses.partition(|address| devices.contains(&address.ifindex));
         let mut pinned: BTreeSet<IpAddr> = pinned.iter().map(|a| a.address).collect();
         let (to, from) = tunnels(self.snapshot, &devices, &self.adopted);
-        others.extend(to.into_iter().filter(|to| self.is_in_a_group(to)));
+        let policies = self.snapshot.policies.iter().map(|policy| policy.to);
+        let policies =
+            policies.filter(|to| self.topology.places() && !self.adopted.contains_key(to));
+        others.extend(policies.chain(to).filter(|to| self.is_in_a_group(to)));
         pinned.extend(from);
         let own: BTreeSet<IpAddr> = own.iter().map(|a| a.address).collect();
         if !self.topology.groups.is_empty() {

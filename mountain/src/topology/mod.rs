@@ -195,7 +195,8 @@ pub struct Topology {
     /// Sets of next hops that flows can be steered among.
     pub groups: Vec<Group>,
     /// Routes of the groups' tables, and of tables looked up before them (`local`), that are not
-    /// multipath ones of ours and lie inside a group's prefix: a destination in one of them is not
+    /// multipath ones of ours and lie inside a group's prefix, and, where some flows choose when they start, what
+    /// IPsec policies are about: a destination in one of them is not
     /// ours unless a group's prefix is more specific still. Sorted; entries that another one
     /// already covers are left out.
     pub not_ours: Vec<IpNet>,

@@ -391,7 +391,8 @@ fn the_keys_of_status_are_these() {
     assert_eq!(path["state"], "good");
 }
 
-const STATUS: &str = "counters dry_run groups held_cgroups kernel_told paths pid placement policy \
+const STATUS: &str =
+    "adopts counters dry_run groups held_cgroups kernel_told paths pid placement policy \
     settled skipped suspended translated_sources uptime_s version";
 const GROUP: &str = "held kind members prefixes table verdict";
 /// The policy adds others.

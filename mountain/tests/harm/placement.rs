@@ -210,6 +210,36 @@ fn an_uplink_whose_address_a_rule_refuses_gets_no_datagrams() {
     wait_until("u1 is chosen again", LEAVE, || begun(&net).contains(U1));
 }
 
+/// As for IPsec in transport mode between two hosts: by another uplink's address the packets would leave in the clear.
+#[test]
+fn no_new_flow_evades_an_ipsec_policy_by_another_source() {
+    let net = two_providers();
+    up(&net);
+    let client = &net.client;
+    let policy = |to: &str| {
+        client.ip(&format!(
+            "xfrm policy add src {U0}/32 dst {to} dir out action block"
+        ));
+    };
+    let refused = || {
+        let sent = |socket: &UdpSocket| socket.send_to(&[0], (SERVER4, 9)).is_ok();
+        sockets(&net, 0).iter().filter(|s| !sent(s)).count()
+    };
+    policy("198.51.100.0/24");
+    thread::sleep(LEAVE / 4);
+    assert!(begun(&net).contains(U1), "it is about others");
+    for to in [format!("{SERVER4}/32"), "0.0.0.0/0".into()] {
+        assert!(refused() < SOCKETS);
+        policy(&to);
+        wait_until("it is heeded", LEAVE, || refused() == SOCKETS);
+        for _ in 0..4 {
+            assert_eq!(refused(), SOCKETS, "{to}");
+        }
+        client.ip(&format!("xfrm policy delete src {U0}/32 dst {to} dir out"));
+        wait_until("new flows choose again", LEAVE, || begun(&net).contains(U1));
+    }
+}
+
 #[test]
 fn new_flows_avoid_a_dead_uplink_although_the_firewall_holds_running_ones() {
     let net = two_providers();

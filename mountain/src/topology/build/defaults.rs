@@ -76,7 +76,13 @@ impl Builder<'_> {
             && route.preferred_source.is_none()
             && own_sources(&paths).is_ok()
             && self.check_throws(route.is_ipv6()).is_ok();
-        match (starts, self.check_marks(route.is_ipv6())) {
+        let checked = self.check_marks(route.is_ipv6()).and_then(|()| {
+            match self.policed(route.is_ipv6(), &paths) {
+                Some((why, _)) => Err(why),
+                None => Ok(()),
+            }
+        });
+        match (starts, checked) {
             (true, Ok(())) => {
                 // Routes to other prefixes may use the same paths and say something else.
                 for hop in self.hops(route) {
@@ -104,6 +110,27 @@ impl Builder<'_> {
             )),
             None => Ok(()),
         }
+    }
+
+    /// Why no flow starts on one of these paths because of IPsec policies, and whether what already runs may go on. They may
+    /// be for some sources only, and a flow that starts on another uplink has another one. Policies about some
+    /// destinations leave only those to the kernel; one for what leaves by an uplink's device knows nothing of the others.
+    fn policed(&self, ipv6: bool, paths: &[&Path]) -> Option<(String, bool)> {
+        let policies = self.snapshot.policies.iter();
+        let mut policies = policies.filter(|policy| policy.to.addr().is_ipv6() == ipv6);
+        let on = |device| paths.iter().find(|path| Some(path.key.ifindex) == device);
+        if let Some(path) = policies.clone().find_map(|policy| on(policy.device)) {
+            let device = &path.ifname;
+            let why =
+                format!("an IPsec policy is for {device} alone (`ip xfrm policy`, `dev {device}`)");
+            return Some((why, false));
+        }
+        policies
+            .find(|policy| policy.to.prefix_len() == 0)
+            .map(|_| {
+                let why = "an IPsec policy is about all destinations (`ip xfrm policy`)";
+                (why.to_owned(), true)
+            })
     }
 
     /// Refuses a main table with `throw` routes. What they throw goes on to the rules behind the main table, and an
@@ -152,7 +179,17 @@ impl Builder<'_> {
             }
             return;
         }
-        let diverted = rules::diversion(snapshot, ipv6);
+        let paths: Vec<&Path> = uplinks.paths.iter().collect();
+        let diverted = match rules::diversion(snapshot, ipv6) {
+            Some(rule) => Some((
+                format!(
+                    "the routing rule of priority {} takes unmarked packets elsewhere",
+                    rule.priority
+                ),
+                true,
+            )),
+            None => self.policed(ipv6, &paths),
+        };
         let told = uplinks.check().and_then(|()| self.check_throws(ipv6));
         let adopted = match (told, preferred, diverted) {
             (Ok(()), Ok(()), None) if !filter.adopt => Err(format!(
@@ -165,12 +202,9 @@ impl Builder<'_> {
                 self.suspend_for(ipv6, uplinks.paths, reason);
                 Err(why)
             }
-            (Ok(()), Ok(()), Some(rule)) => {
-                let why = format!(
-                    "the routing rule of priority {} takes unmarked packets elsewhere: new flows are left to it",
-                    rule.priority
-                );
-                self.suspend(ipv6, uplinks.paths, why.clone(), true);
+            (Ok(()), Ok(()), Some((why, whole))) => {
+                let why = format!("{why}: new flows are left to it");
+                self.suspend(ipv6, uplinks.paths, why.clone(), whole);
                 Err(why)
             }
             (Ok(()), Ok(()), None) => self.adopt_uplinks(best, uplinks.paths),

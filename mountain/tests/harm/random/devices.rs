@@ -192,10 +192,11 @@ impl Host {
         feed("wg", &arguments, &[KEYS[end][0].to_owned()]);
     }
 
-    /// The states and policies of an ESP tunnel whose packets can be read: the cipher is none.
-    pub fn esp_lines(&self) -> Vec<String> {
+    /// IPsec policies, and those and the states of an ESP tunnel whose packets can be read: the cipher is none.
+    pub fn ipsec_lines(&self) -> Vec<String> {
+        let policies = self.policies.iter().map(|policy| policy.line.clone());
         if !self.has(Kind::Esp) {
-            return Vec::new();
+            return policies.collect();
         }
         let of_family = ESP.iter().flat_map(|[from, to, prefix]| {
             let anywhere = everywhere(from.contains(':'));
@@ -210,7 +211,7 @@ impl Host {
                 ),
             ]
         });
-        of_family.collect()
+        of_family.chain(policies).collect()
     }
 }
 

@@ -4,6 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use clap::ValueEnum;
+use ipnet::IpNet;
 
 use super::devices::{self, Made, VRF_TABLE};
 use super::dice::Dice;
@@ -91,6 +92,8 @@ pub enum Kind {
     Zones,
     /// Forwarded connections past the firewall. It needs modules.
     Flowtable,
+    /// IPsec policies that drop packets from one uplink's addresses, or those that leave by one device.
+    Policies,
 }
 
 impl Kind {
@@ -129,6 +132,15 @@ pub struct Uplink {
     pub made: Made,
 }
 
+/// An IPsec policy.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    pub about: IpNet,
+    /// It is for what leaves by one device.
+    pub by_device: bool,
+    pub line: String,
+}
+
 #[derive(Debug)]
 pub struct Host {
     pub seed: u64,
@@ -138,6 +150,7 @@ pub struct Host {
     /// With their family: whether IPv6.
     pub rules: Vec<(bool, String)>,
     pub nft: Vec<String>,
+    pub policies: Vec<Policy>,
     pub sysctls: Vec<(String, String)>,
     /// Those of single devices.
     pub device_sysctls: Vec<(String, String)>,
@@ -255,6 +268,7 @@ impl Host {
             routes: Vec::new(),
             rules: Vec::new(),
             nft: Vec::new(),
+            policies: Vec::new(),
             sysctls: Vec::new(),
             device_sysctls: Vec::new(),
             guests: Vec::new(),

@@ -164,7 +164,7 @@ impl Rig {
         enter(&host_ns);
         host.set_keys(0);
         ip(&host.route_lines());
-        ip(&host.esp_lines());
+        ip(&host.ipsec_lines());
         feed("ip", &["-4", "-batch", "-"], &host.rule_lines(false));
         feed("ip", &["-6", "-batch", "-"], &host.rule_lines(true));
         for (n, guest) in guest_ns.iter().enumerate() {

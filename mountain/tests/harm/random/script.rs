@@ -151,7 +151,7 @@ impl Host {
         batch("far", "", self.far_lines());
         batch("far", "", up.collect());
         batch("host", "", self.route_lines());
-        batch("host", "", self.esp_lines());
+        batch("host", "", self.ipsec_lines());
         batch("host", "-4 ", self.rule_lines(false));
         batch("host", "-6 ", self.rule_lines(true));
         for n in 0..self.guests.len() {

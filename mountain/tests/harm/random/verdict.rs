@@ -5,10 +5,13 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write;
 use std::net::IpAddr;
 
+use ipnet::IpNet;
+
 use super::host::{Host, Kind};
 use super::kernel::{contains, Reference, Seens, Sent};
 use super::packets::{By, Flow, UDP};
 use super::rig::{Exit, Seen};
+use super::routes::Route;
 
 /// What a flow has shown of itself so far.
 #[derive(Default)]
@@ -114,6 +117,24 @@ impl<'a> Judge<'a> {
         self.faults.push(text);
     }
 
+    /// Whether a flow keeps the uplink that the kernel gives it because of IPsec policies. One that has an uplink's address
+    /// goes out by that one, if none is for what leaves by a device.
+    fn is_policed(&self, flow: &Flow) -> bool {
+        let by_hash = |route: &Route| {
+            let prefix: IpNet = route.prefix.parse().unwrap();
+            route.is_multipath() && prefix.contains(&flow.to.ip())
+        };
+        let mut policies = self.host.policies.iter();
+        let is_bound = flow.source().is_some();
+        let policed = policies.any(|policy| match policy.by_device {
+            true => policy.about.addr().is_ipv6() == flow.ipv6(),
+            false => policy.about.contains(&flow.to.ip()) && !is_bound,
+        });
+        policed
+            && !self.reference.unsteady.contains(&flow.id)
+            && !self.host.routes.iter().any(by_hash)
+    }
+
     /// Where the packet went and how it looks.
     fn verdict(&mut self, flow: &Flow, seen: &Seens) -> Result<(), String> {
         let reference = self.reference;
@@ -128,6 +149,7 @@ impl<'a> Judge<'a> {
             || again && plain.is_empty();
         // Where the choice is made before routing, the verdict is that of the uplink chosen.
         let chosen = random || self.host.places(flow.ipv6()) && flow.is_placeable();
+        let chosen = chosen && !self.is_policed(flow);
         let may_drop = chosen && reference.may_drop(flow.id) || changes && shaken.is_empty();
         if seen.is_empty() && !plain.is_empty() && !may_drop {
             return Err("lost".into());

@@ -6,6 +6,7 @@ use super::*;
 use crate::netlink::kinds::Pppoe;
 use crate::netlink::link::Address;
 use crate::netlink::snapshot::{Action, FibRule, Snapshot};
+use crate::netlink::xfrm::Policy;
 use crate::topology::{Kept, Topology};
 
 fn ip(text: &str) -> IpAddr {
@@ -191,6 +192,47 @@ fn a_default_route_by_a_point_to_point_device_leads_to_its_far_end() {
     let lte = &topology.paths[1];
     assert_eq!(lte.key.gateway, Some(ip("198.51.100.1")));
     assert_eq!(lte.options.metrics, home.routes[0].metrics);
+}
+
+#[test]
+fn ipsec_policies_leave_what_they_are_about_to_the_kernel() {
+    let with = |to: &str, device| {
+        let mut home = home();
+        let to = to.parse().unwrap();
+        home.policies.insert(Policy { to, device });
+        home
+    };
+    let net = "203.0.113.0/24";
+    let some = adopted(&with(net, None));
+    assert_eq!(devices(&some, 0), ["fibre", "lte"]);
+    assert_eq!(some.not_ours, [net.parse().unwrap()]);
+    for (to, device, about, whole) in [
+        ("0.0.0.0/0", None, "about all destinations", true),
+        (net, Some(3), "for lte alone", false),
+    ] {
+        let mut home = with(to, device);
+        let topology = adopted(&home);
+        assert_eq!((topology.groups.len(), topology.skipped.len()), (0, 0));
+        let rests = &topology.suspended[0];
+        assert!(rests.why.contains(about), "{}", rests.why);
+        assert_eq!((rests.whole, rests.paths.len()), (whole, 2));
+        // Of several next hops running flows move all the same, as far as the firewall's follower allows it.
+        let other = home.routes.remove(0).hops.remove(0);
+        home.routes[0].hops.push(other);
+        home.routes[0].multipath = true;
+        let topology = adopted(&home);
+        assert_eq!(topology.groups[0].kind, Kind::Move);
+        assert_eq!(topology.not_ours, []);
+        assert!(
+            topology.skipped[0].contains(about),
+            "{:?}",
+            topology.skipped
+        );
+    }
+    for (to, device) in [("::/0", None), (net, Some(9))] {
+        let topology = adopted(&with(to, device));
+        assert_eq!(devices(&topology, 0), ["fibre", "lte"], "{to} {device:?}");
+    }
 }
 
 #[test]
