@@ -10,6 +10,8 @@ use crate::steer::explain::{
 
 /// Probes that a decision names.
 const NAMED: usize = 2;
+/// Less than this would read as 0.0 Mbit/s.
+const LITTLE_BPS: f64 = 50e3;
 
 impl Policy {
     /// Logs what changed for each path.
@@ -142,6 +144,9 @@ impl Policy {
             );
             text += &match load {
                 Load::Own => format!("; own load: our traffic fills it ({rate})"),
+                Load::Foreign if path.load.rate_bps < LITTLE_BPS => {
+                    "; foreign load: hardly any traffic of ours is on it".to_owned()
+                }
                 Load::Foreign => format!("; foreign load: our traffic does not fill it ({rate})"),
             };
         }
