@@ -121,7 +121,7 @@ impl Config {
             bad(locate(text, array, i, key), name, message)
         })?;
         for (i, cost) in retired.costs {
-            config.path[i].cost = cost;
+            config.path[i].cost = Some(cost);
         }
         let hints = retired.hints.into_iter();
         config.hints = hints

@@ -94,7 +94,10 @@ fn keys_of_the_old_policy_are_read_with_a_hint() {
     let text = "[steer]\nobjective = \"jitter\" # steady\nhold_max_s = 90\ncost_weight = 2.0\n\
                 [[path]]\ndev = \"a\"\npower_cost_us = 5000\n";
     let config = parse(text).unwrap();
-    assert_eq!((config.steer.cost_weight, config.path[0].cost), (2.0, 5.0));
+    assert_eq!(
+        (config.steer.cost_weight, config.path[0].cost),
+        (2.0, Some(5.0))
+    );
     let starts = [
         "/etc/mountain.toml:2: steer.objective has no effect any more",
         "/etc/mountain.toml:3: steer.hold_max_s has no effect any more",

@@ -183,6 +183,7 @@ impl Daemon {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemon::topology::configured;
     use crate::topology::{Group, Kind, Member, PathKey, RouteOptions};
 
     fn ip(text: &str) -> IpAddr {
@@ -220,6 +221,24 @@ mod tests {
             members: paths.iter().map(member).collect(),
             told_by: Default::default(),
         }
+    }
+
+    #[test]
+    fn what_costs_money_is_a_reserve_unless_the_configuration_says_otherwise() {
+        let cost_us = |wwan: bool, entry: &str| {
+            let text = format!("[[path]]\ndev = \"u3\"\n{entry}");
+            let config = Config::parse(&text, std::path::Path::new("t")).unwrap();
+            let path = Path {
+                wwan,
+                ..path(3, "192.0.2.1")
+            };
+            configured(&path, &config).input.cost_us
+        };
+        assert_eq!(cost_us(false, ""), 0.0);
+        assert_eq!(cost_us(true, ""), 1e5);
+        assert_eq!(cost_us(false, "metered = true"), 1e5);
+        assert_eq!(cost_us(true, "cost = 0"), 0.0);
+        assert_eq!(cost_us(false, "metered = true\ncost = 5"), 5e3);
     }
 
     /// Two routers on one LAN, and another uplink.

@@ -17,6 +17,7 @@ use crate::host::sysctl;
 use crate::measure::probe::{ProbePath, Target};
 use crate::placement::{self, Placer};
 use crate::steer::alike::Difference;
+use crate::steer::config::METERED_COST_MS;
 use crate::steer::policy::PathInput;
 use crate::steer::rendezvous::{inv_weight, path_salt};
 use crate::topology::{Filter, Kind, Path, PathMasks, Topology};
@@ -45,10 +46,10 @@ const ARGMAX_COST_WEIGHT: u32 = 100;
 const NOBODY: Target = Target::Icmp(IpAddr::V4(Ipv4Addr::LOCALHOST));
 
 /// A path with what the configuration says about it.
-struct ConfiguredPath {
+pub(super) struct ConfiguredPath {
     path: Path,
     /// What the policy is told.
-    input: PathInput,
+    pub(super) input: PathInput,
     target: Option<Target>,
     /// See [`leaves_by_gateway`].
     probed_by_gateway: bool,
@@ -293,15 +294,19 @@ fn is_held(held: &[Option<Difference>], group: usize) -> bool {
     held.get(group).is_some_and(Option::is_some)
 }
 
-fn configured(path: &Path, config: &Config) -> ConfiguredPath {
+pub(super) fn configured(path: &Path, config: &Config) -> ConfiguredPath {
     let entry = config.path(&path.ifname, path.key.gateway);
+    let metered = path.wwan || entry.is_some_and(|e| e.metered);
+    // The kernel would send nothing there while another one is up, or half of all: paid for without need.
+    let usual_ms = if metered { METERED_COST_MS } else { 0.0 };
+    let cost_ms = entry.and_then(|e| e.cost).unwrap_or(usual_ms);
     ConfiguredPath {
         path: path.clone(),
         input: PathInput {
             name: config.path_name(&path.ifname, path.key.gateway),
             capacity_bps: entry.and_then(|e| e.capacity_bps()),
-            cost_us: entry.map_or(0.0, |e| e.cost * 1e3 * config.steer.cost_weight),
-            metered: path.wwan || entry.is_some_and(|e| e.metered),
+            cost_us: cost_ms * 1e3 * config.steer.cost_weight,
+            metered,
         },
         target: entry
             .and_then(|e| e.target(path.key.ipv6))

@@ -62,6 +62,10 @@ fn flow_table_entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32,
     within(deserializer, 1024..=1 << 24)
 }
 
+/// What a path costs that is metered, in ms, unless the configuration says otherwise. A game or a call suffers from less
+/// than what is paid for then.
+pub(crate) const METERED_COST_MS: f64 = 100.0;
+
 /// `[[path]]`: what is known of one path. It applies to the paths on `dev` (and of `gateway`).
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -80,10 +84,10 @@ pub struct ConfiguredPath {
     #[serde(default, deserialize_with = "capacity")]
     pub capacity_mbit: Option<f64>,
     /// The path is used like one that is this much longer, in ms, times `cost_weight`; 0..=10000.
-    /// Default 0.
+    /// Default 0; [`METERED_COST_MS`] where it is metered.
     #[serde(default, deserialize_with = "cost")]
-    pub cost: f64,
-    /// Probe it 20 times a second at most, as its traffic costs money. `wwan` devices are so anyway.
+    pub cost: Option<f64>,
+    /// Its traffic costs money: it is a reserve, and probed 20 times a second at most. `wwan` devices are so anyway.
     /// Default false.
     #[serde(default)]
     pub metered: bool,
@@ -107,8 +111,8 @@ fn capacity<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D
     within(deserializer, 0.001..=1e6).map(Some)
 }
 
-fn cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    within(deserializer, 0.0..=1e4)
+fn cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    within(deserializer, 0.0..=1e4).map(Some)
 }
 
 impl ConfiguredPath {

@@ -11,7 +11,7 @@ use mountain::bpf::hooks::{self, DeviceHook, Order};
 use testkit::ifindex;
 
 use crate::support::program::load_marking;
-use crate::support::{assert_has, stdout, wait_until, Net, Ns, CLIENT4, LEAVE, SERVER4};
+use crate::support::{assert_has, config, stdout, wait_until, Net, Ns, CLIENT4, LEAVE, SERVER4};
 
 /// Enough that a choice between two uplinks would show.
 const SOCKETS: usize = 16;
@@ -98,6 +98,21 @@ fn datagrams_under_way_keep_their_address_when_mountain_starts() {
     assert!(new.contains(U1), "{new:?}");
     thread::sleep(Duration::from_millis(100));
     assert_eq!(sources(&net, &old), [U0; SOCKETS], "{known}");
+}
+
+/// A phone's uplink beside a line: half of all flows would be paid for.
+#[test]
+fn no_flow_starts_on_a_metered_uplink_while_another_is_good() {
+    let net = two_providers();
+    let config = config("[[path]]\ndev = \"u1\"\nmetered = true\n");
+    let path = config.path().display();
+    net.client
+        .mountain_ok(&format!("up --adopt --config {path}"));
+    net.wait_used("u0");
+    net.client.wait_left("u1", false);
+    assert_eq!(begun(&net), set(&[U0]));
+    net.lose(0);
+    assert_eq!(begun(&net), set(&[U1]));
 }
 
 #[test]

@@ -107,7 +107,10 @@ fn the_sample_has_every_key_and_its_default() {
         ..config.placement
     };
     assert_eq!(placement, Default::default());
-    assert_eq!((config.path[0].cost, config.path[0].metered), (0.0, false));
+    assert_eq!(
+        (config.path[0].cost, config.path[0].metered),
+        (Some(0.0), false)
+    );
     for (heading, table) in SECTIONS {
         for key in keys(table) {
             assert!(SAMPLE.contains(&format!("\n#{key} = ")), "{heading} {key}");

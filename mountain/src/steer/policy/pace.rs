@@ -150,11 +150,12 @@ impl Policy {
         let rest_us = now_us.saturating_sub(WINDOW_US);
         let idle = counted && !self.paths.iter().any(|p| p.load.has_any(rest_us));
         let young = p.probes.newest().take(LEAST_ANSWERS).count() < LEAST_ANSWERS;
-        let wanted = match p.load.has_latency(now_us.saturating_sub(JUST_US)) {
+        // Nobody pays for probes of a reserve.
+        let spare = p.input.metered && p.input.cost_us > 0.0 && !p.load.has_latency(rest_us);
+        (p.pace.limit_us).max(match p.load.has_latency(now_us.saturating_sub(JUST_US)) {
             true if !p.input.metered => FAST_US,
-            _ if idle && !young => IDLE_US,
+            _ if (idle || spare) && !young => IDLE_US,
             _ => USUAL_US,
-        };
-        wanted.max(p.pace.limit_us)
+        })
     }
 }

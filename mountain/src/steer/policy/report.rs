@@ -101,6 +101,12 @@ impl Policy {
         let more = |mine: Option<f64>, best: Option<f64>| {
             ms((mine.unwrap_or(0.0) - best.unwrap_or(0.0)).max(0.0))
         };
+        let cost_us = path.input.cost_us;
+        let with_cost = match cost_us > 0.0 {
+            true => format!("with its cost of {} ", ms(cost_us)),
+            false => String::new(),
+        };
+        let average = ms(gr.median_us - cost_us);
         let mut text = match (to, gr.cause) {
             (Use::LeastBad, _) => format!("no path is good; {name} is the least bad now: {latest}"),
             _ if !path.usable => format!("{name} is down: {}", path.why_unusable),
@@ -109,12 +115,15 @@ impl Policy {
             }
             (_, Some(Cause::Lost)) => format!("{name} had stopped answering; {latest}"),
             (_, Some(Cause::Late)) if member.view.late => format!(
-                "left {name}: {latest}, {} more than {best}; {name} had averaged {}",
-                more(gr.present_us, gr.best_present_us),
-                ms(gr.median_us)
+                "left {name}: {latest}, {with_cost}{} more than {best}; {name} had averaged {average}",
+                more(gr.present_us, gr.best_present_us)
             ),
             (_, Some(Cause::Late)) => format!("{name} was late; {latest}"),
             (_, Some(Cause::Link)) => format!("{name} was down; {latest}"),
+            (_, Some(Cause::Cost)) if gr.loss == 0.0 => format!(
+                "left {name}: {latest}, {with_cost}{} more than {best}",
+                more(gr.cost_us, gr.best_cost_us)
+            ),
             (_, Some(Cause::Cost)) => format!(
                 "left {name}: with {:.1} % of losses it costs {}, {} more than {best}",
                 gr.loss * 100.0,
@@ -122,8 +131,7 @@ impl Policy {
                 more(gr.cost_us, gr.best_cost_us)
             ),
             (_, Some(Cause::Long)) => format!(
-                "left {name}: it has averaged {} for 10 s, {} more than {best}",
-                ms(gr.median_us),
+                "left {name}: it has averaged {average} for 10 s, {with_cost}{} more than {best}",
                 more(Some(gr.median_us), gr.best_median_us)
             ),
             (_, None) if self.is_unknown(g, now_us) => match path.answered {
@@ -134,7 +142,7 @@ impl Policy {
             (_, None) if path.slow.answers < LEAST_ANSWERS => {
                 format!("{name} may be used: {} answers so far", path.slow.answers)
             }
-            (_, None) => format!("{name} is good: {latest}, on average {}", ms(gr.median_us)),
+            (_, None) => format!("{name} is good: {latest}, on average {average}"),
         };
         if let (Use::BulkOnly | Use::Nothing, Some(load)) = (to, gr.load) {
             let rate = format!(

@@ -51,6 +51,30 @@ fn metered_paths_are_never_probed_fast() {
     assert_eq!(interval_ms(&sim), [50, 10]);
 }
 
+/// A modem beside a line: it is there when the line is not, and costs next to nothing until then.
+#[test]
+fn a_reserve_is_probed_as_on_an_idle_host_until_it_is_needed() {
+    let dark = Cell::new(false);
+    let mut answers = noisy(2);
+    let line: Model = Box::new(|t| answers(t).filter(|_| !dark.get()));
+    let mut sim = Sim::new(vec![noisy(1), line], 1);
+    sim.with_metered([true, false]);
+    sim.with_costs([1e5, 0.0]);
+    sim.run(20 * S, |_| {});
+    assert_eq!(sim.mask().latency, 0b10);
+    assert_eq!(interval_ms(&sim), [500, 10]);
+    let why = &sim.policy.decisions().last().unwrap().why;
+    assert!(why.contains("with its cost of 100.0 ms 1"), "{why}");
+    dark.set(true);
+    sim.run(21 * S, |_| {});
+    assert_eq!(sim.mask().latency, 0b01, "{}", sim.explain());
+    assert_eq!(interval_ms(&sim)[0], 50);
+    dark.set(false);
+    sim.run(60 * S, |_| {});
+    assert_eq!(sim.mask().latency, 0b10, "{}", sim.explain());
+    assert_eq!(interval_ms(&sim), [500, 10]);
+}
+
 /// A gateway that answers `hz` probes a second, a fifth of a second's worth at once, and is dark from `dark_us` on.
 fn limited<'a>(bucket: &'a RefCell<(f64, u64)>, hz: f64, dark_us: u64, seed: u64) -> Model<'a> {
     let mut answers = saving(bucket, hz, (hz / 5.0).max(1.0), seed);
