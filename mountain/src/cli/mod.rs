@@ -121,7 +121,7 @@ enum Cmd {
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// Check for `mountain up --adopt`, as is done where a daemon runs that was started so
+        /// Check for `mountain up --adopt`. A running daemon that was started with it implies this
         #[arg(long)]
         adopt: bool,
         /// Read this configuration file [default: /etc/mountain/mountain.toml if it exists]

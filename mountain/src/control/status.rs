@@ -38,6 +38,7 @@ pub struct Status {
     /// Nothing is attached.
     pub dry_run: bool,
     /// Default routes that differ only in metric count as one group (`--adopt`).
+    #[serde(default)]
     pub adopts: bool,
     /// Since the daemon began, seconds.
     pub uptime_s: f64,

@@ -28,6 +28,8 @@ const RTM_DELNEXTHOP: u16 = 105;
 
 /// Longest time for which changes that are not urgent are gathered.
 const GATHER: Duration = Duration::from_millis(10);
+/// After an error other than lost events, the state is read so much later.
+const FAILED: Duration = Duration::from_secs(1);
 /// So long changes may come one after the other before whatever else the caller waits for has its turn.
 const TURN: Duration = Duration::from_millis(20);
 
@@ -118,6 +120,8 @@ pub struct Monitor {
     busy_since: Option<Instant>,
     /// It was said that the socket fails.
     is_failing: bool,
+    /// All is to be read at that time, as it has failed.
+    read_at: Option<Instant>,
 }
 
 impl Monitor {
@@ -139,6 +143,7 @@ impl Monitor {
             gathered_until: None,
             busy_since: None,
             is_failing: false,
+            read_at: None,
         })
     }
 
@@ -161,6 +166,12 @@ impl Monitor {
         loop {
             if let Some(change) = self.ready.pop_front() {
                 return change;
+            }
+            // A socket that fails for good must not keep the caller reading without pause.
+            if let Some(read_at) = self.read_at {
+                sleep_until(read_at).await;
+                self.read_at = None;
+                return self.forget();
             }
             // Checked besides the time-out, which does not fire while the socket stays readable.
             if self.gathered_until.is_some_and(|end| Instant::now() >= end) {
@@ -186,7 +197,15 @@ impl Monitor {
                     self.digest(&datagram);
                 }
                 Ok(_) => {}
-                Err(error) => return self.overrun(&error).await,
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => return self.overrun(),
+                Err(error) => {
+                    if !std::mem::replace(&mut self.is_failing, true) {
+                        tracing::warn!(
+                            "cannot receive routing events, reading the state every second: {error}"
+                        );
+                    }
+                    self.read_at = Some(Instant::now() + FAILED);
+                }
             }
         }
     }
@@ -218,25 +237,19 @@ impl Monitor {
     }
 
     /// Events were lost: what is still queued is older than the state that will be read next.
-    async fn overrun(&mut self, error: &io::Error) -> Change {
-        if error.raw_os_error() == Some(libc::ENOBUFS) {
-            tracing::debug!("routing events were lost, reading the state again");
-            loop {
-                match self.socket.socket_ref().recv_from_full() {
-                    Ok(_) => {}
-                    Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
-                    Err(_) => break,
-                }
+    fn overrun(&mut self) -> Change {
+        tracing::debug!("routing events were lost, reading the state again");
+        loop {
+            match self.socket.socket_ref().recv_from_full() {
+                Ok(_) => {}
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
+                Err(_) => break,
             }
-        } else {
-            if !std::mem::replace(&mut self.is_failing, true) {
-                tracing::warn!(
-                    "cannot receive routing events, reading the state every second: {error}"
-                );
-            }
-            // A socket that fails for good must not keep the caller reading without pause.
-            tokio::time::sleep(Duration::from_secs(1)).await;
         }
+        self.forget()
+    }
+
+    fn forget(&mut self) -> Change {
         self.ready.clear();
         self.gathered.clear();
         self.gathered_until = None;

@@ -12,6 +12,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -22,23 +23,32 @@ use tokio::time::{sleep_until, Instant};
 
 use super::wire::{self, bytes_at, u32_at, Attributes};
 
-/// Multicast groups of changes to states and policies (XFRMNLGRP_SA, XFRMNLGRP_POLICY).
-const GROUPS: [u32; 2] = [3, 4];
+/// Multicast groups of changes to states and policies, and of those that expire (XFRMNLGRP_EXPIRE, XFRMNLGRP_SA,
+/// XFRMNLGRP_POLICY).
+const GROUPS: [u32; 3] = [2, 3, 4];
 
+/// Changes of policies are gathered for so long.
+const GATHER: Duration = Duration::from_millis(10);
 /// How often to look for what nothing announces: the interface itself, and states that are gone.
 const LOOK: Duration = Duration::from_secs(1);
 
 const XFRM_MSG_GETSA: u16 = 0x12;
 const XFRM_MSG_GETPOLICY: u16 = 0x15;
+const XFRM_MSG_GETDEFAULT: u16 = 0x28;
+const XFRM_POLICY_IN: u8 = 0;
+const XFRM_POLICY_OUT: u8 = 1;
+const XFRM_POLICY_FWD: u8 = 2;
+const XFRM_USERPOLICY_BLOCK: u8 = 1;
 /// Length of `struct xfrm_usersa_info`, behind which the attributes of a state are.
 const USERSA_INFO: usize = 224;
 /// Length of `struct xfrm_userpolicy_info`: a selector (56), lifetimes, priority, index, direction (160), action (161).
 const USERPOLICY_INFO: usize = 168;
 
-/// Whether the kernel has the interface to IPsec. Opening a socket would load the module for it.
-fn is_there() -> bool {
-    let sockets = std::fs::read_to_string("/proc/thread-self/net/netlink").unwrap_or_default();
-    has_kernel_socket(&sockets)
+/// Whether the kernel has the interface to IPsec. Opening a socket would load the module for it, which is right where
+/// somebody uses the other one, PF_KEY.
+fn is_there() -> io::Result<bool> {
+    let sockets = std::fs::read_to_string("/proc/thread-self/net/netlink")?;
+    Ok(has_kernel_socket(&sockets) || Path::new("/proc/thread-self/net/pfkey").exists())
 }
 
 /// Looks for a protocol's kernel end (port 0) in /proc/net/netlink: socket, protocol, port...
@@ -55,7 +65,7 @@ fn has_kernel_socket(sockets: &str) -> bool {
 /// # Errors
 /// When the kernel does not tell, as without CAP_NET_ADMIN: any device may be one of them.
 pub fn offloading_devices() -> io::Result<BTreeSet<u32>> {
-    match is_there() {
+    match is_there()? {
         true => dump(),
         false => Ok(BTreeSet::new()),
     }
@@ -67,7 +77,7 @@ pub fn offloading_devices() -> io::Result<BTreeSet<u32>> {
 /// When the kernel does not tell, as without CAP_NET_ADMIN.
 pub fn has_ipsec_policies() -> io::Result<bool> {
     let mut found = false;
-    if is_there() {
+    if is_there()? {
         // The first one is enough: a gateway may have thousands.
         wire::dump_while(NETLINK_XFRM, XFRM_MSG_GETPOLICY, &[], |_| {
             found = true;
@@ -83,7 +93,7 @@ pub fn has_ipsec_policies() -> io::Result<bool> {
 /// When the kernel does not tell, as without CAP_NET_ADMIN.
 pub fn policy_devices() -> io::Result<BTreeSet<u32>> {
     let mut devices = BTreeSet::new();
-    if is_there() {
+    if is_there()? {
         wire::dump(NETLINK_XFRM, XFRM_MSG_GETPOLICY, &[], |payload| {
             devices.extend(policy_device(payload));
         })?;
@@ -91,64 +101,88 @@ pub fn policy_devices() -> io::Result<BTreeSet<u32>> {
     Ok(devices)
 }
 
-/// A policy that encrypts or drops leaving packets.
+/// A policy that encrypts or drops packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Policy {
-    /// Where the packets go, whatever else they have to be like.
+    /// Where the packets go, whatever else they have to be like. Of what comes in: where it is from.
     pub to: IpNet,
-    /// The device that they leave by; `None`: any.
+    /// Their device; `None`: any.
     pub device: Option<u32>,
+    /// The bits of the mark that they have to have set.
+    pub marked: u32,
 }
 
-/// All of them, but for those that only hold for packets of an xfrm interface, which routes lead to.
+/// All of them, but for those that only hold for packets of an xfrm interface, which routes lead to. That packets are dropped
+/// where no policy is about them (`ip xfrm policy setdefault`) counts as a policy about all.
 ///
 /// # Errors
 /// When the kernel does not tell, as without CAP_NET_ADMIN.
 pub(crate) fn policies() -> io::Result<BTreeSet<Policy>> {
     let mut policies = BTreeSet::new();
-    if is_there() {
+    if is_there()? {
         wire::dump(NETLINK_XFRM, XFRM_MSG_GETPOLICY, &[], |payload| {
             policies.extend(decode_policy(payload).into_iter().flatten());
         })?;
+        // struct xfrm_userpolicy_default: in, fwd, out
+        let default = wire::request(NETLINK_XFRM, XFRM_MSG_GETDEFAULT, 0, &[0; 3]);
+        // Before Linux 5.15 there is none.
+        let default = wire::unless(default, &[libc::EINVAL])?.flatten();
+        if default
+            .is_some_and(|answer| answer.iter().take(3).any(|it| *it == XFRM_USERPOLICY_BLOCK))
+        {
+            policies.extend(all().map(|to| Policy {
+                to,
+                device: None,
+                marked: 0,
+            }));
+        }
     }
     Ok(policies)
 }
 
-/// Whether a policy is about leaving packets.
-fn is_outgoing(payload: &[u8]) -> bool {
-    const XFRM_POLICY_OUT: u8 = 1;
-
-    payload.get(160) == Some(&XFRM_POLICY_OUT)
+/// The destinations of a policy about all.
+fn all() -> impl Iterator<Item = IpNet> {
+    [IpNet::default(), IpNet::V6(Default::default())].into_iter()
 }
 
-/// The device that a policy is for, if it is about leaving packets.
+/// The device that a policy is for, if it is about packets that leave or are forwarded.
 fn policy_device(payload: &[u8]) -> Option<u32> {
     let ifindex = u32_at(payload, 48).filter(|ifindex| *ifindex != 0)?;
-    is_outgoing(payload).then_some(ifindex)
+    matches!(payload.get(160)?, &XFRM_POLICY_OUT | &XFRM_POLICY_FWD).then_some(ifindex)
 }
 
-/// One that names no family is for both.
+/// One that names no family is for both. Those of single sockets have other directions.
 fn decode_policy(payload: &[u8]) -> Option<Vec<Policy>> {
     const XFRM_POLICY_ALLOW: u8 = 0;
     const XFRMA_TMPL: u16 = 5;
+    const XFRMA_MARK: u16 = 21;
     const XFRMA_IF_ID: u16 = 31;
 
     let attributes = Attributes::after(payload, USERPOLICY_INFO);
     let is_bypass = *payload.get(161)? == XFRM_POLICY_ALLOW && !attributes.has(XFRMA_TMPL);
     let of_interface = attributes.u32(XFRMA_IF_ID).unwrap_or(0) != 0;
-    if !is_outgoing(payload) || is_bypass || of_interface {
+    if is_bypass || of_interface {
         return None;
     }
-    // struct xfrm_selector: destination (0), source, ports, family (40), length of the destination's prefix (42)
-    let [low, high, length, _] = bytes_at(payload, 40)?;
-    let net = |address: IpAddr| Some(IpNet::new(address, length).ok()?.trunc());
-    let to = match i32::from(u16::from_ne_bytes([low, high])) {
-        AF_INET => vec![net(bytes_at::<4>(payload, 0)?.into())?],
-        AF_INET6 => vec![net(bytes_at::<16>(payload, 0)?.into())?],
-        _ => vec![IpNet::default(), IpNet::V6(Default::default())],
+    // struct xfrm_selector: destination (0), source (16), ports, family (40), lengths of the prefixes (42)
+    let [low, high, to, from] = bytes_at(payload, 40)?;
+    let (at, length) = match *payload.get(160)? {
+        XFRM_POLICY_OUT | XFRM_POLICY_FWD => (0, to),
+        XFRM_POLICY_IN => (16, from),
+        _ => return None,
     };
-    let device = policy_device(payload);
-    Some(to.into_iter().map(|to| Policy { to, device }).collect())
+    let net = |address: IpAddr| Some(IpNet::new(address, length).ok()?.trunc());
+    let nets = match i32::from(u16::from_ne_bytes([low, high])) {
+        AF_INET => vec![net(bytes_at::<4>(payload, at)?.into())?],
+        AF_INET6 => vec![net(bytes_at::<16>(payload, at)?.into())?],
+        _ => all().collect(),
+    };
+    // struct xfrm_mark: value, mask
+    let mark = attributes.get(XFRMA_MARK).unwrap_or_default();
+    let marked = u32_at(mark, 0).unwrap_or(0) & u32_at(mark, 4).unwrap_or(0);
+    let device = u32_at(payload, 48).filter(|ifindex| *ifindex != 0);
+    let policy = |to| Policy { to, device, marked };
+    Some(nets.into_iter().map(policy).collect())
 }
 
 fn dump() -> io::Result<BTreeSet<u32>> {
@@ -193,7 +227,7 @@ fn news(datagram: &[u8]) -> Option<News> {
     wire::messages(datagram).find_map(|message| match message.message_type() {
         XFRM_MSG_NEWSA | XFRM_MSG_UPDSA => packet_offload(message.payload()).map(|_| News::Offload),
         XFRM_MSG_NEWPOLICY | XFRM_MSG_DELPOLICY | XFRM_MSG_UPDPOLICY | XFRM_MSG_POLEXPIRE
-        | XFRM_MSG_FLUSHPOLICY => Some(News::Policies),
+        | XFRM_MSG_FLUSHPOLICY | XFRM_MSG_GETDEFAULT => Some(News::Policies),
         _ => None,
     })
 }
@@ -204,8 +238,10 @@ pub(super) struct Ipsec {
     look_at: Instant,
     /// Some state was offloaded, or may be: until it is found to be gone, nothing announces that.
     offloads: bool,
-    /// Policies may have changed besides.
-    has_policies: bool,
+    /// Policies as they were last; `None` when they could not be read. New keys come with the same ones, all the time.
+    policies: Option<BTreeSet<Policy>>,
+    /// Policies may have changed since, and are read at that time.
+    read_at: Option<Instant>,
 }
 
 impl Ipsec {
@@ -214,18 +250,20 @@ impl Ipsec {
             socket: None,
             look_at: Instant::now(),
             offloads: false,
-            has_policies: false,
+            policies: Some(BTreeSet::new()),
+            read_at: None,
         }
     }
 
     /// Waits for news. To be called within a tokio runtime. Cancel safe.
     pub(super) async fn changed(&mut self) -> News {
-        if std::mem::take(&mut self.has_policies) {
-            return News::Policies;
-        }
         loop {
+            let read_at = self.read_at;
+            let due = read_at.unwrap_or_else(Instant::now);
             let received = match &self.socket {
                 Some(socket) => tokio::select! {
+                    biased;
+                    () = sleep_until(due), if read_at.is_some() => None,
                     received = socket.recv_from_full() => Some(received),
                     () = sleep_until(self.look_at), if self.offloads => None,
                 },
@@ -234,18 +272,29 @@ impl Ipsec {
                     None
                 }
             };
+            if received.is_none() && self.read_at.is_some_and(|at| at <= Instant::now()) {
+                self.read_at = None;
+                let before = std::mem::replace(&mut self.policies, policies().ok());
+                if self.policies.is_none() || self.policies != before {
+                    return News::Policies;
+                }
+            }
             match received {
                 Some(Ok((datagram, _))) => match news(&datagram) {
                     None => continue,
-                    Some(News::Policies) => return News::Policies,
+                    Some(News::Policies) => {
+                        self.have_read();
+                        continue;
+                    }
                     Some(News::Offload) => self.offloads = true,
                 },
                 // Looked at again until it is known what was lost.
                 Some(Err(e)) if e.raw_os_error() == Some(libc::ENOBUFS) => {
                     self.offloads = true;
-                    self.has_policies = true;
+                    self.have_read();
                 }
                 Some(Err(_)) => self.socket = None,
+                None if self.socket.is_some() && self.look_at > Instant::now() => continue,
                 None => {
                     self.look_at = Instant::now() + LOOK;
                     if self.socket.is_none() {
@@ -254,31 +303,35 @@ impl Ipsec {
                             continue;
                         }
                         // What came before it listened.
-                        self.has_policies = true;
+                        self.have_read();
                     }
                     let before = self.offloads;
                     self.offloads =
                         offloading_devices().map_or(true, |devices| !devices.is_empty());
                     if !before && !self.offloads {
-                        match std::mem::take(&mut self.has_policies) {
-                            true => return News::Policies,
-                            false => continue,
-                        }
+                        continue;
                     }
                 }
             }
             return News::Offload;
         }
     }
+
+    /// Has policies read, together with what comes right after: thousands may be loaded at once.
+    fn have_read(&mut self) {
+        self.read_at.get_or_insert_with(|| Instant::now() + GATHER);
+    }
 }
 
 /// A socket that hears of both; `None` while the kernel has no interface to IPsec, or without
 /// CAP_NET_ADMIN.
 fn subscribe() -> Option<TokioSocket> {
-    if !is_there() {
+    if !is_there().unwrap_or(true) {
         return None;
     }
     let mut socket = TokioSocket::new(NETLINK_XFRM).ok()?;
+    // The default is the fall-back where the kernel allows no more.
+    let _ = socket.socket_ref().set_rx_buf_sz(wire::EVENT_BUFFER);
     let groups = wire::group_mask(&GROUPS);
     let bound = socket.socket_mut().bind(&SocketAddr::new(0, groups));
     bound.ok().map(|()| socket)
@@ -338,38 +391,41 @@ mod tests {
             let policies = decode_policy(message)?.into_iter();
             Some(
                 policies
-                    .map(|p| (p.to.to_string(), p.device))
+                    .map(|p| (p.to.to_string(), p.device, p.marked))
                     .collect::<Vec<_>>(),
             )
         };
-        let nets = |texts: &[&str], device: Option<u32>| {
-            Some(
-                texts
-                    .iter()
-                    .map(|t| ((*t).to_owned(), device))
-                    .collect::<Vec<_>>(),
-            )
+        let nets = |texts: &[&str], device: Option<u32>, marked: u32| {
+            let nets = texts.iter().map(|t| ((*t).to_owned(), device, marked));
+            Some(nets.collect::<Vec<_>>())
         };
         let mut block = policy(2, 24, BLOCK);
-        assert_eq!(about(&block), nets(&["203.0.113.0/24"], None));
-        block[48] = 7;
-        assert_eq!(about(&block), nets(&["203.0.113.0/24"], Some(7)));
-        assert_eq!(about(&policy(10, 16, BLOCK)), nets(&["cb00::/16"], None));
+        assert_eq!(about(&block), nets(&["203.0.113.0/24"], None, 0));
+        assert_eq!(about(&policy(10, 16, BLOCK)), nets(&["cb00::/16"], None, 0));
         assert_eq!(
             about(&policy(0, 0, BLOCK)),
-            nets(&["0.0.0.0/0", "::/0"], None)
+            nets(&["0.0.0.0/0", "::/0"], None, 0)
         );
         let bypass = policy(2, 24, 0);
         assert_eq!(about(&bypass), None);
         let esp = with(bypass, 5, &[0; 64]);
-        assert_eq!(about(&esp), nets(&["203.0.113.0/24"], None));
+        assert_eq!(about(&esp), nets(&["203.0.113.0/24"], None, 0));
+        let marked = with(esp.clone(), 21, &[42, 1, 0, 0, 0xff, 0, 0, 0]);
+        assert_eq!(about(&marked), nets(&["203.0.113.0/24"], None, 42));
         assert_eq!(
             about(&with(esp, 31, &7_u32.to_ne_bytes())),
             None,
             "of an interface"
         );
-        block[160] = 0;
-        assert_eq!(about(&block), None, "for what comes in");
+        block[48] = 7;
+        block[160] = XFRM_POLICY_FWD;
+        assert_eq!(about(&block), nets(&["203.0.113.0/24"], Some(7), 0));
+        block[160] = XFRM_POLICY_IN;
+        block[16..20].copy_from_slice(&[192, 0, 2, 9]);
+        block[43] = 32;
+        assert_eq!(about(&block), nets(&["192.0.2.9/32"], Some(7), 0));
+        block[160] = 4;
+        assert_eq!(about(&block), None, "of a socket");
         assert_eq!(about(&[0; 8]), None);
     }
 
@@ -386,7 +442,7 @@ mod tests {
         assert_eq!(news(&both), Some(News::Offload));
         assert_eq!(news(&message(0x10, &state(0))), None);
         assert_eq!(news(&message(0x11, &state(4))), None, "one that goes");
-        for kind in [0x13, 0x14, 0x19, 0x1b, 0x1d] {
+        for kind in [0x13, 0x14, 0x19, 0x1b, 0x1d, 0x28] {
             assert_eq!(news(&message(kind, &[0; 168])), Some(News::Policies));
         }
     }
@@ -403,7 +459,7 @@ mod tests {
 
     #[test]
     fn this_kernel_can_be_asked() {
-        if is_there() && nix::unistd::geteuid().is_root() {
+        if is_there().unwrap() && nix::unistd::geteuid().is_root() {
             assert!(dump().unwrap().is_empty(), "no device here offloads");
         }
     }

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use libc::RTN_UNICAST;
 
 use self::addresses::{
-    far_end, inner_devices, inner_nets, own_addresses, source_address, tunnels, uplink_nets,
+    inner_devices, inner_nets, next_hops, own_addresses, source_address, tunnels, uplink_nets,
 };
 use super::read::Filter;
 use super::rules::{self, Reach};
@@ -241,7 +241,7 @@ impl<'a> Builder<'a> {
     /// The next hops that can be paths, equal ones merged.
     fn usable_hops(&mut self, route: &Route) -> Result<Vec<NextHop>, String> {
         let mut hops: Vec<NextHop> = Vec::new();
-        for hop in self.hops(route) {
+        for hop in next_hops(self.snapshot, route) {
             if hop.encapsulated {
                 return Err("a next hop encapsulates its packets".to_owned());
             }
@@ -288,17 +288,6 @@ impl<'a> Builder<'a> {
             self.skip(route, &format!("{reason}; the others are used"));
         }
         Ok(hops)
-    }
-
-    /// A route's next hops. A route by a point-to-point device needs no gateway, and pppd makes it without: there it is the
-    /// far end.
-    fn hops<'r>(&self, route: &'r Route) -> impl Iterator<Item = NextHop> + use<'a, 'r> {
-        let snapshot = self.snapshot;
-        let ipv6 = route.is_ipv6();
-        route.hops.iter().map(move |hop| NextHop {
-            gateway: hop.gateway.or_else(|| far_end(snapshot, hop.ifindex, ipv6)),
-            ..hop.clone()
-        })
     }
 
     /// Indexes of the next hops' paths, made if new, with weights of at most 256.
@@ -423,7 +412,7 @@ impl<'a> Builder<'a> {
             addresses.partition(|address| devices.contains(&address.ifindex));
         let mut pinned: BTreeSet<IpAddr> = pinned.iter().map(|a| a.address).collect();
         let (to, from) = tunnels(self.snapshot, &devices, &self.adopted);
-        let policies = self.snapshot.policies.iter().map(|policy| policy.to);
+        let policies = self.policies().map(|policy| policy.to);
         let policies =
             policies.filter(|to| self.topology.places() && !self.adopted.contains_key(to));
         others.extend(policies.chain(to).filter(|to| self.is_in_a_group(to)));
@@ -505,15 +494,20 @@ impl Builder<'_> {
         };
         let hosts = self.snapshot.routes.iter().filter(is_kept);
         let kept: BTreeSet<Kept> = hosts
-            .filter_map(|route| match &route.hops[..] {
-                [hop] if hop.gateway.is_some() && !hop.encapsulated && !hop.blackhole => {
-                    Some(Kept {
-                        host: route.prefix.addr(),
-                        ifindex: hop.ifindex,
-                    })
-                }
-                _ => None,
-            })
+            .filter_map(
+                |route| match &next_hops(self.snapshot, route).collect::<Vec<_>>()[..] {
+                    [hop] if !hop.encapsulated && !hop.blackhole => {
+                        let host = route.prefix.addr();
+                        // The way to the gateway itself is not by it.
+                        hop.gateway.filter(|gateway| *gateway != host)?;
+                        Some(Kept {
+                            host,
+                            ifindex: hop.ifindex,
+                        })
+                    }
+                    _ => None,
+                },
+            )
             .filter(|kept| uplinks.contains(&(kept.ifindex, kept.host.is_ipv6())))
             .collect();
         kept.into_iter().take(MAX_KEPT).collect()

@@ -37,7 +37,7 @@ const MANY_ROUTES: usize = 50_000;
 
 /// Reads the routing state of the calling thread's network namespace.
 ///
-/// Blocks for the time of seven kernel dumps: about a millisecond on an ordinary host, a second or
+/// Blocks for the time of some kernel dumps: about a millisecond on an ordinary host, a second or
 /// more with a full Internet routing table.
 ///
 /// # Errors

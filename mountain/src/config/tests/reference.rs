@@ -109,7 +109,7 @@ fn the_sample_has_every_key_and_its_default() {
     assert_eq!(placement, Default::default());
     assert_eq!(
         (config.path[0].cost, config.path[0].metered),
-        (Some(0.0), false)
+        (Some(100.0), false)
     );
     for (heading, table) in SECTIONS {
         for key in keys(table) {

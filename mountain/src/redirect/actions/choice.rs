@@ -285,7 +285,7 @@ pub fn choose(findings: Vec<Finding>, wanted: Option<Backend>) -> Result<Plan> {
         why += &match possible.as_slice() {
             [] => "\n`mountain redirect check` says what other backends lack".to_owned(),
             possible => format!(
-                "\nwithout it, a backend is only used when it is named: --backend {}",
+                "\nwithout it, a backend is only used when you name it by --backend: {}",
                 possible.join(", ")
             ),
         };

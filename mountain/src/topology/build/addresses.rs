@@ -8,7 +8,8 @@ use ipnet::IpNet;
 use libc::RTN_UNICAST;
 
 use crate::netlink::link::{Address, Link};
-use crate::netlink::snapshot::{Snapshot, TABLE_MAIN};
+use crate::netlink::nexthop::NextHop;
+use crate::netlink::snapshot::{Route, Snapshot, TABLE_MAIN};
 use crate::topology::global::private_nets;
 use crate::topology::{InnerNet, PathKey};
 
@@ -27,9 +28,22 @@ pub(super) fn source_address(snapshot: &Snapshot, path: &PathKey) -> Option<IpAd
         .map(|a| a.address)
 }
 
+/// A route's next hops. A route by a point-to-point device needs no gateway, and pppd makes it without: there it is the
+/// far end.
+pub(super) fn next_hops<'a>(
+    snapshot: &'a Snapshot,
+    route: &'a Route,
+) -> impl Iterator<Item = NextHop> + 'a {
+    let ipv6 = route.is_ipv6();
+    route.hops.iter().map(move |hop| NextHop {
+        gateway: hop.gateway.or_else(|| far_end(snapshot, hop.ifindex, ipv6)),
+        ..hop.clone()
+    })
+}
+
 /// Address of the far end of a device without link-layer addresses: what pppd gives the device's own address as its
 /// peer (IFA_ADDRESS).
-pub(super) fn far_end(snapshot: &Snapshot, ifindex: u32, ipv6: bool) -> Option<IpAddr> {
+fn far_end(snapshot: &Snapshot, ifindex: u32, ipv6: bool) -> Option<IpAddr> {
     snapshot.links.get(&ifindex).filter(|link| !link.ethernet)?;
     let own = snapshot.addresses.iter();
     let mut own = own.filter(|a| a.ifindex == ifindex && a.address.is_ipv6() == ipv6);

@@ -3,11 +3,13 @@
 
 use libc::{RTN_THROW, RTN_UNICAST};
 
+use super::addresses::next_hops;
 use super::{is_conditional, key, Builder};
 use crate::netlink::kinds::{self, Wire};
 use crate::netlink::link::Link;
 use crate::netlink::nexthop::NextHop;
 use crate::netlink::snapshot::{Preference, Route, TABLE_MAIN};
+use crate::netlink::xfrm::Policy;
 use crate::topology::read::Filter;
 use crate::topology::rules;
 use crate::topology::{Group, Kind, Member, Path, Suspended, MAX_GROUPS, MAX_GROUP_PATHS};
@@ -76,16 +78,18 @@ impl Builder<'_> {
             && route.preferred_source.is_none()
             && own_sources(&paths).is_ok()
             && self.check_throws(route.is_ipv6()).is_ok();
-        let checked = self.check_marks(route.is_ipv6()).and_then(|()| {
-            match self.policed(route.is_ipv6(), &paths) {
-                Some((why, _)) => Err(why),
-                None => Ok(()),
-            }
-        });
-        match (starts, checked) {
+        let ipv6 = route.is_ipv6();
+        if let Some((why, whole)) = self.policed(ipv6, &paths).filter(|_| starts) {
+            let why = format!("{why}: new flows are left to it");
+            let paths = paths.into_iter().cloned().collect();
+            self.skip(route, &why);
+            self.suspend(ipv6, paths, why, whole);
+            return Kind::Move;
+        }
+        match (starts, self.check_marks(ipv6)) {
             (true, Ok(())) => {
                 // Routes to other prefixes may use the same paths and say something else.
-                for hop in self.hops(route) {
+                for hop in next_hops(self.snapshot, route) {
                     if let Some(&index) = self.path_index.get(&key(&hop, route)) {
                         self.topology.paths[index].options = route.options(&hop);
                     }
@@ -112,11 +116,18 @@ impl Builder<'_> {
         }
     }
 
+    /// IPsec policies for packets without a mark, or with one of ours.
+    pub(super) fn policies(&self) -> impl Iterator<Item = &Policy> + Clone {
+        let ours = self.mark_mask;
+        let policies = self.snapshot.policies.iter();
+        policies.filter(move |policy| policy.marked & !ours == 0)
+    }
+
     /// Why no flow starts on one of these paths because of IPsec policies, and whether what already runs may go on. They may
     /// be for some sources only, and a flow that starts on another uplink has another one. Policies about some
     /// destinations leave only those to the kernel; one for what leaves by an uplink's device knows nothing of the others.
     fn policed(&self, ipv6: bool, paths: &[&Path]) -> Option<(String, bool)> {
-        let policies = self.snapshot.policies.iter();
+        let policies = self.policies();
         let mut policies = policies.filter(|policy| policy.to.addr().is_ipv6() == ipv6);
         let on = |device| paths.iter().find(|path| Some(path.key.ifindex) == device);
         if let Some(path) = policies.clone().find_map(|policy| on(policy.device)) {
@@ -213,11 +224,7 @@ impl Builder<'_> {
             }
         };
         if let Err(reason) = adopted {
-            let suspended = &self.topology.suspended;
-            let is_told = suspended.iter().any(|s| s.ipv6 == ipv6 && s.why == reason);
-            if !is_told {
-                self.skip(best, &reason);
-            }
+            self.skip(best, &reason);
         }
     }
 
@@ -255,7 +262,9 @@ impl Builder<'_> {
         let has_own_wire = self.has_own_wire();
         let mut uplinks = Uplinks::default();
         let unicast = routes.iter().filter(|route| route.kind == RTN_UNICAST);
-        for (route, hop) in unicast.flat_map(|r| self.hops(r).map(move |hop| (*r, hop))) {
+        for (route, hop) in
+            unicast.flat_map(|r| next_hops(self.snapshot, r).map(move |hop| (*r, hop)))
+        {
             let Some(link) = self.snapshot.links.get(&hop.ifindex) else {
                 continue;
             };

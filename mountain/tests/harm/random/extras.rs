@@ -35,9 +35,6 @@ impl Host {
         if self.has(Kind::Flowtable) {
             self.add_flowtable();
         }
-        if self.has(Kind::Policies) {
-            self.add_policies(dice);
-        }
     }
 
     /// Lets sockets be bound to a range that is local as a whole; IPv4 always does.
@@ -52,22 +49,24 @@ impl Host {
         self.sysctls.push((key, value));
     }
 
-    fn add_policies(&mut self, dice: &mut Dice) {
+    pub fn add_policies(&mut self, dice: &mut Dice) {
         for _ in 0..1 + dice.below(3) {
             let ipv6 = dice.one_in(2);
             let i = dice.below(self.uplinks.len());
             let length = if ipv6 { 64 } else { 24 };
             let own = format!("{}/{length}", uplink_address(i, 0, ipv6));
-            let device = format!("{} dev {}", everywhere(ipv6), self.uplinks[i].name);
-            let by_device = dice.one_in(4);
+            let device = dice.one_in(4).then(|| self.uplinks[i].name.clone());
             let to = match dice.one_in(6) {
                 true => everywhere(ipv6),
                 false => prefix(dice.below(PREFIXES), ipv6),
             };
-            let from = if by_device { device } else { own };
+            let from = match &device {
+                Some(name) => format!("{} dev {name}", everywhere(ipv6)),
+                None => own,
+            };
             self.policies.push(Policy {
                 about: to.parse().unwrap(),
-                by_device,
+                device,
                 // That replaces one like it.
                 line: format!("xfrm policy update src {from} dst {to} dir out action block"),
             });

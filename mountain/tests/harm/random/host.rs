@@ -136,8 +136,8 @@ pub struct Uplink {
 #[derive(Clone, Debug)]
 pub struct Policy {
     pub about: IpNet,
-    /// It is for what leaves by one device.
-    pub by_device: bool,
+    /// It is for what leaves by this one; `None`: for one uplink's addresses.
+    pub device: Option<String>,
     pub line: String,
 }
 
@@ -292,11 +292,19 @@ impl Host {
                 host.guests.push(on.name);
             }
         }
-        let late = (allowed.iter())
-            .filter(|(kind, is_needed)| kind.is_late() && (*is_needed | dice.one_in(20)));
-        let late: Vec<Kind> = late.map(|(kind, _)| *kind).collect();
-        host.kinds.extend(late);
+        let draw_late = |is_last: bool, dice: &mut Dice| -> Vec<Kind> {
+            let late = allowed.iter().filter(|(kind, is_needed)| {
+                let is_drawn = kind.is_late() && (*kind == Kind::Policies) == is_last;
+                is_drawn && (*is_needed | dice.one_in(20))
+            });
+            late.map(|(kind, _)| *kind).collect()
+        };
+        host.kinds.extend(draw_late(false, &mut dice));
         host.add_extras(&mut dice);
+        host.kinds.extend(draw_late(true, &mut dice));
+        if host.has(Kind::Policies) {
+            host.add_policies(&mut dice);
+        }
         host.adoptable = [false, true].map(|ipv6| host.find_adoptable(ipv6));
         host
     }

@@ -118,21 +118,25 @@ impl<'a> Judge<'a> {
     }
 
     /// Whether a flow keeps the uplink that the kernel gives it because of IPsec policies. One that has an uplink's address
-    /// goes out by that one, if none is for what leaves by a device.
+    /// goes out by that one, if none is for what leaves by such a device.
     fn is_policed(&self, flow: &Flow) -> bool {
+        let routes = &self.host.routes;
         let by_hash = |route: &Route| {
             let prefix: IpNet = route.prefix.parse().unwrap();
             route.is_multipath() && prefix.contains(&flow.to.ip())
         };
+        let adoptable = &self.host.adoptable[usize::from(flow.ipv6())];
+        let is_uplink = |name: &String| {
+            let mut hops = adoptable.iter().flat_map(|&route| &routes[route].hops);
+            hops.any(|hop| hop.device == *name)
+        };
         let mut policies = self.host.policies.iter();
         let is_bound = flow.source().is_some();
-        let policed = policies.any(|policy| match policy.by_device {
-            true => policy.about.addr().is_ipv6() == flow.ipv6(),
-            false => policy.about.contains(&flow.to.ip()) && !is_bound,
+        let policed = policies.any(|policy| match &policy.device {
+            Some(name) => policy.about.addr().is_ipv6() == flow.ipv6() && is_uplink(name),
+            None => policy.about.contains(&flow.to.ip()) && !is_bound,
         });
-        policed
-            && !self.reference.unsteady.contains(&flow.id)
-            && !self.host.routes.iter().any(by_hash)
+        policed && !self.reference.unsteady.contains(&flow.id) && !routes.iter().any(by_hash)
     }
 
     /// Where the packet went and how it looks.
