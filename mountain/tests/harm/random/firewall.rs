@@ -179,14 +179,18 @@ impl Host {
     /// A zone for all connections, or for what comes from inside, whose replies then belong to no connection.
     pub fn add_zones(&mut self, dice: &mut Dice) {
         self.nft.push("add table inet z".to_owned());
-        let (hooks, of) = match dice.one_in(3) {
-            true => (&["prerouting"][..], format!("iifname \"{INNER}\" ")),
-            false => (&["output", "prerouting"][..], String::new()),
+        // Of the inner network alone, answers from elsewhere have to find their connection.
+        let (hooks, zone) = match dice.one_in(3) {
+            true => (
+                &["prerouting"][..],
+                format!("iifname \"{INNER}\" ct original zone"),
+            ),
+            false => (&["output", "prerouting"][..], "ct zone".to_owned()),
         };
         for hook in hooks {
             self.nft.extend([
                 format!("add chain inet z {hook} {{ type filter hook {hook} priority -300; }}"),
-                format!("add rule inet z {hook} {of}ct zone set 7"),
+                format!("add rule inet z {hook} {zone} set 7"),
             ]);
         }
     }
