@@ -133,7 +133,7 @@ pub(crate) fn status_text(status: &Status) -> String {
             "\nthe kernel is told what is measured (net.ipv4.fib_multipath_score)"
         );
     }
-    // What suspends a family is said above.
+    // The reasons of suspensions are printed above.
     let is_said = |reason: &&String| suspended.iter().any(|s| reason.ends_with(&s.why));
     for reason in status.skipped.iter().filter(|reason| !is_said(reason)) {
         let _ = writeln!(out, "not adopted: {reason}");

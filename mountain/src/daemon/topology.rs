@@ -527,7 +527,7 @@ impl Daemon {
         if t.groups.is_empty() && t.suspended.is_empty() {
             warn!("no multipath route to steer: waiting for one");
         }
-        // What suspends a family is a warning of its own, but where nothing is attached.
+        // The reason of a suspension has a warning of its own, except in a dry run.
         let is_said = |reason: &str| t.suspended.iter().any(|s| reason.ends_with(&s.why));
         let skipped = t.skipped.iter();
         for reason in skipped.filter(|reason| self.options.dry_run || !is_said(reason)) {

@@ -104,7 +104,7 @@ pub fn policy_devices() -> io::Result<BTreeSet<u32>> {
 /// A policy that encrypts or drops packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Policy {
-    /// Where the packets go, whatever else they have to be like. Of what comes in: where it is from.
+    /// Destination of the packets. Of incoming ones: their source.
     pub to: IpNet,
     /// Their device; `None`: any.
     pub device: Option<u32>,
