@@ -3,8 +3,8 @@
  * Whether another ip rule selected a packet, by what it was when the kernel routed it.
  *
  * NAT translates packets after that. At POSTROUTING it changes the source: by SNAT, and in the answers of a service
- * behind DNAT. At OUTPUT it changes the destination of what a socket sends: for a new address the kernel routes the
- * packet again, for a new port alone it does not. Connection tracking remembers the tuple before the translation.
+ * behind DNAT. At OUTPUT it changes the destination of what a socket sends. The kernel then routes the packet again
+ * if the address is new, but not if only the port is. Connection tracking remembers the tuple before the translation.
  */
 #ifndef MOUNTAIN_ROUTED_H
 #define MOUNTAIN_ROUTED_H

@@ -283,7 +283,7 @@ impl Ipsec {
                 Some(Ok((datagram, _))) => match news(&datagram) {
                     None => continue,
                     Some(News::Policies) => {
-                        self.have_read();
+                        self.read_soon();
                         continue;
                     }
                     Some(News::Offload) => self.offloads = true,
@@ -291,7 +291,7 @@ impl Ipsec {
                 // Looked at again until it is known what was lost.
                 Some(Err(e)) if e.raw_os_error() == Some(libc::ENOBUFS) => {
                     self.offloads = true;
-                    self.have_read();
+                    self.read_soon();
                 }
                 Some(Err(_)) => self.socket = None,
                 None if self.socket.is_some() && self.look_at > Instant::now() => continue,
@@ -303,7 +303,7 @@ impl Ipsec {
                             continue;
                         }
                         // What came before it listened.
-                        self.have_read();
+                        self.read_soon();
                     }
                     let before = self.offloads;
                     self.offloads =
@@ -318,7 +318,7 @@ impl Ipsec {
     }
 
     /// Has policies read, together with what comes right after: thousands may be loaded at once.
-    fn have_read(&mut self) {
+    fn read_soon(&mut self) {
         self.read_at.get_or_insert_with(|| Instant::now() + GATHER);
     }
 }

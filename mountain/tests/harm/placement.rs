@@ -253,6 +253,18 @@ fn no_new_flow_evades_an_ipsec_policy_by_another_source() {
         client.ip(&format!("xfrm policy delete src {U0}/32 dst {to} dir out"));
         wait_until("new flows choose again", LEAVE, || begun(&net).contains(U1));
     }
+    // It goes by itself.
+    let limited = "dst 0.0.0.0/0 dir out action block limit time-hard 2";
+    client.ip(&format!("xfrm policy add src {U0}/32 {limited}"));
+    wait_until("it is heeded", LEAVE, || refused() == SOCKETS);
+    wait_until("it is gone", 2 * LEAVE, || refused() < SOCKETS);
+    wait_until("its end is heeded", LEAVE, || begun(&net).contains(U1));
+    // What no policy is about.
+    let suspended = || client.status().placement.expect("placing").suspended;
+    client.ip("xfrm policy setdefault in accept fwd accept out block");
+    wait_until("the default is heeded", LEAVE, || !suspended().is_empty());
+    client.ip("xfrm policy setdefault in accept fwd accept out accept");
+    wait_until("its end is", LEAVE, || suspended().is_empty());
 }
 
 #[test]
