@@ -193,6 +193,13 @@ impl<'a> Builder<'a> {
             .flatten()
             .map(|position| &self.snapshot.routes[*position])
         {
+            // fib6_node_lookup_1 in net/ipv6/ip6_fib.c: where a prefix has routes for some sources, packets from
+            // others are looked up among shorter prefixes. Only the default route is found all the same.
+            if other.source.is_some() && route.prefix.prefix_len() > 0 {
+                return Err(
+                    "the kernel passes it by: a route for some sources has its prefix".to_owned(),
+                );
+            }
             if std::ptr::eq(other, route) || is_conditional(other) {
                 continue;
             }

@@ -114,6 +114,25 @@ fn a_full_routing_table_takes_seconds_not_hours() {
 }
 
 #[test]
+fn a_prefix_with_a_route_for_some_sources_is_left_to_the_kernel() {
+    for (prefix, groups) in [("2001:db8::/48", 0), ("::/0", 1)] {
+        let rule = FibRule {
+            ipv6: true,
+            ..look_up(10, 254)
+        };
+        let mut snapshot = with_rules(vec![rule]);
+        let links = [2, 3].map(|ifindex| (ifindex, Link::default()));
+        snapshot.links.extend(links);
+        snapshot.routes.push(route(254, prefix, &[2, 3]));
+        let mut for_some = route(254, prefix, &[2]);
+        for_some.source = "fd98::1/128".parse().ok();
+        snapshot.routes.push(for_some);
+        let topology = build(&snapshot, &Filter::default());
+        assert_eq!(topology.groups.len(), groups, "{:?}", topology.skipped);
+    }
+}
+
+#[test]
 fn tunnels_that_name_an_uplink_keep_to_it() {
     let mut snapshot = with_rules(vec![look_up(10, 254)]);
     snapshot.routes.push(route(254, "10.1.0.0/16", &[2, 3]));
