@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What the kernel alone does with each packet: found by sending it, without Mountain.
 //!
-//! The packets of all flows are sent several times on the same host: as it is, twice, which tells
+//! Two packets of each flow are sent several times on the same host: as it is, twice, which tells
 //! what is random by itself; and with each group's members in turn as the only choice, which tells
-//! where the packets of a group may go, how they look there, and whether they get there at all.
+//! where the packets of a group may go, how they look there, and whether they get there at all. The
+//! second one stands for all that follow: a firewall may know a flow by then.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
@@ -32,8 +33,8 @@ const IPV6_UNICAST_IF: libc::c_int = 76;
 pub type Sent = HashMap<u16, Seens>;
 
 pub struct Reference {
-    /// On the host as it is.
-    pub plain: Sent,
+    /// On the host as it is: of flows' first packets, and of their second ones.
+    pub plain: [Sent; 2],
     /// Where two runs differed.
     pub unsteady: BTreeSet<u16>,
     /// With each group's members in turn.
@@ -211,18 +212,20 @@ pub fn by_flow(flows: &[Flow], seen: Vec<(u16, Seen)>) -> Sent {
     sent
 }
 
-/// Sends a packet of each flow, as if for the first time.
-pub fn try_all(rig: &mut Rig, flows: &[Flow]) -> Sent {
+/// Sends two packets of each flow, as if for the first time.
+pub fn try_all(rig: &mut Rig, flows: &[Flow]) -> [Sent; 2] {
     let mut sender = Sender::default();
     let pinned = Pinned::new();
-    rig.forget_late();
-    for flow in flows {
-        sender.send(rig, flow);
-    }
-    let mut sent = by_flow(flows, rig.collect());
+    let mut sent = [(); 2].map(|()| {
+        rig.forget_late();
+        for flow in flows {
+            sender.send(rig, flow);
+        }
+        by_flow(flows, rig.collect())
+    });
     for flow in flows.iter().filter(|f| f.proto == TCP) {
         // Acknowledgements depend on when the answer was read.
-        if let Some(seen) = sent.get_mut(&flow.id) {
+        if let Some(seen) = sent[0].get_mut(&flow.id) {
             seen.retain(|s| s.look.mss.is_some() || s.look.is_answer || s.look.proto != TCP);
         }
     }
@@ -255,13 +258,14 @@ impl Reference {
         for j in 0..host.variants() {
             let (there, back) = host.variant(j);
             ip(&there);
-            variants.push(try_all(rig, flows));
+            variants.extend(try_all(rig, flows));
             ip(&back);
         }
         let again = try_all(rig, flows);
-        let differs = |flow: &&Flow| plain.get(&flow.id) != again.get(&flow.id);
+        let of = |sent: &[Sent; 2], id: u16| [0, 1].map(|n| sent[n].get(&id).cloned());
+        let differs = |flow: &&Flow| of(&plain, flow.id) != of(&again, flow.id);
         let unsteady = flows.iter().filter(differs).map(|f| f.id).collect();
-        variants.push(again);
+        variants.extend(again);
         Self {
             plain,
             unsteady,
@@ -288,7 +292,7 @@ impl Reference {
     }
 
     fn all(&self, flow: u16) -> impl Iterator<Item = &Seens> {
-        let all = std::iter::once(&self.plain).chain(&self.variants);
+        let all = self.plain.iter().chain(&self.variants);
         all.filter_map(move |sent| sent.get(&flow))
     }
 
@@ -315,7 +319,7 @@ impl Reference {
 
     /// Whether the kernel alone might let nothing leave, by whatever member.
     pub fn may_drop(&self, flow: u16) -> bool {
-        let mut all = std::iter::once(&self.plain).chain(&self.variants);
+        let mut all = self.plain.iter().chain(&self.variants);
         all.any(|sent| !sent.contains_key(&flow))
     }
 }

@@ -34,6 +34,8 @@ pub struct Judge<'a> {
     flows: &'a [Flow],
     reference: &'a Reference,
     past: HashMap<u16, Past>,
+    /// Flows of which a packet has been judged.
+    begun: BTreeSet<u16>,
     /// Where flows went after a change of routes that does not concern them.
     shaken: Sent,
     /// Flows of sockets of which nothing left after that change: the kernel itself sends them by another member now,
@@ -50,6 +52,7 @@ impl<'a> Judge<'a> {
             flows,
             reference,
             past: HashMap::new(),
+            begun: BTreeSet::new(),
             shaken: Sent::new(),
             rehashed: BTreeSet::new(),
             tally: Tally::default(),
@@ -72,7 +75,7 @@ impl<'a> Judge<'a> {
     }
 
     /// Mountain has ended: the host is set to what it was, and new flows go where the kernel sends them.
-    pub fn ended(&mut self, sent: &Sent, before: &str, after: &str) {
+    pub fn ended(&mut self, sent: &[Sent; 2], before: &str, after: &str) {
         let lacking = |text: &str, other: &str, sign: &str| -> String {
             let lines = text
                 .lines()
@@ -84,8 +87,11 @@ impl<'a> Judge<'a> {
             self.faults.push(format!("not as it was:\n{gone}{new}"));
         }
         self.past.clear();
+        self.begun.clear();
         let all = self.flows.iter().map(|flow| flow.id).collect();
-        self.round("after the end", &all, sent, &[]);
+        for sent in sent {
+            self.round("after the end", &all, sent, &[]);
+        }
     }
 
     /// Judges one packet of each of these flows. `muted`: devices whose path was dead then.
@@ -110,9 +116,11 @@ impl<'a> Judge<'a> {
             }
         };
         list("Mountain", Some(seen));
-        list("kernel", self.reference.plain.get(&flow.id));
+        for plain in &self.reference.plain {
+            list("kernel", plain.get(&flow.id));
+        }
         for (j, variant) in self.reference.variants.iter().enumerate() {
-            list(&format!("member {j}"), variant.get(&flow.id));
+            list(&format!("member {}", j / 2), variant.get(&flow.id));
         }
         self.faults.push(text);
     }
@@ -143,7 +151,8 @@ impl<'a> Judge<'a> {
     fn verdict(&mut self, flow: &Flow, seen: &Seens) -> Result<(), String> {
         let reference = self.reference;
         let none = Seens::new();
-        let plain = reference.plain.get(&flow.id).unwrap_or(&none);
+        let nth = usize::from(!self.begun.insert(flow.id));
+        let plain = reference.plain[nth].get(&flow.id).unwrap_or(&none);
         let shaken = self.shaken.get(&flow.id).unwrap_or(&none);
         let changes = flow.old && !self.shaken.is_empty() && shaken != plain;
         // What met no answer is sent again by another hash.
