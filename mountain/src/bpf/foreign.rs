@@ -179,6 +179,14 @@ fn look_at(
     Ok(())
 }
 
+/// A program's name, which is empty where it cannot be read.
+pub(crate) fn in_brackets(name: &str) -> String {
+    match name {
+        "" => "(its name takes CAP_SYS_ADMIN to read)".to_owned(),
+        name => format!("({name})"),
+    }
+}
+
 fn program(cgroup: &File, below: &Path, name: String) -> io::Result<CgroupProgram> {
     Ok(CgroupProgram {
         cgroup: below.to_owned(),

@@ -3,7 +3,8 @@
 
 use super::{count, describe, Report};
 use crate::bpf::foreign;
-use crate::daemon::firewall::{cgroup_text, egress_devices, read};
+use crate::control::status::CgroupStatus;
+use crate::daemon::firewall::{egress_devices, read};
 use crate::steer::alike::Question;
 use crate::topology::{Group, Kind, Topology};
 
@@ -57,12 +58,9 @@ pub(super) fn check(report: &mut Report, topology: &Topology) {
     }
     match foreign::cgroup_egress() {
         Ok(programs) => {
-            for program in programs {
-                report.warn(
-                    "firewall",
-                    format!("not moved: {}", cgroup_text(&program)),
-                    "",
-                );
+            let held: Vec<CgroupStatus> = programs.iter().map(CgroupStatus::from).collect();
+            if let Some(text) = CgroupStatus::told_in_a_line(&held) {
+                report.warn("firewall", format!("not moved: {text}"), "");
             }
         }
         Err(e) => report.warn(

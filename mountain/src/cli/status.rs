@@ -11,8 +11,7 @@ use serde_json::Value;
 use super::{need_root, print_answer};
 use crate::bpf::flows::{Move, MoveReason};
 use crate::control::run_dir::{Request, RunDir};
-use crate::control::status::{Decisions, GroupStatus, Moves, PathStatus, Status};
-use crate::host::stdout::plain;
+use crate::control::status::{CgroupStatus, Decisions, GroupStatus, Moves, PathStatus, Status};
 use crate::placement::kind_text;
 use crate::report::table::{align, head, row, Words};
 use crate::steer::explain::{ms, Outcome};
@@ -57,34 +56,13 @@ fn running<T: DeserializeOwned>(request: &Request) -> Result<T> {
 
 /// Cgroups whose sockets' flows are not moved, where any are. systemd has such a program for each service of its own.
 fn push_held_cgroups(out: &mut String, status: &Status) {
-    const SHOWN: usize = 5;
-
     if !status.groups.iter().any(|group| group.kind.moves()) {
         return;
     }
-    let held = &status.held_cgroups;
-    match held.as_slice() {
-        [] => {}
-        [cgroup] => _ = writeln!(out, "\nnot moved: {}", cgroup.what),
-        _ => {
-            let _ = writeln!(
-                out,
-                "\nnot moved: sockets below {} cgroups with BPF programs at their egress, which may judge packets by \
-                 their device:",
-                held.len()
-            );
-            for cgroup in held.iter().take(SHOWN) {
-                let path = cgroup.cgroup.display().to_string();
-                let name = match &*cgroup.program {
-                    "" => String::new(),
-                    program => format!(" ({program})"),
-                };
-                let _ = writeln!(out, "  {}", plain(&(path + &name)));
-            }
-            if held.len() > SHOWN {
-                let more = held.len() - SHOWN;
-                let _ = writeln!(out, "  and {more} more: `mountain status --json`");
-            }
+    if let Some((heading, which)) = CgroupStatus::told(&status.held_cgroups) {
+        let _ = writeln!(out, "\nnot moved: {heading}");
+        for cgroup in which {
+            let _ = writeln!(out, "  {cgroup}");
         }
     }
 }

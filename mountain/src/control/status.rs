@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::bpf::flows::Move;
+use crate::bpf::foreign::{in_brackets, CgroupProgram};
 use crate::bpf::PathTraffic;
+use crate::host::stdout::plain;
 use crate::measure::probe::PathStats;
 use crate::placement::PlacementStatus;
 use crate::steer::alike::Difference;
@@ -177,6 +179,61 @@ pub struct CgroupStatus {
     pub what: String,
 }
 
+impl From<&CgroupProgram> for CgroupStatus {
+    fn from(found: &CgroupProgram) -> Self {
+        let what = format!(
+            "sockets below cgroup {}: a BPF program at its egress {} may judge packets by their device",
+            plain(&found.cgroup.display().to_string()),
+            in_brackets(&found.name)
+        );
+        Self {
+            cgroup: found.cgroup.clone(),
+            program: found.name.clone(),
+            what,
+        }
+    }
+}
+
+/// Of several such cgroups, how many are named to people.
+const CGROUPS_TOLD: usize = 5;
+
+impl CgroupStatus {
+    /// Several in words: what they are, then which. Each service of systemd's own may have one.
+    pub(crate) fn told(held: &[Self]) -> Option<(String, Vec<String>)> {
+        let more = match held {
+            [] => return None,
+            [cgroup] => return Some((cgroup.what.clone(), Vec::new())),
+            _ => held.len().saturating_sub(CGROUPS_TOLD),
+        };
+        let heading = format!(
+            "sockets below {} cgroups with BPF programs at their egress, which may judge packets by their device:",
+            held.len()
+        );
+        let one = |held: &Self| {
+            let name = match &*held.program {
+                "" => String::new(),
+                program => format!(" ({program})"),
+            };
+            plain(&(held.cgroup.display().to_string() + &name)).into_owned()
+        };
+        let mut which: Vec<String> = held.iter().take(CGROUPS_TOLD).map(one).collect();
+        if more > 0 {
+            which.push(format!("and {more} more: `mountain status --json`"));
+        }
+        Some((heading, which))
+    }
+
+    /// The same in one line.
+    pub(crate) fn told_in_a_line(held: &[Self]) -> Option<String> {
+        let (heading, which) = Self::told(held)?;
+        Some(
+            format!("{heading} {}", which.join(", "))
+                .trim_end()
+                .to_owned(),
+        )
+    }
+}
+
 /// The last decisions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Decisions {
@@ -215,4 +272,39 @@ pub(crate) struct Moves {
     pub paths: BTreeMap<usize, String>,
     /// Oldest first.
     pub moves: Vec<Move>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(cgroup: &str, name: &str) -> CgroupStatus {
+        CgroupStatus::from(&CgroupProgram {
+            cgroup: cgroup.into(),
+            cgroup_id: 1,
+            name: name.into(),
+        })
+    }
+
+    #[test]
+    fn a_cgroup_with_a_line_break_in_its_name_writes_no_line_of_the_log() {
+        let one = [held("/a\nb", "guard")];
+        let two = [one[0].clone(), held("/c\nd", "")];
+        for held in [&one[..], &two] {
+            let text = CgroupStatus::told_in_a_line(held).unwrap();
+            testkit::assert_has(&text, &["/a\\u000ab", "(guard)"]);
+            assert!(!text.contains('\n'), "{text}");
+        }
+    }
+
+    #[test]
+    fn of_many_cgroups_the_first_ones_are_named() {
+        assert_eq!(CgroupStatus::told(&[]), None);
+        let text = CgroupStatus::told_in_a_line(&[held("/a", "")]).unwrap();
+        assert!(text.contains("CAP_SYS_ADMIN"), "why it has no name: {text}");
+        let many: Vec<CgroupStatus> = (0..9).map(|n| held(&format!("/{n}"), "")).collect();
+        let (heading, which) = CgroupStatus::told(&many).unwrap();
+        assert!(heading.contains("9 cgroups"), "{heading}");
+        assert_eq!(which[4..], ["/4", "and 4 more: `mountain status --json`"]);
+    }
 }

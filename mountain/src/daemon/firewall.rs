@@ -19,7 +19,7 @@ use tracing::{info, warn};
 use self::announcements::{Announcements, Whose};
 use super::{Daemon, ADOPT_MS};
 use crate::bpf::foreign::{self, CgroupProgram};
-use crate::host::stdout::plain;
+use crate::control::status::CgroupStatus;
 use crate::netlink;
 use crate::netlink::link::{links, Link};
 use crate::netlink::ruleset::{hooks, Elements, Hook, Ruleset};
@@ -397,7 +397,7 @@ fn others_at_egress(devices: &BTreeSet<u32>, links: &[Link]) -> io::Result<BTree
             let show = format!("`tc filter show dev {at} egress`");
             found.insert(device, format!("tc filters at the egress of {at} ({show})"));
         } else if let Some(name) = foreign::egress_program(device)? {
-            let name = in_brackets(&name);
+            let name = foreign::in_brackets(&name);
             found.insert(
                 device,
                 format!("a BPF program at the tcx egress of {at} {name}"),
@@ -430,44 +430,6 @@ fn bpf_hook(ipv6: bool) -> io::Result<Option<Hook>> {
     })?;
     let at = |(hook, number): (Hook, u32)| links.contains(&(family, number)).then_some(hook);
     Ok(hooks::AFTER_ROUTING.into_iter().find_map(at))
-}
-
-/// What is at the cgroups, in words.
-pub(crate) fn cgroup_text(program: &CgroupProgram) -> String {
-    format!(
-        "sockets below cgroup {}: a BPF program at its egress {} may judge packets by their device",
-        plain(&program.cgroup.display().to_string()),
-        in_brackets(&program.name)
-    )
-}
-
-/// The same of several, together where their names cannot be read: each service of systemd's own has one.
-fn cgroups_text<'a>(programs: impl Iterator<Item = &'a CgroupProgram>) -> Vec<String> {
-    let (nameless, named): (Vec<_>, Vec<_>) = programs.partition(|p| p.name.is_empty());
-    let named = named.into_iter().map(cgroup_text);
-    let nameless = match &nameless[..] {
-        [] => None,
-        [program] => Some(cgroup_text(program)),
-        _ => {
-            let cgroups = nameless
-                .iter()
-                .map(|p| plain(&p.cgroup.display().to_string()).into_owned());
-            Some(format!(
-                "sockets below cgroups {}: BPF programs at their egress (their names take CAP_SYS_ADMIN to read) may \
-                 judge packets by their device",
-                cgroups.collect::<Vec<_>>().join(", ")
-            ))
-        }
-    };
-    nameless.into_iter().chain(named).collect()
-}
-
-/// A program's name, which is empty where it cannot be read.
-fn in_brackets(name: &str) -> String {
-    match name {
-        "" => "(its name takes CAP_SYS_ADMIN to read)".to_owned(),
-        name => format!("({name})"),
-    }
 }
 
 impl Daemon {
@@ -560,12 +522,24 @@ impl Daemon {
         if let Some(steer) = &mut self.steer {
             steer.bar_cgroups(&ids)?;
         }
-        let new = programs.iter().filter(|p| !self.held_cgroups.contains(p));
-        for text in cgroups_text(new) {
+        self.held_cgroups = programs;
+        self.say_held_cgroups();
+        Ok(())
+    }
+
+    /// Says which of them are news, where any flow would be moved.
+    pub(super) fn say_held_cgroups(&mut self) {
+        let mut groups = self.paths.topology().groups.iter();
+        if !groups.any(|group| group.kind.moves()) {
+            return;
+        }
+        let held = self.held_cgroups.iter();
+        let new = held.filter(|p| !self.told_cgroups.contains(p));
+        let new: Vec<CgroupStatus> = new.map(CgroupStatus::from).collect();
+        if let Some(text) = CgroupStatus::told_in_a_line(&new) {
             info!("not moved: {text}");
         }
-        self.held_cgroups = programs;
-        Ok(())
+        self.told_cgroups.clone_from(&self.held_cgroups);
     }
 }
 

@@ -109,6 +109,8 @@ struct Daemon {
     firewall: Follower,
     /// Programs at cgroups whose sockets' flows are not moved.
     held_cgroups: Vec<CgroupProgram>,
+    /// The same as it was said last.
+    told_cgroups: Vec<CgroupProgram>,
     /// Made when there is a group whose flows choose when they start.
     placer: Option<Placer>,
     /// A patched kernel, which is told what is measured.
@@ -281,6 +283,7 @@ impl Daemon {
             steer,
             firewall: Follower::start(),
             held_cgroups: Vec::new(),
+            told_cgroups: Vec::new(),
             placer: None,
             feed: if options.dry_run { None } else { Feed::open() },
             forwarding_at: Instant::now(),

@@ -5,7 +5,6 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use serde_json::{json, Value};
 
-use super::firewall::cgroup_text;
 use super::{now_us, Daemon, COSTED};
 use crate::bpf::flows::{Class, Flow};
 use crate::bpf::{now_ns, Steer};
@@ -37,11 +36,6 @@ impl Daemon {
     }
 
     fn status(&self) -> Result<Status> {
-        let held_cgroups = self.held_cgroups.iter().map(|program| CgroupStatus {
-            cgroup: program.cgroup.clone(),
-            program: program.name.clone(),
-            what: cgroup_text(program),
-        });
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -56,7 +50,7 @@ impl Daemon {
             counters: self.steer.as_ref().map(Steer::stats).transpose()?,
             placement: self.placer.as_ref().map(|s| s.status()).transpose()?,
             skipped: self.paths.topology().skipped.clone(),
-            held_cgroups: held_cgroups.collect(),
+            held_cgroups: self.held_cgroups.iter().map(CgroupStatus::from).collect(),
             kernel_told: self.feed.is_some(),
             translated_sources: self.snat_sources.sources().collect(),
         })

@@ -344,6 +344,7 @@ impl Daemon {
         } else {
             self.say_held(&before);
         }
+        self.say_held_cgroups();
 
         let groups = self.paths.groups();
         let n_ids = self.paths.ids().last().map_or(0, |id| id + 1);

@@ -14,23 +14,6 @@ fn running(devices: [u32; 2]) -> Question {
 }
 
 #[test]
-fn programs_are_named_where_they_can_be() {
-    assert_eq!(in_brackets("guard"), "(guard)");
-    assert!(in_brackets("").contains("CAP_SYS_ADMIN"));
-}
-
-#[test]
-fn a_cgroup_with_a_line_break_in_its_name_writes_no_line_of_the_log() {
-    let text = cgroup_text(&CgroupProgram {
-        cgroup: "/a\nb".into(),
-        cgroup_id: 1,
-        name: "guard".into(),
-    });
-    assert!(text.contains("/a\\u000ab"), "{text}");
-    assert!(!text.contains('\n'), "{text}");
-}
-
-#[test]
 fn only_new_questions_are_put_to_what_was_seen_before() {
     let known = Some(Difference::new("known"));
     let is_known = |devices| (running(devices), known.clone());
