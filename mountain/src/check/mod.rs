@@ -230,13 +230,17 @@ fn check_routes(report: &mut Report, topology: &Topology) {
         report.ok(
             "left alone",
             format!(
-                "traffic of {} and {}",
-                count(others, "more specific route"),
-                count(rules, "routing rule")
+                "traffic of {}, and to {} with routes, tunnels or IPsec policies of their own",
+                count(rules, "routing rule"),
+                count(others, "destination")
             ),
         );
     }
-    for reason in &topology.skipped {
+    // That there is nothing to steer for this reason is said next.
+    let suspended = topology.suspended.first();
+    let said = suspended.filter(|_| topology.groups.is_empty());
+    let is_said = |reason: &&String| said.is_some_and(|s| reason.ends_with(&s.why));
+    for reason in topology.skipped.iter().filter(|r| !is_said(r)) {
         report.warn("skipped", reason, "");
     }
 }
