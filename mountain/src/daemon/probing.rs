@@ -201,7 +201,7 @@ mod tests {
             source: None,
             mtu: 1500,
             ethernet: true,
-            wwan: false,
+            modem: false,
             up: true,
             addresses: Vec::new(),
             fresh: Vec::new(),
@@ -225,11 +225,11 @@ mod tests {
 
     #[test]
     fn what_costs_money_is_a_reserve_unless_the_configuration_says_otherwise() {
-        let cost_us = |wwan: bool, entry: &str| {
+        let cost_us = |modem: bool, entry: &str| {
             let text = format!("[[path]]\ndev = \"u3\"\n{entry}");
             let config = Config::parse(&text, std::path::Path::new("t")).unwrap();
             let path = Path {
-                wwan,
+                modem,
                 ..path(3, "192.0.2.1")
             };
             configured(&path, &config).input.cost_us

@@ -296,7 +296,7 @@ fn is_held(held: &[Option<Difference>], group: usize) -> bool {
 
 pub(super) fn configured(path: &Path, config: &Config) -> ConfiguredPath {
     let entry = config.path(&path.ifname, path.key.gateway);
-    let metered = path.wwan || entry.is_some_and(|e| e.metered);
+    let metered = path.modem || entry.is_some_and(|e| e.metered);
     // The kernel would send nothing there while another one is up, or half of all: paid for without need.
     let usual_ms = if metered { METERED_COST_MS } else { 0.0 };
     let cost_ms = entry.and_then(|e| e.cost).unwrap_or(usual_ms);

@@ -9,13 +9,14 @@
 //! A veth is what a container has in the place of a wire. On a host with wires of its own it leads to a
 //! namespace, and there may be a VPN in that. So the two are told apart, see [`Wire`].
 
+mod pppoe;
+
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, ErrorKind};
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+pub(crate) use self::pppoe::runs_over_pppoe;
 use super::link::Link;
 use super::snapshot::Snapshot;
 
@@ -31,18 +32,6 @@ pub enum Lower {
     Here(u32),
     /// In another namespace, where it cannot be seen.
     Elsewhere,
-}
-
-/// What is known of the channel of a ppp device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Pppoe {
-    /// It is not known to be PPPoE.
-    #[default]
-    No,
-    /// It is PPPoE.
-    Yes,
-    /// This process may not look at its pppd.
-    Hidden,
 }
 
 /// What packets leave by that leave by no tunnel of this namespace. The one that is known less of comes first.
@@ -92,9 +81,9 @@ fn look(
             .try_fold(Wire::Own, |least, port| Ok(least.min(below(port)?)))
     };
     // DEVTYPE is that of the device's driver; a tunnel of that name has a kind of its own.
-    let is_wwan = link.wwan && matches!(link.kind.as_deref(), None | Some("wwan"));
+    let is_modem = link.modem && matches!(link.kind.as_deref(), None | Some("wwan"));
     match link.kind.as_deref() {
-        _ if is_wwan => Ok(Wire::Own),
+        _ if is_modem => Ok(Wire::Own),
         None | Some("dsa") if link.ethernet => Ok(Wire::Own),
         Some("veth") if link.ethernet => Ok(Wire::Namespace),
         Some("vlan" | "macvlan" | "ipvlan") => match link.lower {
@@ -114,14 +103,10 @@ fn look(
                     .map_err(|why| format!("{why} (not learned yet: the gateway's port)")),
             }
         }
-        Some("ppp") => match link.pppoe {
-            Pppoe::Yes => Ok(Wire::Own),
-            Pppoe::No => Err(format!("{name} is not known to run over PPPoE (ppp)")),
-            Pppoe::Hidden => Err(format!(
-                "without CAP_SYS_PTRACE it cannot be seen whether {name} runs over PPPoE (if it is an uplink, name it \
-                 in [[path]])"
-            )),
-        },
+        Some("ppp") if link.pppoe => Ok(Wire::Own),
+        Some("ppp") => Err(format!(
+            "{name} is not known to run over PPPoE (if it is an uplink, name it in [[path]])"
+        )),
         Some(kind) => Err(format!("{name} counts as a tunnel ({kind})")),
         None => Err(format!("{name} counts as a tunnel (no Ethernet)")),
     }
@@ -134,77 +119,27 @@ fn ports(links: &BTreeMap<u32, Link>, master: u32) -> impl Iterator<Item = u32> 
     ports.map(|(ifindex, _)| *ifindex)
 }
 
-/// Whether sysfs says `DEVTYPE=wwan` of this device, which netlink does not.
+/// Drivers of phones that share their connection by USB, and of sticks that look like such a phone
+/// (drivers/net/usb/rndis_host.c, ipheth.c). Others use cdc_ether or cdc_ncm, as docks with Ethernet do.
+const DRIVERS_OF_PHONES: [&str; 2] = ["rndis_host", "ipheth"];
+
+/// Whether sysfs says `DEVTYPE=wwan` of this device, or names a phone's driver. Netlink tells neither.
 ///
 /// `/sys` may have been mounted in another network namespace, where another device has this name: what
 /// it says counts only where it also gives the index and address that netlink gives.
-pub(crate) fn has_wwan_type(link: &Link) -> bool {
+pub(crate) fn is_modem(link: &Link) -> bool {
     let folder = Path::new("/sys/class/net").join(&link.name);
-    wwan_in(&folder, link.ifindex, &link.address)
+    modem_in(&folder, link.ifindex, &link.address)
 }
 
-fn wwan_in(folder: &Path, ifindex: u32, address: &[u8]) -> bool {
+fn modem_in(folder: &Path, ifindex: u32, address: &[u8]) -> bool {
     let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap_or_default();
     let bytes: Vec<String> = address.iter().map(|byte| format!("{byte:02x}")).collect();
     let is_ours =
         read("ifindex").trim().parse() == Ok(ifindex) && read("address").trim() == bytes.join(":");
-    is_ours && read("uevent").lines().any(|line| line == "DEVTYPE=wwan")
-}
-
-/// Whether this ppp device runs over PPPoE.
-///
-/// The kernel does not tell which channel a unit has. pppd does: it writes its process id to
-/// `/run/DEVICE.pid`, and it has loaded its PPPoE plugin, or not. Besides, this namespace must have a
-/// PPPoE session at all (`/proc/net/pppoe`).
-pub(crate) fn pppoe(ifname: &str) -> Pppoe {
-    let sessions = fs::read_to_string("/proc/thread-self/net/pppoe").unwrap_or_default();
-    if !has_session(&sessions) {
-        return Pppoe::No;
-    }
-    let written = fs::read_to_string(format!("/run/{ifname}.pid")).unwrap_or_default();
-    let Some(Ok(pid)) = written.lines().next().map(str::parse::<u32>) else {
-        return Pppoe::No;
-    };
-    let process = Path::new("/proc").join(pid.to_string());
-    match has_pppoe_daemon(&process) {
-        Ok(true) => Pppoe::Yes,
-        // Root's other powers do not let it see that of a process with more capabilities than its own.
-        Err(e) if e.kind() == ErrorKind::PermissionDenied => Pppoe::Hidden,
-        Ok(false) | Err(_) => Pppoe::No,
-    }
-}
-
-/// Whether a process, by its folder in /proc, is in this network namespace and [`is_pppoe_daemon`].
-fn has_pppoe_daemon(process: &Path) -> io::Result<bool> {
-    let namespace = |folder: &Path| fs::metadata(folder.join("ns/net")).map(|m| m.ino());
-    if namespace(process)? != namespace(Path::new("/proc/thread-self"))? {
-        return Ok(false);
-    }
-    let exe = fs::read_link(process.join("exe"))?;
-    let maps = fs::read_to_string(process.join("maps"))?;
-    Ok(is_pppoe_daemon(&exe, &maps))
-}
-
-/// Whether `/proc/net/pppoe` lists a session, below its heading.
-fn has_session(list: &str) -> bool {
-    list.lines().skip(1).any(|line| !line.trim().is_empty())
-}
-
-/// Whether a process is pppd with its PPPoE plugin and none of another channel's.
-fn is_pppoe_daemon(exe: &Path, maps: &str) -> bool {
-    let plugins: Vec<&str> = maps
-        .lines()
-        .filter_map(|line| line.split_whitespace().nth(5)?.rsplit('/').next())
-        .collect();
-    let has = |names: &[&str]| names.iter().any(|name| plugins.contains(name));
-    exe.file_name().is_some_and(|name| name == "pppd")
-        && has(&["pppoe.so", "rp-pppoe.so"])
-        && !has(&[
-            "pppol2tp.so",
-            "openl2tp.so",
-            "pptp.so",
-            "sstp-pppd-plugin.so",
-        ])
+    let driver = fs::read_link(folder.join("device/driver")).unwrap_or_default();
+    let is_phone = || DRIVERS_OF_PHONES.iter().any(|name| driver.ends_with(name));
+    is_ours && (read("uevent").lines().any(|line| line == "DEVTYPE=wwan") || is_phone())
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use libc::{IFLA_LINKINFO, IFLA_LINK_NETNSID, IFLA_MASTER, IFLA_MTU, IFLA_QDISC};
 use netlink_sys::protocols::NETLINK_ROUTE;
 
 use super::generic::{self, GenericFamily};
-use super::kinds::{Lower, Pppoe};
+use super::kinds::Lower;
 use super::wire::{self, bytes_at, push_attribute, u16_at, u32_at, Attributes, AF_INET6};
 
 const IFLA_AF_SPEC: u16 = 26;
@@ -71,10 +71,10 @@ pub struct Link {
     pub qdisc: Option<String>,
     /// Link-layer address; empty where there is none.
     pub address: Vec<u8>,
-    /// A modem's device (`DEVTYPE=wwan`). Only looked for where a default route leaves by it.
-    pub wwan: bool,
+    /// A modem's or phone's device ([`super::kinds::is_modem`]). Only looked for where a default route leaves by it.
+    pub modem: bool,
     /// Whether a ppp device runs over PPPoE; likewise.
-    pub pppoe: Pppoe,
+    pub pppoe: bool,
     /// Routing table of a VRF device.
     pub vrf_table: Option<u32>,
     /// Where the packets of a tunnel go that names the device below it.
@@ -252,8 +252,8 @@ pub(super) fn decode_link(payload: &[u8]) -> Option<Link> {
         peer_namespace: peer_namespace.filter(|id| *id >= 0),
         qdisc: attributes.string(IFLA_QDISC),
         address: attributes.get(IFLA_ADDRESS).unwrap_or_default().to_vec(),
-        wwan: false,
-        pppoe: Pppoe::No,
+        modem: false,
+        pppoe: false,
         vrf_table: match kind.as_deref() {
             Some("vrf") => info.inside(IFLA_INFO_DATA).u32(IFLA_VRF_TABLE),
             _ => None,

@@ -230,9 +230,9 @@ fn look_closer(snapshot: &mut Snapshot, socket: &mut Socket) -> Result<()> {
             continue;
         };
         match link.kind.as_deref() {
-            Some("wwan") => link.wwan = true,
-            Some("ppp") => link.pppoe = kinds::pppoe(&link.name),
-            None => link.wwan = kinds::has_wwan_type(link),
+            Some("wwan") => link.modem = true,
+            Some("ppp") => link.pppoe = kinds::runs_over_pppoe(&link.name),
+            None => link.modem = kinds::is_modem(link),
             _ => {}
         }
     }

@@ -87,7 +87,7 @@ pub struct ConfiguredPath {
     /// Default 0; [`METERED_COST_MS`] where it is metered.
     #[serde(default, deserialize_with = "cost")]
     pub cost: Option<f64>,
-    /// Its traffic costs money: it is a reserve, and probed 20 times a second at most. `wwan` devices are so anyway.
+    /// Its traffic costs money: it is a reserve, and probed 20 times a second at most. Modems are so anyway.
     /// Default false.
     #[serde(default)]
     pub metered: bool,

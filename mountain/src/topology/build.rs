@@ -363,7 +363,7 @@ impl<'a> Builder<'a> {
                 _ => link.mtu,
             },
             ethernet: link.ethernet,
-            wwan: link.wwan,
+            modem: link.modem,
             up: link.up && !hop.dead,
             gateway_mac: key
                 .gateway

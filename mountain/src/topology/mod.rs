@@ -61,7 +61,7 @@ pub struct Path {
     /// redirected to or from (field: `bpf_redirect_neigh` drops silently there).
     pub ethernet: bool,
     /// A modem's device: its traffic costs money.
-    pub wwan: bool,
+    pub modem: bool,
     /// Device administratively up with carrier, and the next hop neither dead nor linkdown.
     pub up: bool,
     /// Global addresses on the device, of the path's family, in order: what packets bear that belong

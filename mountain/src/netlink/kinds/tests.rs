@@ -213,9 +213,9 @@ fn a_bridge_is_what_its_port_towards_the_gateway_is() {
 
 #[test]
 fn modems_are_told_by_their_type_and_tunnels_of_that_name_are_not() {
-    let judge_as = |kind, wwan| {
+    let judge_as = |kind, modem| {
         let mut host = host(&[device("wwan0", NONE, kind)]);
-        host.links.get_mut(&2).unwrap().wwan = wwan;
+        host.links.get_mut(&2).unwrap().modem = modem;
         wire(&host, 2, None)
     };
     assert_eq!(judge_as(None, true), Ok(Wire::Own));
@@ -232,16 +232,27 @@ fn sysfs_of_another_namespace_says_nothing() {
     write("address", "02:00:00:00:00:0a\n");
     write("uevent", "DEVTYPE=wwan\nINTERFACE=wwan0\nIFINDEX=7\n");
     let mac = [2, 0, 0, 0, 0, 10];
-    assert!(wwan_in(folder.path(), 7, &mac));
-    assert!(!wwan_in(folder.path(), 8, &mac));
-    assert!(!wwan_in(folder.path(), 7, &[2, 0, 0, 0, 0, 11]));
+    assert!(modem_in(folder.path(), 7, &mac));
+    assert!(!modem_in(folder.path(), 8, &mac));
+    assert!(!modem_in(folder.path(), 7, &[2, 0, 0, 0, 0, 11]));
     write("uevent", "DEVTYPE=wlan\nINTERFACE=wwan0\nIFINDEX=7\n");
-    assert!(!wwan_in(folder.path(), 7, &mac));
+    assert!(!modem_in(folder.path(), 7, &mac));
+    fs::create_dir(folder.path().join("device")).unwrap();
+    let drive_by = |name: &str| {
+        let driver = folder.path().join("device/driver");
+        let _ = fs::remove_file(&driver);
+        std::os::unix::fs::symlink(format!("../../bus/usb/drivers/{name}"), driver).unwrap();
+    };
+    drive_by("rndis_host");
+    assert!(modem_in(folder.path(), 7, &mac), "a phone");
+    assert!(!modem_in(folder.path(), 8, &mac));
+    drive_by("cdc_ncm");
+    assert!(!modem_in(folder.path(), 7, &mac), "perhaps a dock");
     // Raw IP: no address.
     write("uevent", "DEVTYPE=wwan\n");
     write("address", "\n");
-    assert!(wwan_in(folder.path(), 7, &[]));
-    assert!(!has_wwan_type(&Link {
+    assert!(modem_in(folder.path(), 7, &[]));
+    assert!(!is_modem(&Link {
         ifindex: 1,
         name: "nonesuch".to_owned(),
         ..Link::default()
@@ -249,41 +260,13 @@ fn sysfs_of_another_namespace_says_nothing() {
 }
 
 #[test]
-fn ppp_is_an_uplink_where_its_own_pppd_speaks_pppoe() {
+fn ppp_is_an_uplink_where_it_runs_over_pppoe() {
     let judge_as = |pppoe| {
         let mut host = host(&[device("ppp0", PPP, Some("ppp"))]);
         host.links.get_mut(&2).unwrap().pppoe = pppoe;
         wire(&host, 2, None)
     };
-    assert_eq!(judge_as(Pppoe::Yes), Ok(Wire::Own));
-    let why = judge_as(Pppoe::No).unwrap_err();
-    assert_eq!(why, "ppp0 is not known to run over PPPoE (ppp)");
-    let why = judge_as(Pppoe::Hidden).unwrap_err();
-    testkit::assert_has(&why, &["CAP_SYS_PTRACE", "[[path]]"]);
-
-    let heading = "Id       Address              Device\n";
-    assert!(!has_session(heading) && !has_session(""));
-    assert!(has_session(&format!(
-        "{heading}00000001 02:00:00:00:00:0a eth0\n"
-    )));
-    let maps = |plugin: &str| {
-        format!(
-            "5581a000-5581f000 r-xp 00000000 fd:01 1310 /usr/sbin/pppd\n\
-             7f3c2000-7f3c6000 r-xp 00001000 fd:01 1371 /usr/lib/pppd/2.4.9/{plugin}\n\
-             7ffd1000-7ffd3000 rw-p 00000000 00:00 0 [stack]\n"
-        )
-    };
-    let pppd = Path::new("/usr/sbin/pppd");
-    assert!(is_pppoe_daemon(pppd, &maps("rp-pppoe.so")));
-    assert!(is_pppoe_daemon(pppd, &maps("pppoe.so")));
-    assert!(!is_pppoe_daemon(pppd, &maps("pppol2tp.so")));
-    assert!(!is_pppoe_daemon(
-        pppd,
-        &(maps("pppoe.so") + &maps("pptp.so"))
-    ));
-    assert!(!is_pppoe_daemon(Path::new("/bin/sh"), &maps("pppoe.so")));
-    assert_eq!(pppoe("nonesuch0"), Pppoe::No);
-    let gone = has_pppoe_daemon(Path::new("/proc/nonesuch"));
-    assert_eq!(gone.unwrap_err().kind(), ErrorKind::NotFound);
-    assert!(!has_pppoe_daemon(Path::new("/proc/self")).unwrap());
+    assert_eq!(judge_as(true), Ok(Wire::Own));
+    let why = judge_as(false).unwrap_err();
+    testkit::assert_has(&why, &["ppp0 is not known to run over PPPoE", "[[path]]"]);
 }

@@ -17,7 +17,7 @@ fn path(ifindex: u32, gateway: &str, addresses: &[&str]) -> Path {
         source: addresses.first().map(|a| ip(a)),
         mtu: 1500,
         ethernet: true,
-        wwan: false,
+        modem: false,
         up: true,
         addresses: addresses.iter().map(|a| ip(a)).collect(),
         fresh: vec![],

@@ -218,13 +218,26 @@ impl Builder<'_> {
                 self.suspend(ipv6, uplinks.paths, why.clone(), whole);
                 Err(why)
             }
-            (Ok(()), Ok(()), None) => self.adopt_uplinks(best, uplinks.paths),
+            (Ok(()), Ok(()), None) => {
+                self.tell_left_out(&defaults, &uplinks.reasons);
+                self.adopt_uplinks(best, uplinks.paths)
+            }
             (Err(why), ..) => {
                 Err(format!("default routes by {}: {why}", self.listed(&defaults)))
             }
         };
         if let Err(reason) = adopted {
             self.skip(best, &reason);
+        }
+    }
+
+    /// Says why some of the default routes are no uplinks', where the others are adopted.
+    fn tell_left_out(&mut self, defaults: &[&Route], reasons: &[(u32, Reason)]) {
+        for (ifindex, reason) in reasons {
+            let by_it = |route: &&&Route| route.hops.iter().any(|hop| hop.ifindex == *ifindex);
+            if let Some(route) = defaults.iter().find(by_it) {
+                self.skip(route, &reason.why);
+            }
         }
     }
 

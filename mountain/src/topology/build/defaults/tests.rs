@@ -3,7 +3,6 @@ use std::net::IpAddr;
 
 use super::super::{build, build_on};
 use super::*;
-use crate::netlink::kinds::Pppoe;
 use crate::netlink::link::Address;
 use crate::netlink::snapshot::{Action, FibRule, Snapshot};
 use crate::netlink::xfrm::Policy;
@@ -119,7 +118,12 @@ fn an_uplink_without_an_address_is_left_out_of_three() {
     let third = home.links[&3].clone();
     home.links.insert(4, third);
     home.routes.push(default_by(4, "203.0.113.1", 700));
-    assert_eq!(devices(&adopted(&home), 0), ["fibre", "lte"]);
+    let two = adopted(&home);
+    assert_eq!(devices(&two, 0), ["fibre", "lte"]);
+    testkit::assert_has(
+        &two.skipped[0],
+        &["metric 700", "has no address of its own"],
+    );
     home.addresses.push(address(4, "203.0.113.9"));
     assert_eq!(adopted(&home).paths.len(), 3);
 }
@@ -153,7 +157,7 @@ fn a_default_route_by_a_point_to_point_device_leads_to_its_far_end() {
     let mut home = home();
     home.routes[0].hops[0].gateway = None;
     let link = home.links.get_mut(&3).unwrap();
-    (link.ethernet, link.kind, link.pppoe) = (false, Some("ppp".into()), Pppoe::Yes);
+    (link.ethernet, link.kind, link.pppoe) = (false, Some("ppp".into()), true);
     let of = |home: &Snapshot| {
         let topology = adopted(home);
         let paths = topology.paths.iter();
