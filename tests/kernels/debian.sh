@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-# Sourced by run and random: Debian's own kernels, unpacked in target/kernels/VERSION/.
+# Sourced by run, random and installed: Debian's own kernels, unpacked in target/kernels/VERSION/.
 # shellcheck shell=bash disable=SC2034
 # shellcheck source=kernel/scripts/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../kernel/scripts/lib.sh"

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The flows of tests/kernels/installed.sh: a server that says whom it sees, and its clients."""
+
+import collections
+import json
+import signal
+import socket
+import sys
+import threading
+import time
+
+UDP_PORT, TCP_PORT = 7000, 7001
+TIMEOUT_S = 3
+
+
+def serve():
+    """Answers datagrams and connections with the address that they come from; connections are echoed after that."""
+
+    def datagrams(address):
+        server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        server.bind((address, UDP_PORT))
+        while True:
+            _, peer = server.recvfrom(2048)
+            server.sendto(peer[0].encode(), peer)
+
+    def connection(client, peer):
+        try:
+            client.sendall((peer[0] + "\n").encode())
+            while data := client.recv(65536):
+                client.sendall(data)
+        except OSError:
+            pass
+        client.close()
+
+    for address in sys.argv[2:]:
+        threading.Thread(target=datagrams, args=(address,), daemon=True).start()
+    listener = socket.create_server(("", TCP_PORT), backlog=64)
+    while True:
+        threading.Thread(target=connection, args=listener.accept(), daemon=True).start()
+
+
+def one_flow(kind, host):
+    if kind == "tcp":
+        with socket.create_connection((host, TCP_PORT), timeout=TIMEOUT_S) as client:
+            return client.makefile().readline().strip()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.settimeout(TIMEOUT_S)
+        client.connect((host, UDP_PORT))
+        client.send(b"x")
+        return client.recv(64).decode()
+
+
+def flows():
+    """Opens `count` flows one after the other. Prints the addresses that the server saw, and how many failed."""
+    kind, count, host = sys.argv[2], int(sys.argv[3]), sys.argv[4]
+    seen, failed, slowest = collections.Counter(), 0, 0.0
+    for _ in range(count):
+        began = time.monotonic()
+        try:
+            seen[one_flow(kind, host)] += 1
+        except OSError:
+            failed += 1
+        slowest = max(slowest, time.monotonic() - began)
+    print(json.dumps({"seen": seen, "failed": failed, "slowest_ms": round(slowest * 1000)}))
+
+
+def long():
+    """One connection with ten exchanges a second, until a signal ends it. Prints the longest one."""
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    exchanges, longest = 0, 0.0
+    with socket.create_connection((sys.argv[2], TCP_PORT), timeout=60) as client:
+        client.makefile().readline()
+        while not ended.is_set():
+            began = time.monotonic()
+            client.sendall(b"x")
+            if not client.recv(1):
+                break
+            exchanges += 1
+            longest = max(longest, time.monotonic() - began)
+            ended.wait(0.1)
+    print(json.dumps({"whole": ended.is_set(), "exchanges": exchanges, "longest_ms": round(longest * 1000)}))
+
+
+{"serve": serve, "flows": flows, "long": long}[sys.argv[1]]()

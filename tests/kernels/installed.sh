@@ -1,0 +1,288 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0-or-later
+# What the user of a Debian does with Mountain. Run by tests/kernels/installed, in its machine.
+#
+# The machine's two network cards end in the namespace `isp`: two providers with DHCP, and hosts of the internet
+# (203.0.113.1 and .2) that tell each flow which address it comes from.
+# shellcheck source=kernel/tests/lib.sh
+. /tests/lib.sh
+# shellcheck source=/dev/null
+. /tests/settings
+
+internet=203.0.113.1 other=203.0.113.2
+say() { python3 /tests/installed.py "$@"; }
+in_isp() { ip netns exec isp "$@"; }
+device() { ip -br link | awk -v mac="52:54:00:00:0$1:0$2" '$3 == mac { print $1 }'; }
+# address_of DEVICE
+address_of() { ip -4 -j address show dev "$1" | jq -r '.[0].addr_info[0].local // empty'; }
+
+# within NAME SECONDS COMMAND...: it succeeds at some time.
+within() {
+    local name=$1 end=$((SECONDS + $2)) code=1
+    shift 2
+    until [[ $code -eq 0 || $SECONDS -ge $end ]]; do
+        if "$@" >/dev/null 2>&1; then code=0; else sleep 0.5; fi
+    done
+    if [[ $code -ne 0 ]]; then
+        ip -4 -br address
+        ip -4 route
+        mountain check --adopt
+        mountain status
+        journalctl -n 40 --no-pager -o cat
+    fi
+    check "$name" "$code" == 0
+}
+
+status() { mountain status --json | jq -e "$1"; }
+# is_left DEVICE: that path is not used.
+is_left() { status ".paths[] | select(.device == \"$1\") | .state != \"good\""; }
+settled() { status "(.paths | length == $1 and all(.state == \"good\")) and .settled"; }
+
+# spread NAME KIND [DEVICE...]: new flows start on all of them, the two uplinks by default.
+spread() {
+    local name=$1 kind=$2 result device
+    shift 2
+    result=$(say flows "$kind" 30 $internet)
+    printf '%s: %s\n' "$name" "$result"
+    check "$name: failed" "$(jq .failed <<<"$result")" == 0
+    [[ $# -gt 0 ]] || set -- "$wan0" "$wan1"
+    for device in "$@"; do
+        check "$name: by $device" "$(jq ".seen[\"$(address_of "$device")\"] // 0" <<<"$result")" '>=' 4
+    done
+}
+
+# only_by NAME KIND HOST ADDRESS: all new flows have that address.
+only_by() {
+    local result
+    result=$(say flows "$2" 20 "$3")
+    printf '%s: %s\n' "$1" "$result"
+    check "$1" "$(jq ".seen[\"$4\"] // 0" <<<"$result")" == 20
+    check "$1: slowest, ms" "$(jq .slowest_ms <<<"$result")" '<' 1000
+}
+
+settings() {
+    ip rule
+    ip -6 rule
+    # Addresses may be other ones by now.
+    ip -4 route show table all | grep -vE 'proto (dhcp|kernel)'
+    nft list ruleset
+    find /sys/fs/bpf /run/mountain /etc/mountain /usr -name '*mountain*'
+    sysctl net.ipv4.ip_forward net.ipv4.conf.all.rp_filter net.ipv4.fib_multipath_hash_policy net.ipv4.tcp_congestion_control
+} 2>/dev/null
+
+providers() {
+    ip netns add isp
+    in_isp ip link set lo up
+    local n far
+    for n in 0 1; do
+        far=$(device $n b)
+        ip link set "$far" netns isp
+        # As its other end is called.
+        in_isp ip link set "$far" name "$(device $n a)"
+        in_isp ip address add 100.6$((4 + n)).0.1/24 dev "$(device $n a)"
+        in_isp ip link set "$(device $n a)" up
+    done
+    in_isp ip address add $internet/32 dev lo
+    in_isp ip address add $other/32 dev lo
+    in_isp dnsmasq --conf-file=/dev/null --port=0 --bind-interfaces --interface="$(device 0 a)" --interface="$(device 1 a)" \
+        --dhcp-range=100.64.0.50,100.64.0.99,1h --dhcp-range=100.65.0.50,100.65.0.99,1h \
+        --pid-file=/run/isp-dnsmasq.pid --dhcp-leasefile=/run/isp-leases
+    in_isp python3 /tests/installed.py serve $internet $other &
+    within "two default routes" 120 two_defaults
+}
+# In the order in which the kernel prefers them.
+defaults() { ip -4 -j route show default | jq -r 'sort_by(.metric)[].dev'; }
+two_defaults() { [[ $(defaults | wc -l) -eq 2 ]]; }
+
+install_it() {
+    works "the package is installed" dpkg -i /root/mountain.deb
+    same "installing starts nothing" "$(systemctl is-active mountain)" inactive
+    works "check finds no fault" mountain check --adopt
+    echo 'MOUNTAIN_ARGS="--adopt"' >/etc/default/mountain
+    # An emulated processor is late at times. Only what is lost counts.
+    sed -i 's/^#tolerance_ms .*/tolerance_ms = 1000.0/' /etc/mountain/mountain.toml
+    works "the service starts" systemctl enable --now mountain
+    within "both uplinks are measured" 60 settled 2
+    spread "TCP" tcp
+    spread "UDP" udp
+}
+
+outage() {
+    in_isp nft add table ip outage
+    in_isp nft add chain ip outage in '{ type filter hook prerouting priority -400; }'
+    in_isp nft add rule ip outage in iif "$wan0" drop
+    within "the dead uplink is left" 10 is_left "$wan0"
+    only_by "during an outage" tcp $internet "$(address_of "$wan1")"
+    in_isp nft delete table ip outage
+    within "it is used again" 30 settled 2
+    spread "after an outage" tcp
+}
+
+# goes_on NAME COMMAND...: a connection outlives it, and new flows are placed again.
+goes_on() {
+    local name=$1 pid said
+    shift
+    python3 /tests/installed.py long $other >/run/long &
+    pid=$!
+    sleep 2
+    works "$name" "$@"
+    within "$name: settled again" 60 settled 2
+    spread "$name" tcp
+    kill "$pid"
+    wait "$pid"
+    said=$(</run/long)
+    printf '%s: %s\n' "$name" "$said"
+    same "$name: a connection goes on" "$(jq .whole <<<"$said")" true
+}
+main_pid() { systemctl show --property MainPID --value mountain; }
+crash_it() { kill -KILL "$(main_pid)" && sleep 3; }
+crash() {
+    local pid
+    pid=$(main_pid)
+    goes_on "after kill -9" crash_it
+    check "another process" "$(main_pid)" != "$pid"
+}
+upgrade() {
+    local pid
+    pid=$(main_pid)
+    goes_on "after an upgrade" dpkg -i /root/mountain.deb
+    check "the new version runs" "$(main_pid)" != "$pid"
+}
+
+vpn() {
+    local server client
+    server=$(wg genkey) client=$(wg genkey)
+    in_isp ip link add wg0 type wireguard
+    in_isp wg set wg0 listen-port 51820 private-key <(echo "$server") \
+        peer "$(wg pubkey <<<"$client")" allowed-ips 10.9.0.2/32
+    in_isp ip address add 10.9.0.1/24 dev wg0
+    in_isp ip link set wg0 up
+    cat >/etc/wireguard/tunnel.conf <<EOF
+[Interface]
+PrivateKey = $client
+Address = 10.9.0.2/32
+[Peer]
+PublicKey = $(wg pubkey <<<"$server")
+AllowedIPs = 0.0.0.0/0
+Endpoint = $internet:51820
+EOF
+    works "wg-quick up" wg-quick up tunnel
+    sleep 1
+    only_by "through the tunnel, TCP" tcp $other 10.9.0.2
+    only_by "through the tunnel, UDP" udp $other 10.9.0.2
+    works "wg-quick down" wg-quick down tunnel
+    within "settled after the tunnel" 30 settled 2
+    spread "after the tunnel" tcp
+    in_isp ip link del wg0
+}
+
+ipsec() {
+    local result
+    ip xfrm policy add src "$(address_of "$wan0")/32" dst $other/32 dir out action block
+    sleep 2
+    result=$(say flows tcp 8 $other)
+    check "flows that evade a policy" "$(jq '8 - .failed' <<<"$result")" == 0
+    spread "beside a policy" tcp
+    ip xfrm policy flush
+    sleep 2
+    result=$(say flows tcp 8 $other)
+    check "flows without the policy: failed" "$(jq .failed <<<"$result")" == 0
+}
+
+firewall() {
+    works "firewalld starts" systemctl start firewalld
+    works "a zone" firewall-cmd --zone=external --change-interface="$wan1"
+    sleep 2
+    spread "with firewalld" tcp
+    # As containers are.
+    ip netns add inner
+    ip link add br0 type veth peer name eth0 netns inner
+    ip address add 10.8.0.1/24 dev br0
+    ip link set br0 up
+    firewall-cmd --zone=trusted --change-interface=br0
+    ip -n inner address add 10.8.0.2/24 dev eth0
+    ip -n inner link set eth0 up
+    ip -n inner route add default via 10.8.0.1
+    sysctl -qw net.ipv4.ip_forward=1
+    nft add table ip n
+    nft add chain ip n out '{ type nat hook postrouting priority 100; }'
+    nft add rule ip n out ip saddr 10.8.0.0/24 masquerade
+    sleep 2
+    local result
+    result=$(ip netns exec inner python3 /tests/installed.py flows tcp 20 $internet)
+    printf 'a container: %s\n' "$result"
+    check "a container's flows: failed" "$(jq .failed <<<"$result")" == 0
+    nft flush ruleset
+    sleep 2
+    spread "after nft flush ruleset" tcp
+    systemctl stop firewalld
+    ip link del br0
+    ip netns del inner
+    sysctl -qw net.ipv4.ip_forward=0
+}
+
+pppoe() {
+    works "the kernel has PPPoE" modprobe pppoe
+    ip netns add dsl
+    ip link add line type veth peer name line netns dsl
+    nmcli device set line managed no
+    ip link set line up
+    ip -n dsl link set line up
+    ip -n dsl link set lo up
+    ip -n dsl address add $internet/32 dev lo
+    printf 'noauth\nlcp-echo-interval 10\nmtu 1492\n' >/etc/ppp/server-options
+    # Another /run: its pppd is on another host, and would say there that it has the device ppp0.
+    ip netns exec dsl unshare --mount sh -c 'mount -t tmpfs run /run && exec "$@"' sh pppoe-server -k \
+        -g "$(find /usr/lib/pppd -name pppoe.so)" -I line -L 100.66.0.1 -R 100.66.0.50 -N 4 -O /etc/ppp/server-options
+    ip netns exec dsl python3 /tests/installed.py serve $internet &
+    sleep 1
+    printf '%s\n' 'plugin pppoe.so' nic-line noauth 'user "u"' 'password "p"' defaultroute \
+        'defaultroute-metric 150' persist noipv6 >/etc/ppp/peers/dsl
+    pppd call dsl
+    within "PPPoE is an uplink" 60 settled 3
+    spread "with PPPoE" tcp "$wan0" "$wan1" ppp0
+    pkill -x pppd
+    within "PPPoE is gone" 30 settled 2
+    spread "after PPPoE" tcp
+    ip link del line
+    ip netns pids dsl | xargs -r kill
+    ip netns del dsl
+}
+
+networkd() {
+    local n=0 wan
+    for wan in "$wan0" "$wan1"; do
+        printf '[Match]\nName=%s\n[Network]\nDHCP=ipv4\n[DHCPv4]\nRouteMetric=%s\n' "$wan" $((100 + n++)) \
+            >"/etc/systemd/network/10-$wan.network"
+    done
+    systemctl stop NetworkManager
+    ip address flush dev "$wan0"
+    ip address flush dev "$wan1"
+    works "networkd starts" systemctl start systemd-networkd
+    within "both uplinks by networkd" 60 settled 2
+    spread "with networkd" tcp
+    goes_on "networkd starts anew" systemctl restart systemd-networkd
+}
+
+remove() {
+    works "the service stops" systemctl stop mountain
+    works "the package goes" dpkg -P mountain
+    same "nothing is left" "$(settings)" "$before"
+    only_by "as without Mountain" tcp $internet "$(address_of "$wan0")"
+}
+
+# part NAME: runs that function.
+part() {
+    echo "mountain-vm: begin $1"
+    "$1"
+    echo "mountain-vm: end $1 $SECONDS"
+}
+
+part providers
+{ read -r wan0 && read -r wan1; } < <(defaults)
+before=$(settings)
+part install_it
+for name in ${only:-outage crash upgrade vpn ipsec firewall pppoe networkd}; do
+    part "$name"
+done
+part remove
