@@ -16,7 +16,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
-pub(crate) use self::pppoe::runs_over_pppoe;
+pub(crate) use self::pppoe::device_below;
 use super::link::Link;
 use super::snapshot::Snapshot;
 
@@ -103,10 +103,18 @@ fn look(
                     .map_err(|why| format!("{why} (not learned yet: the gateway's port)")),
             }
         }
-        Some("ppp") if link.pppoe => Ok(Wire::Own),
-        Some("ppp") => Err(format!(
-            "{name} is not known to run over PPPoE (if it is an uplink, name it in [[path]])"
-        )),
+        Some("ppp") => {
+            let devices = snapshot.links.iter();
+            let mut under = devices.filter(|(_, l)| Some(&l.name) == link.pppoe.as_ref());
+            match under.next() {
+                // Its far end is not the gateway, and no bridge has learned it.
+                Some((ifindex, _)) => look(snapshot, *ifindex, None, depth - 1)
+                    .map_err(|why| format!("{name}: {why}")),
+                None => Err(format!(
+                    "{name} is not known to run over PPPoE (if it is an uplink, name it in [[path]])"
+                )),
+            }
+        }
         Some(kind) => Err(format!("{name} counts as a tunnel ({kind})")),
         None => Err(format!("{name} counts as a tunnel (no Ethernet)")),
     }

@@ -73,8 +73,8 @@ pub struct Link {
     pub address: Vec<u8>,
     /// A modem's or phone's device ([`super::kinds::is_modem`]). Only looked for where a default route leaves by it.
     pub modem: bool,
-    /// Whether a ppp device runs over PPPoE; likewise.
-    pub pppoe: bool,
+    /// Of a ppp device that runs over PPPoE: the device below. Likewise.
+    pub pppoe: Option<String>,
     /// Routing table of a VRF device.
     pub vrf_table: Option<u32>,
     /// Where the packets of a tunnel go that names the device below it.
@@ -253,7 +253,7 @@ pub(super) fn decode_link(payload: &[u8]) -> Option<Link> {
         qdisc: attributes.string(IFLA_QDISC),
         address: attributes.get(IFLA_ADDRESS).unwrap_or_default().to_vec(),
         modem: false,
-        pppoe: false,
+        pppoe: None,
         vrf_table: match kind.as_deref() {
             Some("vrf") => info.inside(IFLA_INFO_DATA).u32(IFLA_VRF_TABLE),
             _ => None,

@@ -231,7 +231,7 @@ fn look_closer(snapshot: &mut Snapshot, socket: &mut Socket) -> Result<()> {
         };
         match link.kind.as_deref() {
             Some("wwan") => link.modem = true,
-            Some("ppp") => link.pppoe = kinds::runs_over_pppoe(&link.name),
+            Some("ppp") => link.pppoe = kinds::device_below(&link.name),
             None => link.modem = kinds::is_modem(link),
             _ => {}
         }

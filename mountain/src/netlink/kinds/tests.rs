@@ -260,13 +260,22 @@ fn sysfs_of_another_namespace_says_nothing() {
 }
 
 #[test]
-fn ppp_is_an_uplink_where_it_runs_over_pppoe() {
-    let judge_as = |pppoe| {
-        let mut host = host(&[device("ppp0", PPP, Some("ppp"))]);
-        host.links.get_mut(&2).unwrap().pppoe = pppoe;
+fn pppoe_is_what_the_device_below_is() {
+    let judge_over = |below: &str, kind| {
+        let mut host = host(&[
+            device("ppp0", PPP, Some("ppp")),
+            Device {
+                index: 3,
+                ..device("line", ETHER, kind)
+            },
+        ]);
+        host.links.get_mut(&2).unwrap().pppoe = Some(below.to_owned());
         wire(&host, 2, None)
     };
-    assert_eq!(judge_as(true), Ok(Wire::Own));
-    let why = judge_as(false).unwrap_err();
+    assert_eq!(judge_over("line", None), Ok(Wire::Own));
+    assert_eq!(judge_over("line", Some("veth")), Ok(Wire::Namespace));
+    let why = judge_over("line", Some("vxlan")).unwrap_err();
+    testkit::assert_has(&why, &["ppp0", "line counts as a tunnel"]);
+    let why = judge_over("gone", None).unwrap_err();
     testkit::assert_has(&why, &["ppp0 is not known to run over PPPoE", "[[path]]"]);
 }

@@ -16,11 +16,11 @@ use crate::topology::{Group, Kind, Member, Path, Suspended, MAX_GROUPS, MAX_GROU
 
 /// Candidates for a group of uplinks.
 #[derive(Default)]
-struct Uplinks {
+struct Uplinks<'a> {
     /// One for each device, the preferred one first.
     paths: Vec<Path>,
-    /// Devices of default routes that are none, and why.
-    reasons: Vec<(u32, Reason)>,
+    /// Default routes by devices that are none, and why.
+    reasons: Vec<(&'a Route, u32, Reason)>,
 }
 
 /// Why a device is no uplink, or what the kernel prefers instead of one.
@@ -36,7 +36,7 @@ impl Reason {
     }
 }
 
-impl Uplinks {
+impl Uplinks<'_> {
     fn has(&self, ifindex: u32) -> bool {
         self.paths.iter().any(|path| path.key.ifindex == ifindex)
     }
@@ -44,7 +44,7 @@ impl Uplinks {
     /// Whether they can be told apart, and are neither too few nor too many.
     fn check(&self) -> Result<(), String> {
         let because = |last: &str| {
-            let reasons = self.reasons.iter().map(|(_, reason)| reason.why.as_str());
+            let reasons = self.reasons.iter().map(|(.., reason)| reason.why.as_str());
             reasons.chain([last]).collect::<Vec<_>>().join("; ")
         };
         let paths: Vec<&Path> = self.paths.iter().collect();
@@ -219,7 +219,7 @@ impl Builder<'_> {
                 Err(why)
             }
             (Ok(()), Ok(()), None) => {
-                self.tell_left_out(&defaults, &uplinks.reasons);
+                self.tell_left_out(&uplinks);
                 self.adopt_uplinks(best, uplinks.paths)
             }
             (Err(why), ..) => {
@@ -232,10 +232,9 @@ impl Builder<'_> {
     }
 
     /// Says why some of the default routes are no uplinks', where the others are adopted.
-    fn tell_left_out(&mut self, defaults: &[&Route], reasons: &[(u32, Reason)]) {
-        for (ifindex, reason) in reasons {
-            let by_it = |route: &&&Route| route.hops.iter().any(|hop| hop.ifindex == *ifindex);
-            if let Some(route) = defaults.iter().find(by_it) {
+    fn tell_left_out(&mut self, uplinks: &Uplinks) {
+        for (route, ifindex, reason) in &uplinks.reasons {
+            if !uplinks.has(*ifindex) {
                 self.skip(route, &reason.why);
             }
         }
@@ -271,7 +270,7 @@ impl Builder<'_> {
     }
 
     /// The uplinks of default routes, the preferred one first, one for each device; and why others are none.
-    fn uplinks(&self, routes: &[&Route], filter: &Filter) -> Uplinks {
+    fn uplinks<'r>(&self, routes: &[&'r Route], filter: &Filter) -> Uplinks<'r> {
         let has_own_wire = self.has_own_wire();
         let mut uplinks = Uplinks::default();
         let unicast = routes.iter().filter(|route| route.kind == RTN_UNICAST);
@@ -312,7 +311,7 @@ impl Builder<'_> {
             };
             match uplink() {
                 Ok(path) => uplinks.paths.push(path),
-                Err(reason) => uplinks.reasons.push((hop.ifindex, reason)),
+                Err(reason) => uplinks.reasons.push((route, hop.ifindex, reason)),
             }
         }
         uplinks
@@ -372,9 +371,9 @@ impl Builder<'_> {
             }
             if !uplinks.has(hop.ifindex) {
                 let mut reasons = uplinks.reasons.iter();
-                let reason = reasons.find(|(ifindex, _)| *ifindex == hop.ifindex);
-                let why = reason.map_or(String::new(), |(_, r)| format!(", and {}", r.why));
-                let passes = reason.is_some_and(|(_, r)| r.passes);
+                let reason = reasons.find(|(_, ifindex, _)| *ifindex == hop.ifindex);
+                let why = reason.map_or(String::new(), |(.., r)| format!(", and {}", r.why));
+                let passes = reason.is_some_and(|(.., r)| r.passes);
                 let found = (format!("by {name}"), Reason { why, passes });
                 match passes {
                     true => incomplete = Some(found),

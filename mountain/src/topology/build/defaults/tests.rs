@@ -157,7 +157,7 @@ fn a_default_route_by_a_point_to_point_device_leads_to_its_far_end() {
     let mut home = home();
     home.routes[0].hops[0].gateway = None;
     let link = home.links.get_mut(&3).unwrap();
-    (link.ethernet, link.kind, link.pppoe) = (false, Some("ppp".into()), true);
+    (link.ethernet, link.kind, link.pppoe) = (false, Some("ppp".into()), Some("fibre".into()));
     let of = |home: &Snapshot| {
         let topology = adopted(home);
         let paths = topology.paths.iter();
