@@ -206,8 +206,12 @@ impl CgroupStatus {
             _ => held.len().saturating_sub(CGROUPS_TOLD),
         };
         let heading = format!(
-            "sockets below {} cgroups with BPF programs at their egress, which may judge packets by their device:",
-            held.len()
+            "sockets below {} cgroups with BPF programs at their egress{}, which may judge packets by their device:",
+            held.len(),
+            match held.iter().any(|h| h.program.is_empty()) {
+                true => " (some names take CAP_SYS_ADMIN to read)",
+                false => "",
+            }
         );
         let one = |held: &Self| {
             let name = match &*held.program {
@@ -218,7 +222,7 @@ impl CgroupStatus {
         };
         let mut which: Vec<String> = held.iter().take(CGROUPS_TOLD).map(one).collect();
         if more > 0 {
-            which.push(format!("and {more} more: `mountain status --json`"));
+            which.push(format!("and {more} more"));
         }
         Some((heading, which))
     }
@@ -305,6 +309,7 @@ mod tests {
         let many: Vec<CgroupStatus> = (0..9).map(|n| held(&format!("/{n}"), "")).collect();
         let (heading, which) = CgroupStatus::told(&many).unwrap();
         assert!(heading.contains("9 cgroups"), "{heading}");
-        assert_eq!(which[4..], ["/4", "and 4 more: `mountain status --json`"]);
+        assert_eq!(which[4..], ["/4", "and 4 more"]);
+        assert!(heading.contains("CAP_SYS_ADMIN"), "{heading}");
     }
 }

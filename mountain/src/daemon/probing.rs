@@ -238,6 +238,7 @@ mod tests {
         assert_eq!(cost_us(true, ""), 1e5);
         assert_eq!(cost_us(false, "metered = true"), 1e5);
         assert_eq!(cost_us(true, "cost = 0"), 0.0);
+        assert_eq!(cost_us(true, "metered = false"), 0.0);
         assert_eq!(cost_us(false, "metered = true\ncost = 5"), 5e3);
     }
 

@@ -296,7 +296,7 @@ fn is_held(held: &[Option<Difference>], group: usize) -> bool {
 
 pub(super) fn configured(path: &Path, config: &Config) -> ConfiguredPath {
     let entry = config.path(&path.ifname, path.key.gateway);
-    let metered = path.modem || entry.is_some_and(|e| e.metered);
+    let metered = entry.and_then(|e| e.metered).unwrap_or(path.modem);
     // The kernel would send nothing there while another one is up, or half of all: paid for without need.
     let usual_ms = if metered { METERED_COST_MS } else { 0.0 };
     let cost_ms = entry.and_then(|e| e.cost).unwrap_or(usual_ms);
@@ -326,7 +326,8 @@ impl Daemon {
             return Ok(());
         }
         self.has_adopted = true;
-        let same_reasons = self.paths.topology.skipped == topology.skipped;
+        let known_reasons = self.paths.topology.skipped.clone();
+        let same_reasons = known_reasons == topology.skipped;
         let first = !self.paths.any();
         let near = self.paths.near.clone();
         self.paths.replace(topology, &self.config);
@@ -337,6 +338,7 @@ impl Daemon {
         if !same_routing || (self.paths.topology.groups.is_empty() && !same_reasons) {
             self.say_groups();
         }
+        self.say_skipped(&known_reasons);
         let before = self.paths.held().to_vec();
         self.ask_firewall();
         if !same_routing || first {
@@ -528,10 +530,15 @@ impl Daemon {
         if t.groups.is_empty() && t.suspended.is_empty() {
             warn!("no multipath route to steer: waiting for one");
         }
+    }
+
+    /// Says which routes are not adopted that were not among these.
+    fn say_skipped(&self, known: &[String]) {
+        let t = &self.paths.topology;
         // The reason of a suspension has a warning of its own, except in a dry run.
         let is_said = |reason: &str| t.suspended.iter().any(|s| reason.ends_with(&s.why));
-        let skipped = t.skipped.iter();
-        for reason in skipped.filter(|reason| self.options.dry_run || !is_said(reason)) {
+        let new = t.skipped.iter().filter(|reason| !known.contains(reason));
+        for reason in new.filter(|reason| self.options.dry_run || !is_said(reason)) {
             info!("not adopted: {reason}");
         }
     }

@@ -87,10 +87,10 @@ pub struct ConfiguredPath {
     /// Default 0; [`METERED_COST_MS`] where it is metered.
     #[serde(default, deserialize_with = "cost")]
     pub cost: Option<f64>,
-    /// Its traffic costs money: it is a reserve, and probed 20 times a second at most. Modems are so anyway.
-    /// Default false.
+    /// Its traffic costs money: it is a reserve, and probed 20 times a second at most.
+    /// Default: whether it is a modem or a phone by USB.
     #[serde(default)]
-    pub metered: bool,
+    pub metered: Option<bool>,
     /// Where probes go: an address (ICMP echo), or address:port of a `mountain reflect`, which
     /// tells the directions apart. Default: the gateway.
     #[serde(default)]

@@ -108,7 +108,10 @@ fn the_sample_has_every_key_and_its_default() {
     };
     assert_eq!(placement, Default::default());
     assert_eq!(
-        (config.path[0].cost, config.path[0].metered),
+        (
+            config.path[0].cost,
+            config.path[0].metered.unwrap_or_default()
+        ),
         (Some(100.0), false)
     );
     for (heading, table) in SECTIONS {
