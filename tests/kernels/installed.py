@@ -39,25 +39,29 @@ def serve():
         threading.Thread(target=connection, args=listener.accept(), daemon=True).start()
 
 
-def one_flow(kind, host):
+def one_flow(kind, host, port, source):
     if kind == "tcp":
-        with socket.create_connection((host, TCP_PORT), timeout=TIMEOUT_S) as client:
+        with socket.create_connection((host, port), TIMEOUT_S, (source, 0)) as client:
             return client.makefile().readline().strip()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.settimeout(TIMEOUT_S)
-        client.connect((host, UDP_PORT))
+        client.bind((source, 0))
+        client.connect((host, port))
         client.send(b"x")
         return client.recv(64).decode()
 
 
 def flows():
-    """Opens `count` flows one after the other. Prints the addresses that the server saw, and how many failed."""
+    """flows KIND COUNT HOST [PORT [SOURCE]]: opens them one after the other. Prints the addresses that the server saw, and
+    how many failed."""
     kind, count, host = sys.argv[2], int(sys.argv[3]), sys.argv[4]
+    port = int(sys.argv[5]) if len(sys.argv) > 5 else {"tcp": TCP_PORT, "udp": UDP_PORT}[kind]
+    source = sys.argv[6] if len(sys.argv) > 6 else ""
     seen, failed, slowest = collections.Counter(), 0, 0.0
     for _ in range(count):
         began = time.monotonic()
         try:
-            seen[one_flow(kind, host)] += 1
+            seen[one_flow(kind, host, port, source)] += 1
         except OSError:
             failed += 1
         slowest = max(slowest, time.monotonic() - began)

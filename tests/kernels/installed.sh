@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 # What the user of a Debian does with Mountain. Run by tests/kernels/installed, in its machine.
 #
-# The machine's two network cards end in the namespace `isp`: two providers with DHCP, and hosts of the internet
+# Two of the machine's three network cards end in the namespace `isp`: two providers with DHCP, and hosts of the internet
 # (203.0.113.1 and .2) that tell each flow which address it comes from.
 # shellcheck source=kernel/tests/lib.sh
 . /tests/lib.sh
@@ -65,8 +65,12 @@ settings() {
     ip -6 rule
     # Addresses may be other ones by now.
     ip -4 route show table all | grep -vE 'proto (dhcp|kernel)'
+    ip -6 route show table all | grep -vE 'proto kernel|metric 256'
     nft list ruleset
-    find /sys/fs/bpf /run/mountain /etc/mountain /usr -name '*mountain*'
+    tc qdisc show | grep -E 'clsact|ingress'
+    bpftool net show
+    bpftool struct_ops list
+    find /sys/fs/bpf /run/mountain /etc /usr -name '*mountain*'
     sysctl net.ipv4.ip_forward net.ipv4.conf.all.rp_filter net.ipv4.fib_multipath_hash_policy net.ipv4.tcp_congestion_control
 } 2>/dev/null
 
@@ -181,6 +185,7 @@ ipsec() {
     ip xfrm policy add src "$(address_of "$wan0")/32" dst $other/32 dir out action block
     sleep 2
     result=$(say flows tcp 8 $other)
+    works "Mountain runs" systemctl is-active mountain
     check "flows that evade a policy" "$(jq '8 - .failed' <<<"$result")" == 0
     spread "beside a policy" tcp
     ip xfrm policy flush
@@ -194,16 +199,8 @@ firewall() {
     works "a zone" firewall-cmd --zone=external --change-interface="$wan1"
     sleep 2
     spread "with firewalld" tcp
-    # As containers are.
-    ip netns add inner
-    ip link add br0 type veth peer name eth0 netns inner
-    ip address add 10.8.0.1/24 dev br0
-    ip link set br0 up
+    inner
     firewall-cmd --zone=trusted --change-interface=br0
-    ip -n inner address add 10.8.0.2/24 dev eth0
-    ip -n inner link set eth0 up
-    ip -n inner route add default via 10.8.0.1
-    sysctl -qw net.ipv4.ip_forward=1
     nft add table ip n
     nft add chain ip n out '{ type nat hook postrouting priority 100; }'
     nft add rule ip n out ip saddr 10.8.0.0/24 masquerade
@@ -211,32 +208,78 @@ firewall() {
     local result
     result=$(ip netns exec inner python3 /tests/installed.py flows tcp 20 $internet)
     printf 'a container: %s\n' "$result"
-    check "a container's flows: failed" "$(jq .failed <<<"$result")" == 0
+    check "a container's flows by the uplinks" "$(jq "[.seen[\"$(address_of "$wan0")\", \"$(address_of "$wan1")\"]] | add" <<<"$result")" == 20
     nft flush ruleset
     sleep 2
     spread "after nft flush ruleset" tcp
     systemctl stop firewalld
+    no_inner
+}
+
+# A host behind this one, as containers are.
+inner() {
+    ip netns add inner
+    ip link add br0 type veth peer name eth0 netns inner
+    ip address add 10.8.0.1/24 dev br0
+    ip link set br0 up
+    ip -n inner address add 10.8.0.2/24 dev eth0
+    ip -n inner link set eth0 up
+    ip -n inner route add default via 10.8.0.1
+    sysctl -qw net.ipv4.ip_forward=1
+}
+no_inner() {
+    ip netns pids inner | xargs -r kill
     ip link del br0
     ip netns del inner
     sysctl -qw net.ipv4.ip_forward=0
 }
 
+redirects() {
+    local wan result
+    inner
+    ip netns exec inner python3 /tests/installed.py serve 10.8.0.2 &
+    for wan in "$wan0" "$wan1"; do
+        works "a redirect of $wan" mountain redirect add --proto udp --from "$(address_of "$wan"):9000" --to 10.8.0.2:7000
+        # It is answered from there, by whatever uplink the kernel would use.
+        result=$(in_isp python3 /tests/installed.py flows udp 10 "$(address_of "$wan")" 9000 $internet)
+        printf 'redirected: %s\n' "$result"
+        check "redirected by $wan" "$(jq ".seen[\"$internet\"] // 0" <<<"$result")" == 10
+    done
+    works "rules are saved" mountain redirect save
+    works "rules go" mountain redirect del --all
+    works "and come back with the service" systemctl start mountain-redirect
+    result=$(in_isp python3 /tests/installed.py flows udp 10 "$(address_of "$wan1")" 9000 $internet)
+    check "redirected again" "$(jq ".seen[\"$internet\"] // 0" <<<"$result")" == 10
+    works "they go with it" systemctl stop mountain-redirect
+    no_inner
+}
+
+congestion_control() {
+    works "cc enable" mountain cc enable --default
+    same "new connections use it" "$(sysctl -n net.ipv4.tcp_congestion_control)" mountain
+    spread "with cc" tcp
+    works "cc disable" mountain cc disable
+    same "the kernel's again" "$(sysctl -n net.ipv4.tcp_congestion_control)" cubic
+}
+
 pppoe() {
     works "the kernel has PPPoE" modprobe pppoe
+    # By a card: what leads to another namespace is no uplink where there are cards.
+    local line far
+    line=$(device 2 a) far=$(device 2 b)
     ip netns add dsl
-    ip link add line type veth peer name line netns dsl
-    nmcli device set line managed no
-    ip link set line up
-    ip -n dsl link set line up
+    ip link set "$far" netns dsl
+    ip link set "$line" up
+    ip -n dsl link set "$far" up
     ip -n dsl link set lo up
     ip -n dsl address add $internet/32 dev lo
     printf 'noauth\nlcp-echo-interval 10\nmtu 1492\n' >/etc/ppp/server-options
     # Another /run: its pppd is on another host, and would say there that it has the device ppp0.
     ip netns exec dsl unshare --mount sh -c 'mount -t tmpfs run /run && exec "$@"' sh pppoe-server -k \
-        -g "$(find /usr/lib/pppd -name pppoe.so)" -I line -L 100.66.0.1 -R 100.66.0.50 -N 4 -O /etc/ppp/server-options
+        -g "$(find /usr/lib/pppd -name pppoe.so)" -I "$far" -L 100.66.0.1 -R 100.66.0.50 -N 4 -O /etc/ppp/server-options
     ip netns exec dsl python3 /tests/installed.py serve $internet &
     sleep 1
-    printf '%s\n' 'plugin pppoe.so' nic-line noauth 'user "u"' 'password "p"' defaultroute \
+    printf '%s\n' 'plugin pppoe.so' "nic-$line" noauth 'user "u"' 'password "p"' defaultroute \
         'defaultroute-metric 150' persist noipv6 >/etc/ppp/peers/dsl
     pppd call dsl
     within "PPPoE is an uplink" 60 settled 3
@@ -244,7 +287,6 @@ pppoe() {
     pkill -x pppd
     within "PPPoE is gone" 30 settled 2
     spread "after PPPoE" tcp
-    ip link del line
     ip netns pids dsl | xargs -r kill
     ip netns del dsl
 }
@@ -267,6 +309,8 @@ networkd() {
 remove() {
     works "the service stops" systemctl stop mountain
     works "the package goes" dpkg -P mountain
+    # Its administrator's.
+    rm /etc/default/mountain
     same "nothing is left" "$(settings)" "$before"
     only_by "as without Mountain" tcp $internet "$(address_of "$wan0")"
 }
@@ -282,7 +326,8 @@ part providers
 { read -r wan0 && read -r wan1; } < <(defaults)
 before=$(settings)
 part install_it
-for name in ${only:-outage crash upgrade vpn ipsec firewall pppoe networkd}; do
+for name in ${only:-outage crash upgrade vpn ipsec firewall redirects congestion_control pppoe networkd}; do
     part "$name"
 done
 part remove
+echo "mountain-vm: complete"

@@ -35,10 +35,10 @@ pub type Sent = HashMap<u16, Seens>;
 pub struct Reference {
     /// On the host as it is: of flows' first packets, and of their second ones.
     pub plain: [Sent; 2],
-    /// Where two runs differed.
-    pub unsteady: BTreeSet<u16>,
+    /// Where two runs differed, for first packets; for later ones, where they differed in either.
+    pub unsteady: [BTreeSet<u16>; 2],
     /// With each group's members in turn.
-    pub variants: Vec<Sent>,
+    pub variants: Vec<[Sent; 2]>,
 }
 
 /// Sends flows' packets and keeps their sockets.
@@ -258,14 +258,15 @@ impl Reference {
         for j in 0..host.variants() {
             let (there, back) = host.variant(j);
             ip(&there);
-            variants.extend(try_all(rig, flows));
+            variants.push(try_all(rig, flows));
             ip(&back);
         }
         let again = try_all(rig, flows);
-        let of = |sent: &[Sent; 2], id: u16| [0, 1].map(|n| sent[n].get(&id).cloned());
-        let differs = |flow: &&Flow| of(&plain, flow.id) != of(&again, flow.id);
-        let unsteady = flows.iter().filter(differs).map(|f| f.id).collect();
-        variants.extend(again);
+        let unsteady = [0, 1].map(|last| {
+            let differs = |id: &u16| (0..=last).any(|n| plain[n].get(id) != again[n].get(id));
+            flows.iter().map(|flow| flow.id).filter(differs).collect()
+        });
+        variants.push(again);
         Self {
             plain,
             unsteady,
@@ -273,54 +274,65 @@ impl Reference {
         }
     }
 
-    /// Whether the kernel alone might do this with a packet of the flow, by whatever member.
-    pub fn knows(&self, flow: u16, seen: &Seen) -> bool {
-        self.all(flow).any(|s| contains(s, seen))
+    /// What the kernel alone does with the first packet of a flow, or with those after it: such a one may be the first that
+    /// meets another member.
+    pub fn of(&self, flow: u16, nth: usize) -> Known<'_> {
+        let tries = std::iter::once(&self.plain).chain(&self.variants);
+        let sent = tries.flat_map(|sent| &sent[..=nth]);
+        Known(sent.map(|sent| sent.get(&flow)).collect())
+    }
+}
+
+/// What left when the kernel alone sent a packet, by each member; `None`: nothing.
+pub struct Known<'a>(Vec<Option<&'a Seens>>);
+
+impl Known<'_> {
+    /// Whether the kernel alone might do this with the packet, by whatever member.
+    pub fn knows(&self, seen: &Seen) -> bool {
+        self.all().any(|s| contains(s, seen))
     }
 
     /// The same of a packet that was cut, or whose segments were sized, for another member's MTU.
-    pub fn knows_sized(&self, flow: u16, seen: &Seen) -> bool {
+    pub fn knows_sized(&self, seen: &Seen) -> bool {
         let cut_so = |s: &Seen| s.look == seen.look;
         let rough = rough(seen);
         // Nobody has seen the sizes of a member whose firewall drops the packets.
         let smaller = |s: &Seen| seen.look.mss.is_some() && seen.look.mss < s.look.mss;
-        let unseen = self.may_drop(flow) && self.all(flow).flatten().any(smaller);
-        (unseen || self.all(flow).any(|s| s.iter().any(cut_so)))
+        let unseen = self.may_drop() && self.all().flatten().any(smaller);
+        (unseen || self.all().any(|s| s.iter().any(cut_so)))
             && self
-                .all(flow)
+                .all()
                 .any(|s| s.iter().any(|s| self::rough(s) == rough))
     }
 
-    fn all(&self, flow: u16) -> impl Iterator<Item = &Seens> {
-        let all = self.plain.iter().chain(&self.variants);
-        all.filter_map(move |sent| sent.get(&flow))
+    fn all(&self) -> impl Iterator<Item = &Seens> {
+        self.0.iter().copied().flatten()
     }
 
     /// The same with another source. IPv6 may look for the source and for the way by different hashes: where the kernel
     /// chooses the port in between, and when a TCP segment met no answer.
-    pub fn knows_crossed(&self, flow: u16, seen: &Seen) -> bool {
+    pub fn knows_crossed(&self, seen: &Seen) -> bool {
         let mut crossed = seen.clone();
-        self.all(flow).flatten().any(|s| {
+        self.all().flatten().any(|s| {
             crossed.look.source = s.look.source;
-            self.knows(flow, &crossed)
+            self.knows(&crossed)
         })
     }
 
     /// Whether the kernel alone might send it by this device.
-    pub fn may_leave_by(&self, flow: u16, device: &str) -> bool {
-        let mut all = self.all(flow).flatten();
+    pub fn may_leave_by(&self, device: &str) -> bool {
+        let mut all = self.all().flatten();
         all.any(|s| s.exit.device == device && !s.look.is_answer)
     }
 
     /// Whether the kernel alone might let so many packets leave.
-    pub fn knows_count(&self, flow: u16, count: usize) -> bool {
-        self.all(flow).any(|seens| seens.len() == count)
+    pub fn knows_count(&self, count: usize) -> bool {
+        self.all().any(|seens| seens.len() == count)
     }
 
     /// Whether the kernel alone might let nothing leave, by whatever member.
-    pub fn may_drop(&self, flow: u16) -> bool {
-        let mut all = self.plain.iter().chain(&self.variants);
-        all.any(|sent| !sent.contains_key(&flow))
+    pub fn may_drop(&self) -> bool {
+        self.0.contains(&None)
     }
 }
 

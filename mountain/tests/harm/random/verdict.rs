@@ -120,7 +120,9 @@ impl<'a> Judge<'a> {
             list("kernel", plain.get(&flow.id));
         }
         for (j, variant) in self.reference.variants.iter().enumerate() {
-            list(&format!("member {}", j / 2), variant.get(&flow.id));
+            for sent in variant {
+                list(&format!("member {j}"), sent.get(&flow.id));
+            }
         }
         self.faults.push(text);
     }
@@ -144,7 +146,7 @@ impl<'a> Judge<'a> {
             Some(name) => policy.about.addr().is_ipv6() == flow.ipv6() && is_uplink(name),
             None => policy.about.contains(&flow.to.ip()) && !is_bound,
         });
-        policed && !self.reference.unsteady.contains(&flow.id) && !routes.iter().any(by_hash)
+        policed && !self.reference.unsteady[1].contains(&flow.id) && !routes.iter().any(by_hash)
     }
 
     /// Where the packet went and how it looks.
@@ -153,17 +155,18 @@ impl<'a> Judge<'a> {
         let none = Seens::new();
         let nth = usize::from(!self.begun.insert(flow.id));
         let plain = reference.plain[nth].get(&flow.id).unwrap_or(&none);
+        let of_kernel = reference.of(flow.id, nth);
         let shaken = self.shaken.get(&flow.id).unwrap_or(&none);
         let changes = flow.old && !self.shaken.is_empty() && shaken != plain;
         // What met no answer is sent again by another hash.
         let again = flow.repeats();
         let random = flow.is_ephemeral()
-            || reference.unsteady.contains(&flow.id)
+            || reference.unsteady[nth].contains(&flow.id)
             || again && plain.is_empty();
         // Where the choice is made before routing, the verdict is that of the uplink chosen.
         let chosen = random || self.host.places(flow.ipv6()) && flow.is_placeable();
         let chosen = chosen && !self.is_policed(flow);
-        let may_drop = chosen && reference.may_drop(flow.id) || changes && shaken.is_empty();
+        let may_drop = chosen && of_kernel.may_drop() || changes && shaken.is_empty();
         if seen.is_empty() && !plain.is_empty() && !may_drop {
             return Err("lost".into());
         }
@@ -176,31 +179,27 @@ impl<'a> Judge<'a> {
                 continue;
             }
             let rehashed = self.rehashed.contains(&flow.id);
-            if (random || rehashed || again && flow.ipv6())
-                && reference.knows_crossed(flow.id, packet)
-            {
+            if (random || rehashed || again && flow.ipv6()) && of_kernel.knows_crossed(packet) {
                 continue;
             }
             let sized = [Kind::SmallMtu, Kind::Mtu6, Kind::Metrics]
                 .iter()
                 .any(|k| self.host.has(*k));
-            let known =
-                reference.knows(flow.id, packet) || sized && reference.knows_sized(flow.id, packet);
+            let known = of_kernel.knows(packet) || sized && of_kernel.knows_sized(packet);
             if !known {
                 return Err("elsewhere or other than the kernel's".into());
             }
             let owner = self.host.owner(packet.look.source);
-            let wrong = |owner: String| {
-                owner != packet.exit.device && reference.may_leave_by(flow.id, &owner)
-            };
+            let wrong =
+                |owner: String| owner != packet.exit.device && of_kernel.may_leave_by(&owner);
             if owner.is_some_and(wrong) {
                 return Err("source of another uplink".into());
             }
             moved = true;
         }
         // All fragments, copies and answers, and no more.
-        let of_kernel = reference.knows_count(flow.id, seen.len()) || shaken.len() == seen.len();
-        if !seen.is_empty() && !random && !again && !of_kernel {
+        let is_count = of_kernel.knows_count(seen.len()) || shaken.len() == seen.len();
+        if !seen.is_empty() && !random && !again && !is_count {
             return Err("other than the kernel's number of packets".into());
         }
         if moved && !random {
