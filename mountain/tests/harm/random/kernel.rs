@@ -315,6 +315,9 @@ impl Known<'_> {
         let mut crossed = seen.clone();
         self.all().flatten().any(|s| {
             crossed.look.source = s.look.source;
+            // It may be sized for the member that it met no answer by.
+            let smaller = seen.look.mss.is_some() && seen.look.mss < s.look.mss;
+            crossed.look.mss = if smaller { s.look.mss } else { seen.look.mss };
             self.knows(&crossed)
         })
     }

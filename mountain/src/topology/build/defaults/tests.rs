@@ -250,7 +250,12 @@ fn ipsec_policies_leave_what_they_are_about_to_the_kernel() {
     let mut vti = home();
     let (to, device, marked) = ("0.0.0.0/0".parse().unwrap(), None, 42);
     vti.policies.insert(Policy { to, device, marked });
-    assert_eq!(devices(&adopted(&vti), 0), ["fibre", "lte"]);
+    let with_marks = filter(|f| (f.adopt, f.mark_mask) = (true, 0xff00_0000));
+    assert_eq!(devices(&build(&vti, &with_marks), 0), ["fibre", "lte"]);
+    // By the bits that placed flows bear, it may be about them.
+    let marked = 0x0200_0000;
+    vti.policies.insert(Policy { to, device, marked });
+    assert_eq!(build(&vti, &with_marks).groups, []);
     for (to, device) in [("::/0", None), (net, Some(9))] {
         let topology = adopted(&with(to, device));
         assert_eq!(devices(&topology, 0), ["fibre", "lte"], "{to} {device:?}");
