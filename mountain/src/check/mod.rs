@@ -236,7 +236,7 @@ fn check_routes(report: &mut Report, topology: &Topology) {
             ),
         );
     }
-    // That there is nothing to steer for this reason is said next.
+    // `say_no_route` repeats this one as the reason why nothing is steered.
     let suspended = topology.suspended.first();
     let said = suspended.filter(|_| topology.groups.is_empty());
     let is_said = |reason: &&String| said.is_some_and(|s| reason.ends_with(&s.why));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What a ppp device runs over, if that is PPPoE. The kernel does not tell.
 //!
-//! pppd does: it writes its process id to `/run/DEVICE.pid`, and its options name the plugin for its channel, and the
+//! pppd does: it writes its process id to `/run/DEVICE.pid` or `/run/pppd/DEVICE.pid`, and its options name the plugin for its channel, and the
 //! device below. Root may read all that is looked at here without CAP_SYS_PTRACE. Whatever is not understood is no
 //! PPPoE: what another channel carries may be a VPN.
 
@@ -19,9 +19,10 @@ use netlink_sys::Socket;
 const DEEPEST: u32 = 4;
 /// Of an options file: bytes.
 const LONGEST: u64 = 64 << 10;
-const OURS: [&str; 2] = ["pppoe.so", "rp-pppoe.so"];
+/// Plugins whose channel is PPPoE.
+const PPPOE_PLUGINS: [&str; 2] = ["pppoe.so", "rp-pppoe.so"];
 /// Plugins that bring no channel of their own: those of ppp itself, and NetworkManager's.
-const HARMLESS: [&str; 8] = [
+const PLUGINS_WITHOUT_CHANNEL: [&str; 8] = [
     "nm-pppd-plugin.so",
     "minconn.so",
     "passprompt.so",
@@ -32,7 +33,7 @@ const HARMLESS: [&str; 8] = [
     "winbind.so",
 ];
 /// Options that make another channel than a plugin's.
-const CHANNELS: [&str; 3] = ["pty", "socket", "notty"];
+const OTHER_CHANNELS: [&str; 3] = ["pty", "socket", "notty"];
 
 /// The device below a ppp device, if a pppd of this network namespace says that it speaks PPPoE, and the namespace has a
 /// session of it there.
@@ -79,9 +80,11 @@ fn told(process: &Path, etc: &Path, devices: &BTreeSet<&str>) -> io::Result<Opti
         .filter_map(|pair| pair[1].rsplit('/').next())
         .collect();
     let is_tty = |word: &String| word.starts_with("/dev/") || word.starts_with("tty");
-    let is_other = |word: &String| CHANNELS.contains(&word.as_str()) || is_tty(word);
-    let is_known = |name: &&str| OURS.contains(name) || HARMLESS.contains(name);
-    let ours = OURS.iter().any(|name| plugins.contains(name)) && plugins.iter().all(is_known);
+    let is_other = |word: &String| OTHER_CHANNELS.contains(&word.as_str()) || is_tty(word);
+    let is_known =
+        |name: &&str| PPPOE_PLUGINS.contains(name) || PLUGINS_WITHOUT_CHANNEL.contains(name);
+    let ours =
+        PPPOE_PLUGINS.iter().any(|name| plugins.contains(name)) && plugins.iter().all(is_known);
     // `nic-eth0`, or just the name.
     let named = options
         .iter()

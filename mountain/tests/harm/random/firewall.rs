@@ -179,8 +179,8 @@ impl Host {
     /// A zone for all connections, or for what comes from inside, whose replies then belong to no connection.
     pub fn add_zones(&mut self, dice: &mut Dice) {
         self.nft.push("add table inet z".to_owned());
-        // Of the inner network alone, answers from elsewhere have to find their connection. What sets the zone of the
-        // firewall's copies has them tracked: they take the port of what they are copies of.
+        // Of the inner network alone, answers from elsewhere have to find their connection. A rule that sets
+        // the zone of a copy (`dup`) makes the kernel track the copy, too, and give one of both another port.
         let (hooks, zone) = match dice.one_in(3) || self.has(Kind::Dup) {
             true => (
                 &["prerouting"][..],

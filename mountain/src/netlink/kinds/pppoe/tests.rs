@@ -25,7 +25,7 @@ fn etc(peer: &str) -> tempfile::TempDir {
     folder
 }
 
-/// What is below, where there are sessions on eth0 and eth1.7.
+/// The device below, on a host with PPPoE sessions on eth0 and eth1.7.
 fn below(words: &[&str], etc: &Path) -> Option<String> {
     let sessions =
         format!("{NONE}00000001 02:00:00:00:00:0a eth0\n00000002 02:00:00:00:00:0b eth1.7\n");
