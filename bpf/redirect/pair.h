@@ -141,6 +141,12 @@ __noinline int mtn_rd_is_martian(struct mtn_rd_key6 *key, bool ipv6)
 	return bpf_map_lookup_elem(&own_addresses, &own) ? 1 : 0;
 }
 
+/* Whether nobody has proven a flow, which is not one of clients that speak to the target itself. */
+static __always_inline bool mtn_rd_is_unproven(const struct mtn_rd_half6 *half)
+{
+	return (half->flow.f.flags & (MTN_RD_HALF | MTN_RD_DIRECT)) == MTN_RD_HALF;
+}
+
 /*
  * Makes room for the other direction of the pair, @back, where another flow is in its way that is over.
  * Clients that speak to the target itself come before a flow that nobody has proven yet: one forged
@@ -150,14 +156,30 @@ __noinline int mtn_rd_is_martian(struct mtn_rd_key6 *key, bool ipv6)
 static __always_inline bool mtn_rd_make_room(struct mtn_rd_key6 *back, struct mtn_rd_pair *room,
 					     bool precious, bool ipv6)
 {
-	const __u8 both = MTN_RD_HALF | MTN_RD_DIRECT;
-
 	if (mtn_rd_expire(back, ipv6))
 		return true;
-	if (!precious || (room->found.flow.f.flags & both) != MTN_RD_HALF)
+	if (!precious || !mtn_rd_is_unproven(&room->found))
 		return false;
 	mtn_rd_forget(back, &room->found, ipv6);
 	return true;
+}
+
+/*
+ * A place for a new flow where all are taken: that of the flow which nobody has proven and whose last packet is the
+ * oldest. Without it, forged packets would keep real clients out until those flows are idle.
+ */
+static __always_inline bool mtn_rd_take_place(struct mtn_rd_key6 *back, struct mtn_rd_pair *room,
+					      __u16 oldest, bool ipv6)
+{
+	room->fwd.flow.f.sport = oldest;
+	back->dport = oldest;
+	mtn_rd_deltas(back, &room->rev.flow);
+	if (!mtn_rd_get(back, &room->found, ipv6))
+		return !mtn_rd_insert(back, &room->rev, ipv6);
+	if (!mtn_rd_is_unproven(&room->found))
+		return false;
+	mtn_rd_forget(back, &room->found, ipv6);
+	return !mtn_rd_insert(back, &room->rev, ipv6);
 }
 
 /*
@@ -173,8 +195,9 @@ __noinline int mtn_rd_new(struct mtn_rd_key6 *key, __u32 ifindex, __u32 how, boo
 	struct mtn_rd_rule *rule;
 	struct mtn_rd_pair *room;
 	bool direct, midway, made = false;
+	__u32 hash, age, oldest_age = 0;
+	__u16 oldest = 0;
 	int i, err = 0;
-	__u32 hash;
 
 	if (!key)
 		return MTN_RD_NOT_OURS;
@@ -211,8 +234,15 @@ __noinline int mtn_rd_new(struct mtn_rd_key6 *key, __u32 ifindex, __u32 how, boo
 				break;
 			}
 			if (!mtn_rd_make_room(&back, room, direct && !(room->fwd.state & MTN_RD_SYN),
-					      ipv6))
+					      ipv6)) {
+				age = room->fwd.flow.f.touched_ticks -
+				      room->found.flow.f.touched_ticks;
+				if (mtn_rd_is_unproven(&room->found) && age >= oldest_age) {
+					oldest_age = age;
+					oldest = back.dport;
+				}
 				continue;
+			}
 		}
 		/* In the midst of a connection its port is what it was. */
 		if (midway && (i || !(direct || how & MTN_RD_ORPHAN)))
@@ -229,8 +259,11 @@ __noinline int mtn_rd_new(struct mtn_rd_key6 *key, __u32 ifindex, __u32 how, boo
 			return MTN_RD_DOUBT;
 		if (midway || direct)
 			return MTN_RD_NOT_OURS;
-		mtn_rd_count_drop(rule->id, MTN_RD_DROP_PORTS);
-		return MTN_RD_DROP;
+		made = oldest && mtn_rd_take_place(&back, room, oldest, ipv6);
+		if (!made) {
+			mtn_rd_count_drop(rule->id, MTN_RD_DROP_PORTS);
+			return MTN_RD_DROP;
+		}
 	}
 	mtn_rd_deltas(key, &room->fwd.flow);
 	err = mtn_rd_insert(key, &room->fwd, ipv6);
@@ -470,56 +503,21 @@ static __always_inline __u32 mtn_rd_how(const struct mtn_rd_look *look, const in
 	       (look->proto == IPPROTO_TCP && !first ? MTN_RD_MIDWAY : 0);
 }
 
-/*
- * Whether a socket of this host has the connection that a packet with @key is of. A listening one has
- * not.
- */
-static __always_inline int mtn_rd_has_socket(void *ctx, const struct mtn_rd_key6 *key, bool ipv6,
-					     const int hook)
-{
-	struct bpf_sock_tuple tuple = {};
-	__u32 len = sizeof(tuple.ipv4);
-	struct bpf_sock *sk;
-	bool has;
-
-	if (ipv6) {
-		__builtin_memcpy(tuple.ipv6.saddr, key->saddr, 16);
-		__builtin_memcpy(tuple.ipv6.daddr, key->daddr, 16);
-		tuple.ipv6.sport = key->sport;
-		tuple.ipv6.dport = key->dport;
-		len = sizeof(tuple.ipv6);
-	} else {
-		tuple.ipv4.saddr = key->saddr[0];
-		tuple.ipv4.daddr = key->daddr[0];
-		tuple.ipv4.sport = key->sport;
-		tuple.ipv4.dport = key->dport;
-	}
-	sk = bpf_skc_lookup_tcp(ctx, &tuple, len, BPF_F_CURRENT_NETNS, 0);
-	if (!sk)
-		return false;
-	has = sk->state != TCP_LISTEN;
-	bpf_sk_release(sk);
-	return has;
-}
-
-__noinline int mtn_rd_has_socket_xdp(struct xdp_md *ctx, struct mtn_rd_key6 *key, bool ipv6)
-{
-	return key ? mtn_rd_has_socket(ctx, key, ipv6, MTN_HOOK_XDP) : true;
-}
-
-__noinline int mtn_rd_has_socket_skb(struct __sk_buff *ctx, struct mtn_rd_key6 *key, bool ipv6)
-{
-	return key ? mtn_rd_has_socket(ctx, key, ipv6, MTN_HOOK_IN) : true;
-}
-
 /* Makes the flow of a packet that has none. Returns what mtn_rd_new() does, but no doubts. */
 static __always_inline int mtn_rd_begin(void *ctx, struct mtn_rd_key6 *key,
 					const struct mtn_rd_look *look, bool ipv6, const int hook)
 {
 	const __u8 flags = MTN_TCP_SYN | MTN_TCP_RST | MTN_TCP_ACK;
+	struct mtn_rd_rule *rule = mtn_rd_rule_of(key, mtn_device(ctx, hook), ipv6);
 	__u32 how = mtn_rd_how(look, hook);
 	int ret;
 
+	if (!rule)
+		return MTN_RD_NOT_OURS;
+	if (!(rule->flags & MTN_RD_DIRECT) &&
+	    (hook == MTN_HOOK_XDP ? mtn_rd_is_answered_xdp(ctx, key, ipv6) :
+				    mtn_rd_is_answered_skb(ctx, key, ipv6)))
+		return MTN_RD_NOT_OURS;
 	ret = mtn_rd_new(key, mtn_device(ctx, hook), how, ipv6);
 	if (ret != MTN_RD_DOUBT)
 		return ret;

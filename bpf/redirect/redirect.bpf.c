@@ -89,8 +89,6 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 /* Established flows that are looked at when one more is, and when the table is full. */
 #define MTN_RD_AGE_EACH		2
 #define MTN_RD_AGE_MAX		16
-/* include/net/tcp_states.h */
-#define TCP_LISTEN		10
 /* RFC 8200's extension headers before a fragment header or a transport header. */
 #define MTN_RD_EXT_HDRS		4
 /* Bytes of headers that are read in place. */
@@ -199,10 +197,12 @@ struct {
 struct mtn_rd_event unused_event;
 enum mtn_rd_backend unused_backend;
 enum mtn_rd_flags unused_flags;
+enum mtn_rd_state unused_state;
 enum mtn_rd_drop unused_drop;
 
 #include "flow.h"
 #include "parse.h"
+#include "host.h"
 #include "pair.h"
 #include "egress.h"
 #include "go.h"

@@ -38,9 +38,11 @@ enum mtn_rd_flags {
 };
 
 /* Half-open flow: how far it has come. */
-#define MTN_RD_SYN	(1 << 0)	/* TCP, begun by a SYN: the client must acknowledge the SYN-ACK */
-#define MTN_RD_ANSWERED	(1 << 1)	/* the target has answered */
-#define MTN_RD_PROVEN	(1 << 2)	/* and the client again, but the table was full */
+enum mtn_rd_state {
+	MTN_RD_SYN = 1 << 0,		/* TCP, begun by a SYN: the client must acknowledge the SYN-ACK */
+	MTN_RD_ANSWERED = 1 << 1,	/* the target has answered */
+	MTN_RD_PROVEN = 1 << 2,		/* and the client again, but the table was full */
+};
 
 /* Why a packet that a rule names was dropped. */
 enum mtn_rd_drop {
@@ -142,7 +144,7 @@ struct mtn_rd_half4 {
 	struct mtn_rd_flow4 flow;
 	__u32 ack;		/* what acknowledges the target's SYN-ACK, host byte order */
 	__u32 ack_all;		/* and all that the target has sent */
-	__u8 state;		/* MTN_RD_SYN, ... */
+	__u8 state;		/* enum mtn_rd_state */
 	__u8 pad[3];
 };
 

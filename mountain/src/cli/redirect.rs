@@ -4,13 +4,12 @@
 mod show;
 
 use std::collections::HashSet;
-use std::fmt::Display;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Error, Result};
+use anyhow::{ensure, Context, Result};
 use clap::{Args, Subcommand};
 use nix::sys::signal::{SIGHUP, SIGINT, SIGTERM};
 use serde_json::json;
@@ -25,7 +24,7 @@ use crate::host::signals;
 use crate::host::text::count;
 use crate::redirect::actions::{self, Added, Wanted};
 use crate::redirect::bpf;
-use crate::redirect::config::{self, BackendChoice};
+use crate::redirect::config::{self, BackendChoice, RedirectConfig};
 use crate::redirect::store::Store;
 use crate::redirect::watch;
 use crate::redirect::{Backend, Finding, Installed, Plan, Proto, Rule, Snat};
@@ -196,7 +195,7 @@ impl Redirect {
             })?,
             Command::Check(check) => return check.run(),
             Command::Save { config } => save(&config.path())?,
-            Command::Restore { config } => return Ok(exit_code(restore(&config)?)),
+            Command::Restore { config } => return Ok(exit_code(restore(&config)?.is_empty())),
             Command::Watch {
                 restore: first,
                 config,
@@ -231,10 +230,7 @@ impl Add {
         let planned = actions::plan(&store, &[wanted]).remove(0)?;
         let (installed, new) = match planned {
             Added::New(planned) => (actions::put(&mut store, vec![planned])?.remove(0), true),
-            Added::Was(installed) => {
-                actions::keep(&mut store, std::slice::from_ref(&installed))?;
-                (installed, false)
-            }
+            Added::Was(installed) => (bring_back(&mut store, installed)?, false),
         };
         if self.json {
             let mut value = serde_json::to_value(&installed)?;
@@ -266,6 +262,27 @@ impl Add {
         say_lost(std::slice::from_ref(&installed));
         Ok(())
     }
+}
+
+/// Keeps a rule that is there already; in force, if something had removed what carries it.
+fn bring_back(store: &mut Store, installed: Installed) -> Result<Installed> {
+    actions::keep(store, std::slice::from_ref(&installed))?;
+    if actions::gone(std::slice::from_ref(&installed))?.is_empty() {
+        return Ok(installed);
+    }
+    let back = actions::repair(store)?;
+    let now = store.by_ids([installed.id].into_iter())?;
+    ensure!(
+        actions::gone(&now)?.is_empty(),
+        "rule {} ({}) is there and NOT IN FORCE, and cannot be brought back (see above)",
+        installed.id,
+        installed.rule
+    );
+    eprintln!(
+        "mountain: brought back {} that something had removed",
+        count(back, "rule")
+    );
+    Ok(now.into_iter().next().unwrap_or(installed))
 }
 
 /// Says what of the firewall drops packets of these rules, each once.
@@ -407,17 +424,26 @@ impl ConfigFile {
 }
 
 fn save(file: &Path) -> Result<()> {
-    let rules = actions::open(false)?.all()?;
-    let absent = save_redirects(file, &rules)?;
+    let store = actions::open(false)?;
+    let rules = store.all()?;
+    // A device or a route may come later.
+    let is_possible = |one: &RedirectConfig| actions::plan(&store, &[one.wanted()])[0].is_ok();
+    let saved = save_redirects(file, &rules, is_possible)?;
     println!("saved {} in {}", count(rules.len(), "rule"), file.display());
-    if absent > 0 {
-        println!("kept {} whose device is absent", count(absent, "rule"));
+    if saved.kept > 0 {
+        println!(
+            "kept what is not possible now: {}",
+            count(saved.kept, "rule")
+        );
+    }
+    for rule in &saved.removed {
+        println!("removed one that was not in force: {rule}");
     }
     Ok(())
 }
 
-/// Returns whether all rules of the file are there now. It has said why those are not that are not.
-fn restore(file: &ConfigFile) -> Result<bool> {
+/// Returns those rules of the file that are not possible now. It has said why.
+fn restore(file: &ConfigFile) -> Result<Vec<Wanted>> {
     let loaded = load_config(file.config.as_deref()).map_err(WrongConfiguration)?;
     let wanted: Vec<Wanted> = loaded.redirect.iter().map(|r| r.wanted()).collect();
     let unfixed = config::unfixed(&loaded.redirect);
@@ -437,55 +463,50 @@ fn restore(file: &ConfigFile) -> Result<bool> {
         );
     }
     // One that is wrong by now (a device that is gone) does not keep the others out.
-    let (mut new, mut was, mut wrong) = (Vec::new(), 0, 0);
-    let mut refused = |what: &dyn Display, why: Error| {
-        wrong += 1;
-        if wrong <= SHOWN_ERRORS {
-            eprintln!("mountain: {what}: {why:#}");
+    let mut shown = 0;
+    let done = actions::add_possible(&mut store, &wanted, |i, why| {
+        shown += 1;
+        if shown <= SHOWN_ERRORS {
+            eprintln!("mountain: redirect {} ({}): {why:#}", i + 1, wanted[i].rule);
         }
-    };
-    for (i, planned) in actions::plan(&store, &wanted).into_iter().enumerate() {
-        match planned {
-            Ok(Added::New(installed)) => new.push(installed),
-            Ok(Added::Was(installed)) => {
-                actions::keep(&mut store, &[installed])?;
-                was += 1;
-            }
-            Err(e) => refused(&format!("redirect {} ({})", i + 1, wanted[i].rule), e),
-        }
-    }
-    let mut added = Vec::new();
-    for batch in new.chunks(actions::BATCH) {
-        match actions::put(&mut store, batch.to_vec()) {
-            Ok(done) => added.extend(done),
-            // Which of them is wrong?
-            Err(_) => {
-                for one in batch {
-                    match actions::put(&mut store, vec![one.clone()]) {
-                        Ok(done) => added.extend(done),
-                        Err(e) => refused(&one.rule, e),
-                    }
-                }
-            }
-        }
-    }
+    })?;
     println!(
-        "{} added, {was} already there, {wrong} not possible",
-        count(added.len(), "rule")
+        "{} added, {} already there, {} not possible",
+        count(done.added.len(), "rule"),
+        done.was,
+        done.refused.len()
     );
-    say_lost(&added);
-    Ok(wrong == 0)
+    say_lost(&done.added);
+    Ok(done.refused)
+}
+
+/// Adds those of the rules that were not possible and are now, if the file still has them.
+fn add_late(file: &ConfigFile, missing: &mut Vec<Wanted>, say: impl Fn(&str)) -> Result<()> {
+    let loaded = load_config(file.config.as_deref())?;
+    let still: Vec<Wanted> = loaded.redirect.iter().map(|r| r.wanted()).collect();
+    missing.retain(|one| still.contains(one));
+    let mut store = actions::open(true)?;
+    let done = actions::add_possible(&mut store, missing, |_, _| ())?;
+    *missing = done.refused;
+    for Installed { id, rule, .. } in &done.added {
+        say(&format!("rule {id} ({rule}) is added: it is possible now"));
+    }
+    Ok(())
 }
 
 /// Watches until a signal ends it.
 fn watch(restore_first: Option<&ConfigFile>) -> Result<()> {
-    if let Some(config) = restore_first {
-        // A rule that is not possible keeps nobody from watching the others, and makes no failure of a later stop.
-        restore(config)?;
-    }
+    // A rule that is not possible keeps nobody from watching the others, and makes no failure of a later stop.
+    let mut missing = restore_first.map_or_else(|| Ok(Vec::new()), restore)?;
     let stop = signals::told(&[SIGTERM, SIGINT, SIGHUP].into_iter().collect())?;
     let say = |line: &str| eprintln!("mountain: {line}");
-    watch::run(stop.as_fd(), say, notify_ready)
+    let late = || {
+        if let (Some(config), false) = (restore_first, missing.is_empty()) {
+            // What fails is tried again with the next change.
+            let _ = add_late(config, &mut missing, say);
+        }
+    };
+    watch::run(stop.as_fd(), say, notify_ready, late)
 }
 
 #[cfg(test)]

@@ -4,21 +4,35 @@
 use std::os::unix::fs::{fchown, MetadataExt};
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{ensure, Context, Result};
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table};
 
 use super::Config;
 use crate::host::atomic_file;
-use crate::redirect::config::RedirectConfig;
-use crate::redirect::Installed;
+use crate::host::text::count;
+use crate::redirect::config::{goes_with, RedirectConfig};
+use crate::redirect::{Installed, Rule};
+
+/// What became of rules of a file that are not in force.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Saved {
+    /// So many stay, because they are not possible now.
+    pub kept: usize,
+    /// These are no longer in the file.
+    pub removed: Vec<Rule>,
+}
 
 /// Writes these rules into a configuration file, and leaves the rest of it as it is: a rule that is
-/// there keeps its comments, and one whose device is absent stays. The file may not be there yet.
-/// Returns how many rules stay because their device is absent.
+/// there keeps its comments, and one stays that is not in force because it is not possible now. The file may not be
+/// there yet.
 ///
 /// # Errors
-/// When the file cannot be read, understood or written; it is as it was then.
-pub(crate) fn save_redirects(file: &Path, rules: &[Installed]) -> Result<usize> {
+/// When the file cannot be read, understood or written, or would lose all of its rules; it is as it was then.
+pub(crate) fn save_redirects(
+    file: &Path,
+    rules: &[Installed],
+    is_possible: impl Fn(&RedirectConfig) -> bool,
+) -> Result<Saved> {
     // Not a link to it, in its place.
     let file = &std::fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
     let before = match std::fs::read_to_string(file) {
@@ -29,8 +43,15 @@ pub(crate) fn save_redirects(file: &Path, rules: &[Installed]) -> Result<usize> 
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
         Err(e) => return Err(e).with_context(|| format!("cannot read {}", file.display())),
     };
-    let is_absent = |dev: &str| nix::net::if_::if_nametoindex(dev).is_err();
-    let (text, absent) = with_rules(&before, rules, is_absent)?;
+    let (text, saved) = with_rules(&before, rules, is_possible)?;
+    // More likely nothing has restored them than that somebody wants none.
+    ensure!(
+        !rules.is_empty() || saved.removed.is_empty(),
+        "no rule is in force, and {} has {}: `mountain redirect restore` adds them; if you want none, \
+         remove their [[redirect]] tables by hand",
+        file.display(),
+        count(saved.removed.len(), "rule")
+    );
     Config::parse(&text, file).context("what would be written is not understood")?;
     let meta = std::fs::metadata(file);
     atomic_file::write(file, true, |out| {
@@ -43,15 +64,15 @@ pub(crate) fn save_redirects(file: &Path, rules: &[Installed]) -> Result<usize> 
         out.write_all(text.as_bytes())
     })
     .with_context(|| format!("cannot write {}", file.display()))?;
-    Ok(absent)
+    Ok(saved)
 }
 
-/// The text of a configuration file with these rules, and how many of its own stay besides.
+/// The text of a configuration file with these rules, and what became of its own.
 fn with_rules(
     text: &str,
     rules: &[Installed],
-    is_absent: impl Fn(&str) -> bool,
-) -> Result<(String, usize)> {
+    is_possible: impl Fn(&RedirectConfig) -> bool,
+) -> Result<(String, Saved)> {
     let mut file: DocumentMut = text.parse()?;
     let known = Config::parse(text, Path::new("mountain.toml"))?.redirect;
     // Where it stands in the file is where the first of them stands.
@@ -60,7 +81,8 @@ fn with_rules(
         _ => ArrayOfTables::new(),
     };
     let mut left: Vec<RedirectConfig> = rules.iter().map(RedirectConfig::of).collect();
-    let mut absent = 0;
+    let mut saved = Saved::default();
+    let fits = goes_with(rules);
     for (i, old) in known.iter().enumerate().rev() {
         let key = old.rule();
         match left.iter().position(|new| new.rule().key() == key.key()) {
@@ -70,9 +92,10 @@ fn with_rules(
                     update(table, &new)?;
                 }
             }
-            None if old.dev.as_deref().is_some_and(&is_absent) => absent += 1,
+            None if fits(old) && !is_possible(old) => saved.kept += 1,
             None => {
                 tables.remove(i);
+                saved.removed.push(key);
             }
         }
     }
@@ -83,7 +106,7 @@ fn with_rules(
     if !tables.is_empty() {
         file.insert("redirect", Item::ArrayOfTables(tables));
     }
-    Ok((file.to_string(), absent))
+    Ok((file.to_string(), saved))
 }
 
 /// Makes a table say what is in force; comments beside values stay.
@@ -150,7 +173,7 @@ dev = \"eth0\"
             installed(1, "192.0.2.1:81", Some("eth0")),
         ];
         rules[1].fixed = true;
-        let (text, _) = with_rules(BEFORE, &rules, |_| false).unwrap();
+        let (text, _) = with_rules(BEFORE, &rules, |_| true).unwrap();
         for part in [
             "# My file.\n",
             "cost_weight = 5   # short\n",
@@ -170,17 +193,17 @@ dev = \"eth0\"
             assert_eq!((wanted.backend, wanted.fix), (backend, false));
         }
         // Again the same, and with none of them there is none.
-        let none_absent = |_: &str| false;
-        let again = with_rules(&text, &rules, none_absent).unwrap();
-        assert_eq!(again, (text.clone(), 0));
-        let (none, _) = with_rules(&text, &[], none_absent).unwrap();
+        let all_possible = |_: &RedirectConfig| true;
+        let again = with_rules(&text, &rules, all_possible).unwrap();
+        assert_eq!(again, (text.clone(), Saved::default()));
+        let (none, _) = with_rules(&text, &[], all_possible).unwrap();
         assert!(!none.contains("redirect"), "{none}");
         assert!(none.contains("# My file."), "{none}");
     }
 
     /// What the owner wrote beside a rule, and a rule for a device that is unplugged, are not lost.
     #[test]
-    fn saving_keeps_comments_and_rules_whose_device_is_absent() {
+    fn saving_keeps_comments_and_rules_that_are_not_possible() {
         let text = "\
 # The first.
 [[redirect]]
@@ -206,8 +229,12 @@ to = \"192.0.2.9:99\"
             installed(0, "192.0.2.1:80", None),
             installed(1, "192.0.2.1:84", None),
         ];
-        let (saved, absent) = with_rules(text, &rules, |dev| dev == "usb0").unwrap();
-        assert_eq!(absent, 1);
+        let has_no_stick = |one: &RedirectConfig| one.dev.is_none();
+        let (text, saved) = with_rules(text, &rules, has_no_stick).unwrap();
+        assert_eq!(saved.kept, 1);
+        let removed: Vec<String> = saved.removed.iter().map(Rule::to_string).collect();
+        assert_eq!(removed, ["udp 192.0.2.1:82 => 192.0.2.9:99"]);
+        let saved = text;
         for part in [
             "# The first.\n[[redirect]]",
             "   # the old name\n",
@@ -233,7 +260,7 @@ to = \"192.0.2.9:99\"
         let file = dir.path().join("m.toml");
         std::fs::write(&file, "").unwrap();
         std::os::unix::fs::chown(&file, Some(1234), Some(4321)).unwrap();
-        save_redirects(&file, &[installed(0, "192.0.2.1:80", None)]).unwrap();
+        save_redirects(&file, &[installed(0, "192.0.2.1:80", None)], |_| true).unwrap();
         let meta = file.metadata().unwrap();
         assert_eq!((meta.uid(), meta.gid()), (1234, 4321));
     }
@@ -243,16 +270,26 @@ to = \"192.0.2.9:99\"
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("m.toml");
-        save_redirects(&file, &[installed(0, "192.0.2.1:80", None)]).unwrap();
+        let one = [installed(0, "192.0.2.1:80", None)];
+        save_redirects(&file, &one, |_| true).unwrap();
         assert_eq!(Config::load(&file).unwrap().redirect.len(), 1);
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
         let link = dir.path().join("link.toml");
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        save_redirects(&link, &[]).unwrap();
-        assert_eq!(Config::load(&file).unwrap().redirect.len(), 0);
+        // Not one rule is in force.
+        let error = save_redirects(&link, &[], |_| true).unwrap_err();
+        assert!(
+            error.to_string().contains("`mountain redirect restore`"),
+            "{error:#}"
+        );
+        assert_eq!(Config::load(&file).unwrap().redirect.len(), 1);
+        let another = [installed(0, "192.0.2.1:81", None)];
+        let saved = save_redirects(&link, &another, |_| true).unwrap();
+        assert_eq!(saved.removed.len(), 1);
+        assert_eq!(Config::load(&file).unwrap().redirect.len(), 1);
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         std::fs::write(&file, "[steer]\nwindow = 3\n").unwrap();
-        let error = save_redirects(&file, &[installed(0, "192.0.2.1:80", None)]).unwrap_err();
+        let error = save_redirects(&file, &one, |_| true).unwrap_err();
         assert!(error.to_string().contains(":2: steer.window"), "{error:#}");
         let now = std::fs::read_to_string(&file).unwrap();
         assert_eq!(now, "[steer]\nwindow = 3\n");

@@ -299,7 +299,8 @@ pub(super) fn decode_address(payload: &[u8]) -> Option<Address> {
     })
 }
 
-/// Every address of the calling thread's namespace, with the index of its device.
+/// Every address of the calling thread's namespace, with the index of its device. Those that are no lasting source
+/// (temporary, deprecated) come last.
 ///
 /// # Errors
 /// When the kernel refuses the dump.
@@ -307,9 +308,10 @@ pub fn addresses() -> io::Result<Vec<(u32, IpAddr)>> {
     let mut found = Vec::new();
     let all = [0; ADDRESS_HEADER_LEN];
     wire::dump(NETLINK_ROUTE, libc::RTM_GETADDR, &all, |payload| {
-        found.extend(decode_address(payload).map(|a| (a.ifindex, a.address)));
+        found.extend(decode_address(payload));
     })?;
-    Ok(found)
+    found.sort_by_key(|a| a.second_choice);
+    Ok(found.iter().map(|a| (a.ifindex, a.address)).collect())
 }
 
 /// The number by which the calling thread's namespace knows another one; `None`: by none.

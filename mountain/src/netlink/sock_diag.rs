@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Sockets by `NETLINK_SOCK_DIAG` (sock_diag(7)): TCP's that wait for answers in vain, and their end; UDP's
-//! without a connection.
+//! Sockets by `NETLINK_SOCK_DIAG` (sock_diag(7)): TCP's connections; those that wait for answers in vain, and their
+//! end; UDP's without a connection.
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 
@@ -21,10 +21,21 @@ const SOURCE: usize = ID + 4;
 const DESTINATION: usize = SOURCE + 16;
 /// enum of include/net/tcp_states.h, as bits: what a program may wait for. What is being closed mostly has
 /// none any more.
+const CONNECTED: u32 = WAITING
+    | 1 << TCP_SYN_RECV
+    | 1 << TCP_FIN_WAIT1
+    | 1 << TCP_FIN_WAIT2
+    | 1 << TCP_LAST_ACK
+    | 1 << TCP_CLOSING;
 const WAITING: u32 = 1 << TCP_ESTABLISHED | 1 << TCP_SYN_SENT | 1 << TCP_CLOSE_WAIT;
 const TCP_ESTABLISHED: u32 = 1;
 const TCP_SYN_SENT: u32 = 2;
+const TCP_SYN_RECV: u32 = 3;
+const TCP_FIN_WAIT1: u32 = 4;
+const TCP_FIN_WAIT2: u32 = 5;
 const TCP_CLOSE_WAIT: u32 = 8;
+const TCP_LAST_ACK: u32 = 9;
+const TCP_CLOSING: u32 = 11;
 /// Of a UDP socket that is not connected.
 const TCP_CLOSE: u32 = 7;
 /// Offset of the cookie in `struct inet_diag_sockid`.
@@ -64,6 +75,26 @@ pub fn reset_unanswered(
     Ok((count, refused))
 }
 
+/// Both ends of the TCP connections of the calling thread's network namespace, this host's first.
+///
+/// # Errors
+/// When the kernel does not list its sockets (CONFIG_INET_TCP_DIAG).
+pub fn tcp_connections() -> io::Result<Vec<(SocketAddr, SocketAddr)>> {
+    let mut socket = Socket::open_for(NETLINK_SOCK_DIAG)?;
+    let mut found = Vec::new();
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        let all = request(family, libc::IPPROTO_TCP, CONNECTED, [0; ID_LEN]);
+        socket.dump(SOCK_DIAG_BY_FAMILY, &all, |message| {
+            let end = |address_at, port_at| {
+                let port = u16::from_be_bytes(bytes_at::<2>(message, port_at)?);
+                Some(SocketAddr::new(address(message, address_at)?, port))
+            };
+            found.extend(end(SOURCE, ID).zip(end(DESTINATION, ID + 2)));
+        })?;
+    }
+    Ok(found)
+}
+
 /// Cookies of the UDP sockets of the calling thread's network namespace that are not connected.
 ///
 /// # Errors
@@ -96,17 +127,19 @@ fn unanswered(
     sources: &BTreeSet<IpAddr>,
     meant: impl Fn(IpAddr) -> bool,
 ) -> Option<[u8; ID_LEN]> {
-    let (&family, &retransmits) = (message.first()?, message.get(3)?);
-    let address = |offset: usize| -> Option<IpAddr> {
-        Some(match i32::from(family) {
-            libc::AF_INET => Ipv4Addr::from(bytes_at::<4>(message, offset)?).into(),
-            _ => Ipv6Addr::from(bytes_at::<16>(message, offset)?).to_canonical(),
-        })
-    };
-    let (source, destination) = (address(SOURCE)?, address(DESTINATION)?);
+    let &retransmits = message.get(3)?;
+    let (source, destination) = (address(message, SOURCE)?, address(message, DESTINATION)?);
     let id = bytes_at(message, ID)?;
     let is_stuck = retransmits >= RETRANSMITS && sources.contains(&source) && meant(destination);
     is_stuck.then_some(id)
+}
+
+/// An address of a `struct inet_diag_msg`.
+fn address(message: &[u8], offset: usize) -> Option<IpAddr> {
+    Some(match i32::from(*message.first()?) {
+        libc::AF_INET => Ipv4Addr::from(bytes_at::<4>(message, offset)?).into(),
+        _ => Ipv6Addr::from(bytes_at::<16>(message, offset)?).to_canonical(),
+    })
 }
 
 #[cfg(test)]

@@ -7,12 +7,12 @@ mod choice;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::slice::from_ref;
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 
 use super::preflight::firewall::{self, Look, Passed};
 use super::preflight::HostReadings;
 use super::store::{Entry, RuleState, Store};
-use super::{bpf, fixes, module, nft, recover, Backend, Fix, Installed, Rule, Stats};
+use super::{bpf, fixes, module, nft, recover, Backend, Finding, Fix, Installed, Rule, Stats};
 use crate::host::namespaces::{named, within};
 use crate::netlink::conntrack;
 
@@ -115,6 +115,59 @@ pub fn put(store: &mut Store, mut new: Vec<Installed>) -> Result<Vec<Installed>>
         store.added(batch)?;
     }
     Ok(new)
+}
+
+/// What became of many.
+#[derive(Debug, Default)]
+pub struct AddedPossible {
+    /// These were added just now.
+    pub added: Vec<Installed>,
+    /// So many were there.
+    pub was: usize,
+    /// These are not possible now.
+    pub refused: Vec<Wanted>,
+}
+
+/// Adds those of the rules that are possible; `refused` gets why others are not, with their places.
+///
+/// # Errors
+/// When what is there cannot be noted.
+pub fn add_possible(
+    store: &mut Store,
+    wanted: &[Wanted],
+    mut refused: impl FnMut(usize, Error),
+) -> Result<AddedPossible> {
+    let mut done = AddedPossible::default();
+    let mut refuse = |done: &mut AddedPossible, at: usize, why| {
+        done.refused.push(wanted[at].clone());
+        refused(at, why);
+    };
+    let mut new = Vec::new();
+    for (at, planned) in plan(store, wanted).into_iter().enumerate() {
+        match planned {
+            Ok(Added::New(installed)) => new.push((at, installed)),
+            Ok(Added::Was(installed)) => {
+                keep(store, &[installed])?;
+                done.was += 1;
+            }
+            Err(e) => refuse(&mut done, at, e),
+        }
+    }
+    for batch in new.chunks(BATCH) {
+        let planned = batch.iter().map(|(_, planned)| planned.clone());
+        if let Ok(added) = put(store, planned.collect()) {
+            done.added.extend(added);
+            continue;
+        }
+        // Which of them is wrong?
+        for (at, planned) in batch {
+            match put(store, vec![planned.clone()]) {
+                Ok(added) => done.added.extend(added),
+                Err(e) => refuse(&mut done, *at, e),
+            }
+        }
+    }
+    Ok(done)
 }
 
 /// What is said of rules that can neither be installed nor taken back.
@@ -259,6 +312,45 @@ pub(super) fn renew(store: &mut Store, old: &[Installed], new: &[Installed]) -> 
         Ok(()) => e,
         Err(left) => e.context(half_made(&left)),
     })
+}
+
+/// A rule by nft as it would be planned today, if it would get another source or its target is behind another device
+/// by now. `findings`: of a look at it.
+pub(super) fn moved(old: &Installed, findings: &[Finding]) -> Option<Installed> {
+    let of_nft = findings.iter().find(|f| f.backend == Backend::Nft)?;
+    let now = of_nft.plan.as_ref()?;
+    let mut new = old.clone();
+    new.plan.snat = now.snat;
+    if new.plan.target_dev.as_ref().map(|d| &d.name) != now.target_dev.as_ref().map(|d| &d.name) {
+        new.plan.target_dev = now.target_dev.clone();
+    }
+    let differs = new.plan.snat != old.plan.snat || new.hairpin() != old.hairpin();
+    (old.plan.backend == Backend::Nft && differs).then_some(new)
+}
+
+/// Gives rules their new sources: `new` are [`moved`].
+///
+/// # Errors
+/// When the kernel refuses; all is as it was then.
+pub(super) fn follow(store: &mut Store, new: &[Installed]) -> Result<()> {
+    if new.is_empty() {
+        return Ok(());
+    }
+    let old = store.by_ids(new.iter().map(|i| i.id))?;
+    nft::exchange(&old, new)?;
+    store.replace(new)
+}
+
+/// What is said of them.
+pub(super) fn followed(new: &Installed) -> String {
+    let source = new
+        .plan
+        .snat
+        .map_or("no other".to_owned(), |ip| ip.to_string());
+    format!(
+        "rule {} ({}): this host's addresses or routes have changed: packets that need another source get {source} now",
+        new.id, new.rule
+    )
 }
 
 /// Rules by what moves their packets.
@@ -435,12 +527,23 @@ pub fn lost(rules: &[Installed]) -> HashMap<u32, String> {
 /// When what could be put back is refused.
 pub(crate) fn repair(store: &mut Store) -> Result<usize> {
     let mut back = nft::repair(store.all_of(Backend::Nft)?)?;
+    let by_nft = store.all_of(Backend::Nft)?;
+    let (mut seen, mut new) = (HostReadings::default(), Vec::new());
+    let mut beside = Beside::read(store)?;
+    for rule in &by_nft {
+        let beside = beside.except(Some(rule.id));
+        let findings = look(beside, &mut seen, &rule.rule, rule.may_fix(), None)?;
+        new.extend(moved(rule, &findings));
+    }
+    follow(store, &new)?;
+    for one in &new {
+        eprintln!("mountain: {}", followed(one));
+    }
     let all = store.all()?;
     let lost = gone(&all)?;
     for old in all.into_iter().filter(|i| lost.contains(&i.id)) {
         // Its devices may be others by now, under their old names.
-        let fix = !old.plan.fixes.is_empty();
-        let done = look_alone(store, &old.rule, Some(old.id), fix, None)
+        let done = look_alone(store, &old.rule, Some(old.id), old.may_fix(), None)
             .and_then(|findings| choose(findings, Some(old.plan.backend)))
             .and_then(|plan| {
                 let new = Installed {

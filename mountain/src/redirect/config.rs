@@ -135,7 +135,7 @@ impl RedirectConfig {
             backend_fixed: installed.fixed,
             snat: rule.snat,
             log: rule.log,
-            fix: !installed.plan.fixes.is_empty(),
+            fix: installed.may_fix(),
         }
     }
 }
@@ -144,6 +144,15 @@ impl RedirectConfig {
 pub(crate) fn unfixed(all: &[RedirectConfig]) -> usize {
     let unfixed = |one: &&RedirectConfig| !one.backend.is_auto() && !one.backend_fixed;
     all.iter().filter(unfixed).count()
+}
+
+/// Tells whether a rule may stand in a file beside these.
+pub(crate) fn goes_with(rules: &[Installed]) -> impl Fn(&RedirectConfig) -> bool {
+    let mut known = validate::RuleIndex::default();
+    for one in rules {
+        known.insert(format!("rule {}", one.id), &one.rule);
+    }
+    move |one| known.fits(&one.rule()).is_ok()
 }
 
 /// The first of these that is wrong, in itself or together with those before it: its number and why.

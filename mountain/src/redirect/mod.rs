@@ -256,9 +256,18 @@ pub struct Installed {
     /// faster backend on top of it for as long as it runs.
     #[serde(default)]
     pub fixed: bool,
+    /// The user gave `--fix`. Its plan may hold fixes without it: those that it shares with other rules. (`None`: of an
+    /// earlier version, which did not say.)
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fix: Option<bool>,
 }
 
 impl Installed {
+    /// Whether settings may be changed for it.
+    pub(crate) fn may_fix(&self) -> bool {
+        self.fix.unwrap_or(!self.plan.fixes.is_empty())
+    }
+
     /// The device whose clients alone get another source: those on the target's side (a hairpin).
     pub(crate) fn hairpin(&self) -> Option<&str> {
         match (self.rule.snat, self.plan.backend, &self.plan.target_dev) {
@@ -287,6 +296,7 @@ impl Installed {
             rule: Rule::new(Proto::Udp, from.parse().unwrap(), to),
             plan,
             fixed: false,
+            fix: Some(false),
         }
     }
 }

@@ -11,7 +11,7 @@
 
 mod recover;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::slice::from_ref;
 
@@ -20,7 +20,7 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use super::{Installed, Proto, Stats, Traffic};
 use crate::host::text::count;
-use crate::netlink::conntrack;
+use crate::netlink::conntrack::{self, adopt::keep_direct};
 use crate::netlink::nft;
 use crate::netlink::uapi::NFNL_SUBSYS_NFTABLES;
 use crate::netlink::wire::{
@@ -38,6 +38,8 @@ const SKELETON: &str = include_str!("nft_table.nft");
 const NFT_MSG_NEWSETELEM: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 12);
 const NFT_MSG_GETSETELEM: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 13);
 const NFT_MSG_DELSETELEM: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 14);
+/// Also where there is none.
+const NFT_MSG_DESTROYSETELEM: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 30);
 const NFTA_SET_ELEM_LIST_SET: u16 = 2;
 const NFTA_SET_ELEM_LIST_ELEMENTS: u16 = 3;
 const NFTA_LIST_ELEM: u16 = 1;
@@ -69,7 +71,20 @@ pub fn install(
             eprintln!("mountain: {}", lost(others.len()));
         }
     }
-    elements(&[NFT_MSG_NEWSETELEM], new)
+    enter(new)
+}
+
+/// Puts rules into the table. TCP connections of sockets here stay as they are.
+fn enter(rules: &[Installed]) -> Result<()> {
+    let by_tcp = rules.iter().filter(|i| i.rule.proto == Proto::Tcp);
+    let by_tcp: HashSet<SocketAddr> = by_tcp.map(|i| i.rule.from).collect();
+    if !by_tcp.is_empty() {
+        // From here on connection tracking sees new ones itself.
+        if let Err(e) = keep_direct(&by_tcp) {
+            eprintln!("mountain: {e:#}: connections under way may be redirected in their midst");
+        }
+    }
+    elements(&[NFT_MSG_NEWSETELEM], rules)
 }
 
 /// What is said of rules that had to be put back.
@@ -85,7 +100,7 @@ fn make_anew(rules: &[Installed]) -> Result<()> {
     }
     nft::run(SKELETON.as_bytes())?;
     super::actions::crash_point("table");
-    elements(&[NFT_MSG_NEWSETELEM], rules).inspect_err(|_| {
+    enter(rules).inspect_err(|_| {
         let _ = nft::delete_table(TABLE);
     })
 }
@@ -98,13 +113,27 @@ pub(crate) fn repair(all: Vec<Installed>) -> Result<usize> {
         return Ok(0);
     }
     match whole {
-        true => elements(&[NFT_MSG_NEWSETELEM], &gone)?,
+        true => enter(&gone)?,
         false => make_anew(&gone)?,
     }
     // What came by meanwhile went where it was sent, and its flows would go on doing so.
     let rules = gone.iter().map(|i| i.rule.redirected());
     conntrack::forget_direct(&rules.collect::<Vec<_>>())?;
     Ok(gone.len())
+}
+
+/// Changes what makes up rules that are there, from `old` to `new`, in one transaction: what is the same stays, also as
+/// counters, and so do connections.
+pub(super) fn exchange(old: &[Installed], new: &[Installed]) -> Result<()> {
+    let sets =
+        |rules: &[Installed]| -> HashSet<Element> { rules.iter().flat_map(elements_of).collect() };
+    let (old, new) = (sets(old), sets(new));
+    let messages = [
+        (NFT_MSG_DESTROYSETELEM, old.difference(&new)),
+        (NFT_MSG_NEWSETELEM, new.difference(&old)),
+    ];
+    let messages = messages.map(|(verb, elements)| messages_about(&[verb], elements.cloned()));
+    nft::transaction(&messages.concat()).with_context(cannot_change)
 }
 
 /// Does not redirect any more, whether these were (all) there or not. `last`: there is no other rule
@@ -198,6 +227,7 @@ const CANNOT_ASK: &str = "cannot ask the kernel for its nftables tables: run as 
 
 /// An element of one of the table's sets, as the kernel has it: its parts in network byte order, each
 /// padded to four bytes.
+#[derive(Clone, PartialEq, Eq, Hash)]
 struct Element {
     set: String,
     key: Vec<u8>,
@@ -290,8 +320,14 @@ fn elements(verbs: &[u16], rules: &[Installed]) -> Result<()> {
     if rules.is_empty() {
         return Ok(());
     }
+    let messages = messages_about(verbs, rules.iter().flat_map(elements_of));
+    nft::transaction(&messages).with_context(cannot_change)
+}
+
+/// What does each of these to all elements.
+fn messages_about(verbs: &[u16], elements: impl Iterator<Item = Element>) -> Vec<(u16, Vec<u8>)> {
     let mut sets: BTreeMap<String, Vec<Element>> = BTreeMap::new();
-    for element in rules.iter().flat_map(elements_of) {
+    for element in elements {
         sets.entry(element.set.clone()).or_default().push(element);
     }
     let mut messages = Vec::new();
@@ -302,7 +338,7 @@ fn elements(verbs: &[u16], rules: &[Installed]) -> Result<()> {
             }
         }
     }
-    nft::transaction(&messages).with_context(cannot_change)
+    messages
 }
 
 fn cannot_change() -> String {

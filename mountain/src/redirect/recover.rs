@@ -123,5 +123,6 @@ fn installed(id: u32, found: Found) -> Installed {
             fixes: Vec::new(),
         },
         fixed: by_bpf,
+        fix: None,
     }
 }

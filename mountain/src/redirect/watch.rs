@@ -60,11 +60,17 @@ const STANDBY_MS: u16 = 1000;
 const SHOWN: usize = 20;
 
 /// Watches until `stop` is readable. `say` gets lines for the user; `ready` is called once the rules are as they should
-/// be. While another process of this network namespace watches, this one waits to take its place.
+/// be; `changed` before each look at a host that has changed otherwise than in its firewall. While another process of
+/// this network namespace watches, this one waits to take its place.
 ///
 /// # Errors
 /// When the kernel refuses what is needed for it.
-pub fn run(stop: BorrowedFd, say: impl Fn(&str), ready: impl Fn()) -> Result<()> {
+pub fn run(
+    stop: BorrowedFd,
+    say: impl Fn(&str),
+    ready: impl Fn(),
+    mut changed: impl FnMut(),
+) -> Result<()> {
     let Some(_alone) = Alone::wait(stop, &say, &ready)? else {
         return Ok(());
     };
@@ -94,6 +100,9 @@ pub fn run(stop: BorrowedFd, say: impl Fn(&str), ready: impl Fn()) -> Result<()>
         let far = !watcher.far.is_empty() && begin >= far_at;
         let unheard = far || (watcher.busy && polls % BUSY_POLLS == 0);
         if heard.anything() || (unheard && begin >= rests_until) {
+            if heard.rest {
+                changed();
+            }
             watcher.round(heard, far);
             sources.poll_devices(watcher.fast.devices());
             let end = Instant::now();
@@ -133,7 +142,7 @@ impl Watching {
         let work = move || {
             let say = |line: &str| tracing::info!("redirect: {line}");
             // The process has more to do until it is ready.
-            if let Err(e) = run(fd.as_fd(), say, || {}) {
+            if let Err(e) = run(fd.as_fd(), say, || {}, || {}) {
                 tracing::warn!("nobody watches the firewall for redirects: {e:#}");
             }
         };
@@ -248,6 +257,14 @@ struct Watcher<'a> {
 /// What carries a rule, if not nft alone, and why not.
 type Choice = (Installed, Result<(), String>);
 
+/// What is to become of rules.
+struct Choices {
+    /// Of those that are not fixed, by number.
+    choices: HashMap<u32, Choice>,
+    /// Those by nft that get another source.
+    moved: Vec<Installed>,
+}
+
 impl Watcher<'_> {
     /// `far`: far ends are to be looked at.
     fn round(&mut self, heard: Heard, far: bool) {
@@ -302,13 +319,18 @@ impl Watcher<'_> {
         let mut seen = std::mem::take(&mut self.seen);
         seen.with(&now);
         let mut beside = Beside::read(&store)?;
-        let choices = self.choose(&mut beside, &mut seen, &rules)?;
+        let Choices { choices, moved } = self.choose(&mut beside, &mut seen, &rules)?;
         let carried = self.lower(&choices)?;
         let by_far_ends = choices.values().filter(|choice| is_by_far_ends(choice));
         let by_far_ends = by_far_ends.map(|(rule, _)| &rule.rule);
         self.far = FarEnds::read(&mut seen, &beside.in_force, by_far_ends)?;
         self.raise(choices, &carried)?;
         self.fast.trim()?;
+        actions::follow(&mut store, &moved)?;
+        for one in moved.iter().take(SHOWN) {
+            (self.say)(&actions::followed(one));
+        }
+        self.say_more(moved.len());
         self.firewall = Some(now);
         seen.forget();
         self.seen = seen;
@@ -351,21 +373,22 @@ impl Watcher<'_> {
         beside: &mut Beside,
         seen: &mut HostReadings,
         rules: &[Installed],
-    ) -> Result<HashMap<u32, Choice>> {
-        let mut choices = HashMap::new();
+    ) -> Result<Choices> {
+        let (mut choices, mut moved) = (HashMap::new(), Vec::new());
         let fixed = rules.iter().find(|i| i.plan.backend.is_bpf());
-        for rule in rules
-            .iter()
-            .filter(|i| !i.fixed && !i.plan.backend.is_bpf())
-        {
+        for rule in rules.iter().filter(|i| i.plan.backend == Backend::Nft) {
+            let beside = beside.except(Some(rule.id));
+            let findings = actions::look(beside, seen, &rule.rule, false, None)?;
+            moved.extend(actions::moved(rule, &findings));
+            if rule.fixed {
+                continue;
+            }
             let choice = match fixed {
                 Some(fixed) => Err(format!(
                     "rule {} is by {}, and one set of programs is used at a time",
                     fixed.id, fixed.plan.backend
                 )),
                 None => {
-                    let beside = beside.except(Some(rule.id));
-                    let findings = actions::look(beside, seen, &rule.rule, false, None)?;
                     let plan = actions::on_top(&findings).cloned();
                     plan.ok_or_else(|| why_not(&findings))
                 }
@@ -387,7 +410,7 @@ impl Watcher<'_> {
                 *choice = Err(format!("another rule sends to {} by nft", rule.rule.to));
             }
         }
-        Ok(choices)
+        Ok(Choices { choices, moved })
     }
 
     /// Takes away what is not right, or not right in this way; returns what stays.

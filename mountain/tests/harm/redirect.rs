@@ -7,4 +7,5 @@ pub(super) mod net;
 
 mod owner;
 mod skipped;
+mod untouched;
 mod watch;

@@ -99,7 +99,7 @@ fn strayed(all: &[UdpSocket], server: &UdpSocket, limit: Duration) -> usize {
 }
 
 /// Sends a packet that nobody's socket has sent: forged as far as this host can tell.
-fn forge(ns: &Ns, tcp: bool, src: &str, dst: &str) {
+pub fn forge(ns: &Ns, tcp: bool, src: &str, dst: &str) {
     let [src, dst] = [src, dst].map(|at| at.parse::<SocketAddr>().unwrap());
     let packet = first_packet(tcp, src, dst);
     ns.with(move || {
@@ -254,6 +254,33 @@ fn a_syn_flood_ends_no_established_connection() {
         client.set_read_timeout(Some(LIMIT)).unwrap();
         ask_tcp(client, server, "after the flood");
     }
+}
+
+/// Ports for rewritten sources are few: forged flows must not hold them all.
+#[test]
+fn a_flood_keeps_no_client_from_a_rule_that_rewrites_sources() {
+    let net = Net::new();
+    for tcp in [false, true] {
+        let proto = ["udp", "tcp"][usize::from(tcp)];
+        let add = add(proto, FROM[0], TO[0], "tcx");
+        net.redirect(&format!("{add} --dev rc --snat always"));
+    }
+    let server = net.server.udp(TO[0]);
+    let listener = net.server.listen(TO[0]);
+    let established = net.client.udp(&client(0, 5000));
+    for what in ["once", "twice"] {
+        ask_udp(&established, &server, FROM[0], what);
+    }
+    for tcp in [false, true] {
+        flood(&net, tcp);
+    }
+    for n in 0..20 {
+        let new = net.client.udp(&client(0, 6000 + n));
+        ask_udp(&new, &server, FROM[0], &format!("new, {n}"));
+        let mut new = connect(&net.client, &client(0, 6000 + n), FROM[0]);
+        ask_tcp(&mut new, &mut accept(&listener), &format!("new, {n}"));
+    }
+    ask_udp(&established, &server, FROM[0], "after the flood");
 }
 
 #[test]

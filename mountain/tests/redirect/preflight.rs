@@ -145,7 +145,15 @@ fn targets_on_this_host() {
     let plan = found.plan(Xdp);
     assert_eq!((&plan.target_dev, plan.snat), (&None, None));
 
+    // What comes in by the other device would be lost.
     let loopback = rule("10.0.8.17:80", "127.0.0.1:8080");
+    let found = net.look_and_fix(&loopback);
+    found.only(&[]);
+    found.refuses(Nft, "what comes in by rs, which drops", "--dev rc");
+    let loopback = Rule {
+        dev: Some("rc".to_owned()),
+        ..loopback
+    };
     let found = net.look(&loopback);
     found.only(&[]);
     found.refuses(Tcx, "dropped as a martian", "or use nft");
@@ -242,8 +250,9 @@ fn kinds_of_devices() {
 
     router.ip("link set rc master br0");
     let found = by("rc");
-    found.only(&[Nft]);
+    found.only(&[]);
     found.refuses(Tcx, "rc is a port of the bridge br0", "--dev br0");
+    found.refuses(Nft, "rc is a port of br0, by which nftables", "--dev br0");
 }
 
 fn attach_xdp(side: &Ns, device: &str, name: &str) {

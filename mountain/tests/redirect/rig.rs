@@ -126,6 +126,7 @@ fn installed(id: u32, rule: &Rule, plan: &Plan) -> Installed {
         rule: rule.clone(),
         plan: plan.clone(),
         fixed: true,
+        fix: None,
     }
 }
 

@@ -3,9 +3,11 @@
 //! carried them from the start.
 //!
 //! The kernel is given the flow's own addresses and the translations; it makes the reply's addresses
-//! of them. TCP connections are entered as established and with any window: nobody knows their
-//! sequence numbers here.
+//! of them. TCP connections are entered with any window: nobody knows their sequence numbers here.
+//! A flow that nobody has proven may be forged: its entry is one that the kernel drops first when its
+//! table is full, and its next packet is new or a reply to the firewall as it would have been anyway.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -18,6 +20,7 @@ use super::{
     CTA_PROTO_SRC_PORT, CTA_STATUS, CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, DELETE, IPS_SEEN_REPLY,
     NFNL_SUBSYS_CTNETLINK,
 };
+use crate::netlink::sock_diag;
 use crate::netlink::wire::{attribute, nest, netfilter, push_attribute, unless, Socket};
 
 /// linux/netfilter/nfnetlink_conntrack.h.
@@ -38,12 +41,33 @@ const CTA_NAT_V6_MAXIP: u16 = 5;
 const CTA_PROTONAT_PORT_MIN: u16 = 1;
 const CTA_PROTONAT_PORT_MAX: u16 = 2;
 /// linux/netfilter/nf_conntrack_tcp.h and nf_conntrack_common.h.
+const TCP_CONNTRACK_SYN_SENT: u8 = 1;
+const TCP_CONNTRACK_SYN_RECV: u8 = 2;
 const TCP_CONNTRACK_ESTABLISHED: u8 = 3;
 const IP_CT_TCP_FLAG_BE_LIBERAL: u8 = 0x08;
 const IPS_ASSURED: u32 = 1 << 2;
 const IPS_CONFIRMED: u32 = 1 << 3;
+/// How long a connection of this host is kept without packets, as the kernel does by itself
+/// (net.netfilter.nf_conntrack_tcp_timeout_established).
+const TCP_IDLE: Duration = Duration::from_secs(5 * 24 * 3600);
 /// How often an entry in the way is deleted before this flow is left alone.
 const TRIES: usize = 3;
+
+/// How far a flow is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// The client has sent, TCP's SYN.
+    Begun,
+    /// The target has answered.
+    Answered,
+    /// A TCP connection was taken up midway. Whether the target has answered since.
+    Midway {
+        /// Whether the target has answered since.
+        answered: bool,
+    },
+    /// The client has answered the target.
+    Established,
+}
 
 /// A flow that something else than connection tracking has translated so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +84,38 @@ pub struct Running {
     pub to: SocketAddr,
     /// How long it may go on without packets.
     pub left: Duration,
+    /// How far it is.
+    pub stage: Stage,
+}
+
+/// Makes entries for the TCP connections that sockets of the calling thread's network namespace have with one of these
+/// addresses, on either end. Without, a connection from before connection tracking began would be new to it with its
+/// next packet, and be redirected in its midst.
+///
+/// # Errors
+/// When the kernel does not list its sockets, or refuses the entries.
+pub fn keep_direct(addresses: &HashSet<SocketAddr>) -> Result<()> {
+    let all = sock_diag::tcp_connections().context("cannot list this host's TCP connections")?;
+    let mut socket = Socket::open_for(NETLINK_NETFILTER).context("cannot reach Netfilter")?;
+    for (local, remote) in all {
+        let (client, from) = match (addresses.contains(&local), addresses.contains(&remote)) {
+            (true, _) => (remote, local),
+            (false, true) => (local, remote),
+            (false, false) => continue,
+        };
+        let flow = Running {
+            proto: libc::IPPROTO_TCP as u8,
+            client,
+            from,
+            source: client,
+            to: from,
+            left: TCP_IDLE,
+            stage: Stage::Established,
+        };
+        let made = socket.request(NEW, NLM_F_CREATE | NLM_F_EXCL, &entry(&flow));
+        unless(made, &[libc::EEXIST]).context("connection tracking refuses an entry")?;
+    }
+    Ok(())
 }
 
 /// Makes entries for these flows. One that has an entry already keeps it.
@@ -109,18 +165,27 @@ fn entry(flow: &Running) -> Vec<u8> {
     body.extend(ends(CTA_TUPLE_ORIG, flow.proto, client, from));
     // Before any translation.
     body.extend(ends(CTA_TUPLE_REPLY, flow.proto, from, client));
-    body.extend(nat(CTA_NAT_DST, flow.to));
+    if flow.to != flow.from {
+        body.extend(nat(CTA_NAT_DST, flow.to));
+    }
     if flow.source != flow.client {
         body.extend(nat(CTA_NAT_SRC, flow.source));
     }
-    let status = IPS_CONFIRMED | IPS_SEEN_REPLY | IPS_ASSURED;
+    let (status, state) = match flow.stage {
+        Stage::Begun => (0, TCP_CONNTRACK_SYN_SENT),
+        Stage::Answered => (IPS_SEEN_REPLY, TCP_CONNTRACK_SYN_RECV),
+        Stage::Midway { answered: false } => (0, TCP_CONNTRACK_ESTABLISHED),
+        Stage::Midway { answered: true } => (IPS_SEEN_REPLY, TCP_CONNTRACK_ESTABLISHED),
+        Stage::Established => (IPS_SEEN_REPLY | IPS_ASSURED, TCP_CONNTRACK_ESTABLISHED),
+    };
+    let status = IPS_CONFIRMED | status;
     push_attribute(&mut body, CTA_STATUS, &status.to_be_bytes());
     let left = flow.left.as_secs().max(1) as u32;
     push_attribute(&mut body, CTA_TIMEOUT, &left.to_be_bytes());
     if flow.proto == libc::IPPROTO_TCP as u8 {
         let liberal = [IP_CT_TCP_FLAG_BE_LIBERAL; 2];
         let tcp = [
-            attribute(CTA_PROTOINFO_TCP_STATE, &[TCP_CONNTRACK_ESTABLISHED]),
+            attribute(CTA_PROTOINFO_TCP_STATE, &[state]),
             attribute(CTA_PROTOINFO_TCP_FLAGS_ORIGINAL, &liberal),
             attribute(CTA_PROTOINFO_TCP_FLAGS_REPLY, &liberal),
         ];

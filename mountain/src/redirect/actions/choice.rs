@@ -94,6 +94,7 @@ pub fn plan(store: &Store, wanted: &[Wanted]) -> Vec<Result<Added>> {
             rule: rule.clone(),
             plan,
             fixed: one.backend.is_some(),
+            fix: Some(one.fix),
         }))
     };
     wanted.iter().map(&mut plan).collect()

@@ -18,12 +18,12 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::loaded::{linked, AttachedProgram, LoadedObject, Needs, OtherVersion, Prog};
-use super::types::mtn_rd_flags;
+use super::types::{mtn_rd_flags, mtn_rd_state};
 use super::{backend_of, bytes_of, each_flow, enter, hooks, macs, rule_value, stats_of, take_out};
-use super::{own, types, REPLY};
+use super::{own, types, TableFlow, REPLY};
 use crate::bpf::hooks::Order;
 use crate::bpf::now_ns;
-use crate::netlink::conntrack::adopt::{adopt, Running};
+use crate::netlink::conntrack::adopt::{adopt, Running, Stage};
 use crate::netlink::conntrack::Redirected;
 use crate::redirect::{Backend, Installed, Plan, Proto, Stats};
 
@@ -35,6 +35,8 @@ const BRIEF: u8 = (mtn_rd_flags::MTN_RD_CLOSING.0
 const TICK_NS: u64 = 1 << 20;
 /// How long flows without packets are kept, as the programs have it.
 const UDP_IDLE: Duration = Duration::from_secs(180);
+/// Of connection tracking for UDP without an answer (net.netfilter.nf_conntrack_udp_timeout).
+const UDP_UNANSWERED: Duration = Duration::from_secs(30);
 const TCP_IDLE: Duration = Duration::from_secs(5 * 24 * 3600);
 const BRIEF_IDLE: Duration = Duration::from_secs(120);
 
@@ -277,14 +279,33 @@ fn running(loaded: &LoadedObject, ids: &BTreeSet<u32>) -> Result<Vec<Running>> {
             .max(0);
         let idle = Duration::from_nanos(u64::from(idle.cast_unsigned()) * TICK_NS);
         let ([client, from], [source, to]) = (flow.before, flow.after);
+        let stage = stage_of(flow);
         all.extend(limit.checked_sub(idle).map(|left| Running {
             proto: flow.proto,
             client,
             from,
             source,
             to,
-            left,
+            left: match (flow.proto == Proto::Udp.number(), stage) {
+                (true, Stage::Begun) => left.min(UDP_UNANSWERED),
+                _ => left,
+            },
+            stage,
         }));
     })?;
     Ok(all)
+}
+
+fn stage_of(flow: &TableFlow) -> Stage {
+    let Some(state) = flow.half_open else {
+        return Stage::Established;
+    };
+    let is = |what: mtn_rd_state| u32::from(state) & what.0 != 0;
+    let answered = is(mtn_rd_state::MTN_RD_ANSWERED);
+    let midway = flow.proto == Proto::Tcp.number() && !is(mtn_rd_state::MTN_RD_SYN);
+    match (midway, answered) {
+        (true, answered) => Stage::Midway { answered },
+        (false, true) => Stage::Answered,
+        (false, false) => Stage::Begun,
+    }
 }

@@ -19,6 +19,7 @@ mod skel {
 }
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::mem::offset_of;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::thread;
@@ -432,6 +433,8 @@ struct TableFlow<'a> {
     key: Vec<u8>,
     proto: u8,
     f: types::mtn_rd_flow,
+    /// The state of one that is half-open.
+    half_open: Option<u8>,
     /// Source and destination as they come, and what they become.
     before: [SocketAddr; 2],
     after: [SocketAddr; 2],
@@ -453,6 +456,18 @@ fn each_flow(loaded: &LoadedObject, mut each: impl FnMut(&TableFlow)) -> Result<
 fn table_flow<'a>(table: &'a MapHandle, key: Vec<u8>, value: &[u8], ipv6: bool) -> TableFlow<'a> {
     let at = |words, port| end(words, port, ipv6);
     let wide = |word: u32| [word, 0, 0, 0];
+    // The tables of half-open flows have more than the flow.
+    let half_open = |flow: usize, state: usize| value.get(state).filter(|_| value.len() > flow);
+    let half_open = match ipv6 {
+        true => half_open(
+            size_of::<types::mtn_rd_flow6>(),
+            offset_of!(types::mtn_rd_half6, state),
+        ),
+        false => half_open(
+            size_of::<types::mtn_rd_flow4>(),
+            offset_of!(types::mtn_rd_half4, state),
+        ),
+    };
     let (k, flow): (types::mtn_rd_key6, types::mtn_rd_flow6) = match ipv6 {
         true => (read_from(&key), read_from(value)),
         false => {
@@ -475,6 +490,7 @@ fn table_flow<'a>(table: &'a MapHandle, key: Vec<u8>, value: &[u8], ipv6: bool) 
         }
     };
     TableFlow {
+        half_open: half_open.copied(),
         table,
         key,
         proto: k.proto,

@@ -5,7 +5,7 @@
 mod devices;
 mod host;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use crate::host::kernel;
 use crate::netlink::RouteTo;
@@ -177,12 +177,15 @@ impl Case<'_> {
         self.notes_on_ways();
     }
 
-    /// Rules of other addresses that stand for no one host are refused before (`validate`).
+    /// Rules of other addresses that stand for no one host are refused before (`validate`). Clients may send to such an
+    /// address, as to the metadata service of a cloud.
     fn link_local(&mut self) {
-        for ip in [self.rule.from.ip(), self.rule.to.ip()] {
-            if matches!(ip, IpAddr::V4(v4) if v4.is_link_local()) {
-                self.refuse(format!("{ip} is valid on one link only"), "");
-            }
+        let to = self.rule.to.ip();
+        if matches!(to, IpAddr::V4(v4) if v4.is_link_local()) {
+            self.refuse(
+                format!("{to} is valid on one link only, and no router sends packets there"),
+                "let the server listen on another address",
+            );
         }
     }
 
@@ -234,6 +237,15 @@ impl Case<'_> {
             return;
         }
         let name = &client.link.name;
+        if let Some(other) = self.facts.no_localnet.first() {
+            // Clients of those would lose what they had.
+            self.refuse(
+                format!(
+                    "without a device it also takes what comes in by {other}, which drops what goes to a loopback address"
+                ),
+                format!("name the device clients come in by: --dev {name}"),
+            );
+        }
         self.note(format!(
             "route_localnet lets hosts behind {name} reach everything that listens on 127.0.0.0/8"
         ));
@@ -267,6 +279,7 @@ impl Case<'_> {
             let mut usable = addresses.filter(|a| a.is_ipv4() == rule.to.is_ipv4());
             usable.find(|a| !matches!(a, IpAddr::V6(v6) if v6.is_unicast_link_local()))
         };
+        let source = &source.map(|source| lasting(source, device));
         let name = device.map_or("it", |d| &d.link.name);
         match rule.snat {
             // Clients come in by any device, and nft tells those apart that come in by the target's.
@@ -353,6 +366,29 @@ impl Case<'_> {
     fn nft(&mut self) {
         if !self.facts.nft {
             self.refuse("nft is not installed", "apt install nftables");
+        }
+        let Some(client) = self.facts.client_device() else {
+            return;
+        };
+        if self.rule.dev.is_none() {
+            return;
+        }
+        if client.link.loopback {
+            self.refuse(
+                format!("no client comes in by {}", client.link.name),
+                "leave --dev out: then what this host itself sends is redirected, too",
+            );
+        }
+        // Of a VRF's port nftables sees the port's name first.
+        match &client.master {
+            Some((kind, master)) if kind != "vrf" => self.refuse(
+                format!(
+                    "{} is a port of {master}, by which nftables sees its packets come in",
+                    client.link.name
+                ),
+                format!("name that: --dev {master}"),
+            ),
+            _ => {}
         }
     }
 
@@ -492,6 +528,18 @@ impl Case<'_> {
             },
         );
     }
+}
+
+/// An address of the same subnet that lasts longer than a temporary one (RFC 8981), which the kernel prefers for
+/// connections of its own. Those that last come first.
+fn lasting(source: IpAddr, device: Option<&DeviceFacts>) -> IpAddr {
+    let IpAddr::V6(v6) = source else {
+        return source;
+    };
+    let subnet = |address: &Ipv6Addr| address.octets()[..8] == v6.octets()[..8];
+    let addresses = device.into_iter().flat_map(|d| &d.addresses);
+    let is_near = |address: &&IpAddr| matches!(address, IpAddr::V6(a) if subnet(a));
+    addresses.copied().find(|a| is_near(&a)).unwrap_or(source)
 }
 
 /// A switch of the kernel, on.

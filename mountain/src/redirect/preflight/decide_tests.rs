@@ -159,15 +159,51 @@ fn cards_need_no_cure() {
 }
 
 #[test]
+fn nft_is_refused_a_device_by_which_it_sees_nothing_come_in() {
+    let rule = Rule {
+        dev: Some("e2".to_owned()),
+        ..ordinary()
+    };
+    let port_of =
+        |kind: &str| with(|f| f.devices[0].master = Some((kind.to_owned(), "m0".to_owned())));
+    for kind in ["bridge", "bond", "openvswitch"] {
+        refuses_for(&port_of(kind), &rule, Nft, "is a port of m0");
+        assert!(
+            possible(&port_of(kind)).contains(&Nft),
+            "without the device"
+        );
+    }
+    assert!(possible_for(&port_of("vrf"), &rule).contains(&Nft));
+    let lo = with(|f| f.devices[0].link.loopback = true);
+    refuses_for(&lo, &rule, Nft, "no client comes in by");
+}
+
+/// A temporary address is gone in a week; the kernel prefers it while it is there.
+#[test]
+fn a_rewritten_source_is_one_that_lasts() {
+    let rule = Rule {
+        snat: Snat::Always,
+        ..rule("[fd08::17]:80", "[fd01::2]:80")
+    };
+    let facts = with(|f| {
+        f.devices[1].addresses = ["fe80::1", "fd02::1", "fd01::1", "fd01::abcd"]
+            .map(ip)
+            .to_vec();
+        let RouteTo::Out { source, .. } = &mut f.route else {
+            unreachable!("it is by a device");
+        };
+        *source = Some(ip("fd01::abcd"));
+    });
+    let plan = of_for(&facts, &rule, Nft).plan.unwrap();
+    assert_eq!(plan.snat, Some(ip("fd01::1")));
+}
+
+#[test]
 fn rules_that_cannot_be_are_refused_everywhere() {
-    for (from, to) in [
-        ("169.254.1.1:80", "10.0.1.2:80"),
-        ("10.0.8.17:80", "169.254.1.1:80"),
-    ] {
+    let to_one_link = rule("10.0.8.17:80", "169.254.1.1:80");
+    for backend in Backend::ALL {
         let why = "169.254.1.1 is valid on one link only";
-        for backend in Backend::ALL {
-            refuses_for(&facts(), &rule(from, to), backend, why);
-        }
+        refuses_for(&facts(), &to_one_link, backend, why);
     }
     let facts = with(|f| f.route = RouteTo::Nowhere);
     for backend in Backend::ALL {

@@ -25,6 +25,9 @@ pub struct HostFacts {
     pub from_here: bool,
     /// Where clients come in.
     pub client: Client,
+    /// Other devices with IPv4 addresses, by which packets to 127.0.0.0/8 would be dropped. Of rules without a device that
+    /// have such a target.
+    pub no_localnet: Vec<String>,
     /// How the target is reached.
     pub route: RouteTo,
     /// A route by which replies to some clients may leave, other than by the clients' device, as messages name it.

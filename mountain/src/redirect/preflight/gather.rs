@@ -149,6 +149,10 @@ pub(super) fn gather(rule: &Rule, known: &mut Known) -> Result<HostFacts> {
         from_here,
         elsewhere: elsewhere(ways.map(|ways| &ways.on[..]), &client, to, &route),
         sized: ways.and_then(|ways| ways.sized),
+        no_localnet: match rule.dev.is_none() && rule.to.ip().is_loopback() {
+            true => no_localnet(&client, all),
+            false => Vec::new(),
+        },
         client,
         route,
         resolved,
@@ -159,6 +163,19 @@ pub(super) fn gather(rule: &Rule, known: &mut Known) -> Result<HostFacts> {
         nft: firewall::has_nft(),
         module: module::is_there().context("cannot ask the kernel for its generic netlink")?,
     })
+}
+
+/// Devices besides the clients' that hold IPv4 addresses and drop what goes to 127.0.0.0/8.
+fn no_localnet(client: &Client, all: &AllDevices) -> Vec<String> {
+    let addresses = all.addresses.iter();
+    let holders = addresses.filter(|(_, ip)| ip.is_ipv4() && !ip.is_loopback());
+    let mut indices: BTreeSet<u32> = holders.map(|(ifindex, _)| *ifindex).collect();
+    if let Client::Device(client) = client {
+        indices.remove(client);
+    }
+    let links = indices.into_iter().filter_map(|i| netlink::link(i).ok());
+    let drops = |link: &Link| !link.loopback && !sysctls(&link.name).route_localnet;
+    links.filter(drops).map(|link| link.name).collect()
 }
 
 /// A way by which replies may leave, other than by the clients' device. The target's own route is none.

@@ -57,7 +57,7 @@ fn forward_drop(net: &Net, rule: &str) {
 }
 
 /// Sends and gets back over a connection of [`echo`].
-fn assert_alive(stream: &mut TcpStream) {
+pub fn assert_alive(stream: &mut TcpStream) {
     stream.write_all(b"hello").unwrap();
     let mut got = [0; 5];
     stream.read_exact(&mut got).unwrap();

@@ -59,6 +59,7 @@ fn refusals_and_fixes_are_right() {
             rule: rule.clone(),
             plan,
             fixed: true,
+            fix: None,
         }];
         net.router.within(async || bpf::install(&rules).unwrap());
 
