@@ -17,7 +17,7 @@ def serve():
     """Answers datagrams and connections with the address that they come from; connections are echoed after that."""
 
     def datagrams(address):
-        server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        server = socket.socket(family(address), socket.SOCK_DGRAM)
         server.bind((address, UDP_PORT))
         while True:
             _, peer = server.recvfrom(2048)
@@ -25,7 +25,7 @@ def serve():
 
     def connection(client, peer):
         try:
-            client.sendall((peer[0] + "\n").encode())
+            client.sendall((peer[0].removeprefix("::ffff:") + "\n").encode())
             while data := client.recv(65536):
                 client.sendall(data)
         except OSError:
@@ -34,34 +34,39 @@ def serve():
 
     for address in sys.argv[2:]:
         threading.Thread(target=datagrams, args=(address,), daemon=True).start()
-    listener = socket.create_server(("", TCP_PORT), backlog=64)
+    listener = socket.create_server(("", TCP_PORT), family=socket.AF_INET6, backlog=64, dualstack_ipv6=True)
     while True:
         threading.Thread(target=connection, args=listener.accept(), daemon=True).start()
 
 
+def family(address):
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
 def one_flow(kind, host, port, source):
     if kind == "tcp":
-        with socket.create_connection((host, port), TIMEOUT_S, (source, 0)) as client:
+        with socket.create_connection((host, port), TIMEOUT_S, source) as client:
             return client.makefile().readline().strip()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+    with socket.socket(family(host), socket.SOCK_DGRAM) as client:
         client.settimeout(TIMEOUT_S)
-        client.bind((source, 0))
+        client.bind(source)
         client.connect((host, port))
         client.send(b"x")
         return client.recv(64).decode()
 
 
 def flows():
-    """flows KIND COUNT HOST [PORT [SOURCE]]: opens them one after the other. Prints the addresses that the server saw, and
-    how many failed."""
+    """flows KIND COUNT HOST [PORT [SOURCE [SOURCE-PORT]]]: opens them one after the other. Prints the addresses that the
+    server saw, and how many failed."""
     kind, count, host = sys.argv[2], int(sys.argv[3]), sys.argv[4]
     port = int(sys.argv[5]) if len(sys.argv) > 5 else {"tcp": TCP_PORT, "udp": UDP_PORT}[kind]
     source = sys.argv[6] if len(sys.argv) > 6 else ""
+    source_port = int(sys.argv[7]) if len(sys.argv) > 7 else 0
     seen, failed, slowest = collections.Counter(), 0, 0.0
     for _ in range(count):
         began = time.monotonic()
         try:
-            seen[one_flow(kind, host, port, source)] += 1
+            seen[one_flow(kind, host, port, (source, source_port))] += 1
         except OSError:
             failed += 1
         slowest = max(slowest, time.monotonic() - began)

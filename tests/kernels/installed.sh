@@ -9,12 +9,12 @@
 # shellcheck source=/dev/null
 . /tests/settings
 
-internet=203.0.113.1 other=203.0.113.2
+internet=203.0.113.1 other=203.0.113.2 internet6=2001:db8:ff::1
 say() { python3 /tests/installed.py "$@"; }
 in_isp() { ip netns exec isp "$@"; }
 device() { ip -br link | awk -v mac="52:54:00:00:0$1:0$2" '$3 == mac { print $1 }'; }
-# address_of DEVICE
-address_of() { ip -4 -j address show dev "$1" | jq -r '.[0].addr_info[0].local // empty'; }
+# address_of DEVICE [FAMILY]
+address_of() { ip "-${2:-4}" -j address show dev "$1" scope global | jq -r '.[0].addr_info[0].local // empty'; }
 
 # within NAME SECONDS COMMAND...: it succeeds at some time.
 within() {
@@ -40,14 +40,19 @@ settled() { status "(.paths | length == $1 and all(.state == \"good\")) and .set
 
 # spread NAME KIND [DEVICE...]: new flows start on all of them, the two uplinks by default.
 spread() {
-    local name=$1 kind=$2 result device
-    shift 2
-    result=$(say flows "$kind" 30 $internet)
+    local name=$1
+    spread_of "$name" 4 "$(say flows "$2" 30 $internet)" "${@:3}"
+}
+spread6() { spread_of "$1" 6 "$(say flows "$2" 30 $internet6)"; }
+# spread_of NAME FAMILY RESULT [DEVICE...]
+spread_of() {
+    local name=$1 family=$2 result=$3 device
+    shift 3
     printf '%s: %s\n' "$name" "$result"
     check "$name: failed" "$(jq .failed <<<"$result")" == 0
     [[ $# -gt 0 ]] || set -- "$wan0" "$wan1"
     for device in "$@"; do
-        check "$name: by $device" "$(jq ".seen[\"$(address_of "$device")\"] // 0" <<<"$result")" '>=' 4
+        check "$name: by $device" "$(jq ".seen[\"$(address_of "$device" "$family")\"] // 0" <<<"$result")" '>=' 4
     done
 }
 
@@ -63,9 +68,9 @@ only_by() {
 settings() {
     ip rule
     ip -6 rule
-    # Addresses may be other ones by now.
-    ip -4 route show table all | grep -vE 'proto (dhcp|kernel)'
-    ip -6 route show table all | grep -vE 'proto kernel|metric 256'
+    # Addresses may be other ones by now, and OpenVPN puts a default route back without its protocol.
+    ip -4 route show table all | grep -vE 'proto (dhcp|kernel)|^default via [0-9.]+ dev [a-z0-9]+ *$'
+    ip -6 route show table all | grep -vE 'proto (kernel|ra)|metric 256'
     nft list ruleset
     tc qdisc show | grep -E 'clsact|ingress'
     bpftool net show
@@ -75,6 +80,8 @@ settings() {
 } 2>/dev/null
 
 providers() {
+    # Devices get their names.
+    udevadm settle
     ip netns add isp
     in_isp ip link set lo up
     local n far
@@ -84,14 +91,16 @@ providers() {
         # As its other end is called.
         in_isp ip link set "$far" name "$(device $n a)"
         in_isp ip address add 100.6$((4 + n)).0.1/24 dev "$(device $n a)"
+        in_isp ip -6 address add 2001:db8:$n::1/64 dev "$(device $n a)" nodad
         in_isp ip link set "$(device $n a)" up
     done
     in_isp ip address add $internet/32 dev lo
+    in_isp ip address add $internet6/128 dev lo
     in_isp ip address add $other/32 dev lo
     in_isp dnsmasq --conf-file=/dev/null --port=0 --bind-interfaces --interface="$(device 0 a)" --interface="$(device 1 a)" \
         --dhcp-range=100.64.0.50,100.64.0.99,1h --dhcp-range=100.65.0.50,100.65.0.99,1h \
         --pid-file=/run/isp-dnsmasq.pid --dhcp-leasefile=/run/isp-leases
-    in_isp python3 /tests/installed.py serve $internet $other &
+    in_isp python3 /tests/installed.py serve $internet $other $internet6 &
     within "two default routes" 120 two_defaults
 }
 # In the order in which the kernel prefers them.
@@ -234,6 +243,151 @@ no_inner() {
     sysctl -qw net.ipv4.ip_forward=0
 }
 
+ipv6() {
+    local first second
+    in_isp dnsmasq --conf-file=/dev/null --port=0 --bind-interfaces --interface="$(device 0 a)" --interface="$(device 1 a)" \
+        --enable-ra --dhcp-range=2001:db8::,ra-only --dhcp-range=2001:db8:1::,ra-only --pid-file=/run/isp-ra.pid \
+        --dhcp-leasefile=/run/isp-leases6
+    within "IPv6 of both" 60 settled 4
+    spread6 "IPv6, TCP" tcp
+    spread6 "IPv6, UDP" udp
+    first=$(address_of "$wan0" 6) second=$(address_of "$wan1" 6)
+    in_isp nft add table ip6 outage
+    in_isp nft add chain ip6 outage in '{ type filter hook prerouting priority -400; }'
+    in_isp nft add rule ip6 outage in iif "$wan0" icmpv6 type != '{ nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit }' drop
+    within "IPv6 leaves a dead uplink" 10 is_left "$wan0"
+    only_by "during an outage of IPv6" tcp $internet6 "$second"
+    spread "IPv4 beside it" tcp
+    in_isp nft delete table ip6 outage
+    within "IPv6 uses it again" 30 settled 4
+    spread6 "after an outage of IPv6" tcp
+    kill "$(</run/isp-ra.pid)"
+    works "no IPv6 by the second" nmcli device modify "$wan1" ipv6.method link-local
+    within "one IPv6 uplink is left" 30 settled 2
+    only_by "as before, IPv6" tcp $internet6 "$first"
+    works "no IPv6 by the first" nmcli device modify "$wan0" ipv6.method link-local
+    spread "IPv4 goes on" tcp
+}
+
+cable() {
+    works "a connection is taken down" nmcli device disconnect "$wan0"
+    sleep 1
+    only_by "with one connection" tcp $internet "$(address_of "$wan1")"
+    works "and up again" nmcli device connect "$wan0"
+    within "both connections" 60 settled 2
+    spread "with both again" tcp
+    works "another one is preferred" nmcli device modify "$wan1" ipv4.route-metric 50
+    within "settled with another metric" 30 settled 2
+    same "the preferred one" "$(defaults | head -n 1)" "$wan1"
+    spread "with another metric" tcp
+    nmcli device modify "$wan1" ipv4.route-metric 101
+    within "settled with the old metric" 30 settled 2
+}
+
+sleeps() {
+    local at
+    at=$(cut -d. -f1 /proc/uptime)
+    echo devices >/sys/power/pm_test
+    goes_on "after sleeping" sh -c 'echo freeze >/sys/power/state'
+    echo none >/sys/power/pm_test
+    check "asleep, s" "$(($(cut -d. -f1 /proc/uptime) - at))" '>=' 5
+}
+
+containers() {
+    local image result wan
+    # Its root is the initial file system.
+    mkdir -p /etc/systemd/system/docker.service.d
+    printf '[Service]\nEnvironment=DOCKER_RAMDISK=true\n' >/etc/systemd/system/docker.service.d/ramdisk.conf
+    systemctl daemon-reload
+    works "Docker starts" systemctl start docker
+    image=$(mktemp -d)
+    mkdir "$image/bin"
+    cp "$(command -v busybox)" "$image/bin/"
+    tar -C "$image" -cf /run/image.tar .
+    works "an image" docker import /run/image.tar box
+    rm -r "$image"
+    sleep 2
+    spread "with Docker" tcp
+    result=$(docker run --rm -v /:/host box busybox chroot /host python3 /tests/installed.py flows tcp 30 $internet)
+    spread_of "a container, TCP" 4 "$result"
+    result=$(docker run --rm -v /:/host box busybox chroot /host python3 /tests/installed.py flows udp 30 $internet)
+    spread_of "a container, UDP" 4 "$result"
+    works "a container's port" docker run --detach --name served -p 8000:7001 -v /:/host box \
+        busybox chroot /host python3 /tests/installed.py serve
+    sleep 3
+    for wan in "$wan0" "$wan1"; do
+        result=$(in_isp python3 /tests/installed.py flows tcp 10 "$(address_of "$wan")" 8000 $internet)
+        printf 'a published port by %s: %s\n' "$wan" "$result"
+        check "a published port by $wan" "$(jq ".failed" <<<"$result")" == 0
+    done
+    docker rm --force served
+    systemctl stop docker docker.socket containerd
+    ip link del docker0
+    nft flush ruleset
+    sysctl -qw net.ipv4.ip_forward=0
+}
+
+openvpn() {
+    local way
+    command openvpn --genkey secret /run/openvpn.key
+    for way in 'redirect-gateway def1' redirect-gateway; do
+        # Newer ones need the last.
+        printf '%s\n' 'dev tun9' 'secret /run/openvpn.key' 'cipher AES-256-CBC' \
+            'ignore-unknown-option allow-deprecated-insecure-static-crypto' allow-deprecated-insecure-static-crypto \
+            >/run/openvpn.conf
+        in_isp openvpn --config /run/openvpn.conf --ifconfig 10.7.0.1 10.7.0.2 --local $internet --daemon --writepid /run/openvpn-isp.pid
+        # shellcheck disable=SC2086 # two words
+        command openvpn --config /run/openvpn.conf --ifconfig 10.7.0.2 10.7.0.1 --remote $internet --$way --daemon \
+            --writepid /run/openvpn.pid
+        within "OpenVPN is up" 30 ping -c 1 -W 1 10.7.0.1
+        sleep 1
+        only_by "by OpenVPN ($way), TCP" tcp $other 10.7.0.2
+        only_by "by OpenVPN ($way), UDP" udp $other 10.7.0.2
+        kill "$(</run/openvpn.pid)" "$(</run/openvpn-isp.pid)"
+        within "settled after OpenVPN" 30 settled 2
+        spread "after OpenVPN" tcp
+    done
+}
+
+wifi() {
+    local card=wlan0 radio
+    works "radios" modprobe mac80211_hwsim radios=2
+    within "they are there" 20 test -e /sys/class/net/wlan1
+    radio=$(basename "$(readlink -f /sys/class/net/wlan1/phy80211)")
+    in_isp sleep 1000 &
+    iw phy "$radio" set netns "$(ip netns pids isp | head -n 1)"
+    in_isp ip address add 100.67.0.1/24 dev wlan1
+    printf '%s\n' interface=wlan1 driver=nl80211 ssid=net channel=1 hw_mode=g wpa=2 wpa_key_mgmt=WPA-PSK \
+        rsn_pairwise=CCMP wpa_passphrase=password >/run/hostapd.conf
+    in_isp hostapd -B -P /run/hostapd.pid /run/hostapd.conf
+    in_isp dnsmasq --conf-file=/dev/null --port=0 --bind-interfaces --interface=wlan1 \
+        --dhcp-range=100.67.0.50,100.67.0.99,1h --pid-file=/run/isp-wifi.pid --dhcp-leasefile=/run/isp-wifi
+    systemctl start wpa_supplicant
+    within "connected" 90 nmcli device wifi connect net password password ifname $card
+    within "Wi-Fi is an uplink" 60 settled 3
+    spread "with Wi-Fi" tcp "$wan0" "$wan1" $card
+    kill "$(</run/hostapd.pid)"
+    within "Wi-Fi is left" 20 sh -c "! mountain status --json | jq -e '.paths[] | select(.device == \"$card\" and .state == \"good\")'"
+    spread "without the access point" tcp
+    in_isp hostapd -B -P /run/hostapd.pid /run/hostapd.conf
+    within "Wi-Fi is back" 120 settled 3
+    spread "Wi-Fi again" tcp "$wan0" "$wan1" $card
+    works "Wi-Fi is off" nmcli radio wifi off
+    within "two again" 30 settled 2
+    spread "Wi-Fi is off" tcp
+    kill "$(</run/hostapd.pid)" "$(</run/isp-wifi.pid)"
+    rmmod mac80211_hwsim
+}
+
+simple_firewall() {
+    works "ufw" ufw --force enable
+    sleep 2
+    spread "with ufw, TCP" tcp
+    spread "with ufw, UDP" udp
+    works "no ufw" ufw disable
+    nft flush ruleset
+}
+
 redirects() {
     local wan result
     inner
@@ -251,6 +405,18 @@ redirects() {
     result=$(in_isp python3 /tests/installed.py flows udp 10 "$(address_of "$wan1")" 9000 $internet)
     check "redirected again" "$(jq ".seen[\"$internet\"] // 0" <<<"$result")" == 10
     works "they go with it" systemctl stop mountain-redirect
+    # This host's own flows from a rule's port. Their answers are known by connection tracking, here a module.
+    wan=$wan0
+    nft add table ip t
+    nft add chain ip t out '{ type filter hook output priority 0; }'
+    nft add rule ip t out ct state new counter
+    works "a redirect by tcx" mountain redirect add --proto udp --backend tcx --from "$(address_of "$wan"):9001" --to 10.8.0.2:7000
+    result=$(in_isp python3 /tests/installed.py flows udp 10 "$(address_of "$wan")" 9001 $internet)
+    check "redirected by tcx" "$(jq ".seen[\"$internet\"] // 0" <<<"$result")" == 10
+    result=$(say flows udp 10 $other 7000 "$(address_of "$wan")" 9001)
+    check "answers to this host itself" "$(jq ".seen[\"$(address_of "$wan")\"] // 0" <<<"$result")" == 10
+    mountain redirect del --all
+    nft delete table ip t
     no_inner
 }
 
@@ -287,6 +453,16 @@ pppoe() {
     pkill -x pppd
     within "PPPoE is gone" 30 settled 2
     spread "after PPPoE" tcp
+    rm /etc/ppp/peers/dsl
+    nmcli device set "$line" managed yes
+    nmcli connection add type pppoe con-name dsl ifname ppp0 pppoe.parent "$line" \
+        pppoe.username u pppoe.password p ipv6.method disabled autoconnect no
+    works "PPPoE by NetworkManager" nmcli connection up dsl
+    within "NetworkManager's PPPoE is an uplink" 60 settled 3
+    spread "with NetworkManager's PPPoE" tcp "$wan0" "$wan1" ppp0
+    works "PPPoE is taken down" nmcli connection delete dsl
+    within "NetworkManager's PPPoE is gone" 30 settled 2
+    nmcli device set "$line" managed no
     ip netns pids dsl | xargs -r kill
     ip netns del dsl
 }
@@ -312,7 +488,7 @@ remove() {
     # Its administrator's.
     rm /etc/default/mountain
     same "nothing is left" "$(settings)" "$before"
-    only_by "as without Mountain" tcp $internet "$(address_of "$wan0")"
+    only_by "as without Mountain" tcp $internet "$(address_of "$(defaults | head -n 1)")"
 }
 
 # part NAME: runs that function.
@@ -326,7 +502,7 @@ part providers
 { read -r wan0 && read -r wan1; } < <(defaults)
 before=$(settings)
 part install_it
-for name in ${only:-outage crash upgrade vpn ipsec firewall redirects congestion_control pppoe networkd}; do
+for name in ${only:-outage cable sleeps crash upgrade ipv6 wifi vpn openvpn ipsec firewall simple_firewall containers redirects congestion_control pppoe networkd}; do
     part "$name"
 done
 part remove
