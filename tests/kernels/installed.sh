@@ -281,7 +281,9 @@ cable() {
     same "the preferred one" "$(defaults | head -n 1)" "$wan1"
     spread "with another metric" tcp
     nmcli device modify "$wan1" ipv4.route-metric 101
+    nmcli device modify "$wan0" ipv4.route-metric 100
     within "settled with the old metric" 30 settled 2
+    same "the first is preferred again" "$(defaults | head -n 1)" "$wan0"
 }
 
 sleeps() {
@@ -406,7 +408,8 @@ redirects() {
     check "redirected again" "$(jq ".seen[\"$internet\"] // 0" <<<"$result")" == 10
     works "they go with it" systemctl stop mountain-redirect
     # This host's own flows from a rule's port. Their answers are known by connection tracking, here a module.
-    wan=$wan0
+    # By tcx replies leave by the rule's device: the one that the kernel prefers.
+    wan=$(defaults | head -n 1)
     nft add table ip t
     nft add chain ip t out '{ type filter hook output priority 0; }'
     nft add rule ip t out ct state new counter

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 use clap::{Args, Subcommand};
@@ -31,6 +32,8 @@ use crate::redirect::{Backend, Finding, Installed, Plan, Proto, Rule, Snat};
 
 /// Rules that `restore` could not add and says so of, each.
 const SHOWN_ERRORS: usize = 20;
+/// How long another command may take before a rule that has become possible is left for later.
+const SHORT: Duration = Duration::from_millis(100);
 /// Log lines a second of `--log` without a rate.
 const DEFAULT_LOG_RATE: &str = "10";
 
@@ -485,6 +488,8 @@ fn add_late(file: &ConfigFile, missing: &mut Vec<Wanted>, say: impl Fn(&str)) ->
     let loaded = load_config(file.config.as_deref())?;
     let still: Vec<Wanted> = loaded.redirect.iter().map(|r| r.wanted()).collect();
     missing.retain(|one| still.contains(one));
+    // Whoever watches the firewall waits for no other command.
+    drop(Store::open_within(SHORT)?);
     let mut store = actions::open(true)?;
     let done = actions::add_possible(&mut store, missing, |_, _| ())?;
     *missing = done.refused;
@@ -501,10 +506,9 @@ fn watch(restore_first: Option<&ConfigFile>) -> Result<()> {
     let stop = signals::told(&[SIGTERM, SIGINT, SIGHUP].into_iter().collect())?;
     let say = |line: &str| eprintln!("mountain: {line}");
     let late = || {
-        if let (Some(config), false) = (restore_first, missing.is_empty()) {
-            // What fails is tried again with the next change.
-            let _ = add_late(config, &mut missing, say);
-        }
+        restore_first.is_some_and(|config| {
+            !missing.is_empty() && add_late(config, &mut missing, say).is_err()
+        })
     };
     watch::run(stop.as_fd(), say, notify_ready, late)
 }

@@ -5,22 +5,27 @@
 mod choice;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::IpAddr;
 use std::slice::from_ref;
 
-use anyhow::{Error, Result};
+use anyhow::{Context, Error, Result};
 
 use super::preflight::firewall::{self, Look, Passed};
 use super::preflight::HostReadings;
 use super::store::{Entry, RuleState, Store};
 use super::{bpf, fixes, module, nft, recover, Backend, Finding, Fix, Installed, Rule, Stats};
 use crate::host::namespaces::{named, within};
-use crate::netlink::conntrack;
+use crate::host::text::count;
+use crate::netlink::{self, conntrack, RouteLookUps, RouteTo};
 
 pub use choice::{check, choose, plan, Added, Wanted};
 pub(super) use choice::{look, look_alone, on_top, Beside};
 
 /// Rules that are installed together, at most: so much nft takes at a time.
 pub const BATCH: usize = 4096;
+
+/// Messages about single rules at a time.
+pub(super) const SHOWN: usize = 20;
 
 /// Kills the process where a test wants that: after the step that `$MOUNTAIN_DIE_AFTER` names.
 #[cfg(feature = "test-hooks")]
@@ -341,16 +346,48 @@ pub(super) fn follow(store: &mut Store, new: &[Installed]) -> Result<()> {
     store.replace(new)
 }
 
-/// What is said of them.
-pub(super) fn followed(new: &Installed) -> String {
-    let source = new
-        .plan
-        .snat
-        .map_or("no other".to_owned(), |ip| ip.to_string());
-    format!(
-        "rule {} ({}): this host's addresses or routes have changed: packets that need another source get {source} now",
-        new.id, new.rule
-    )
+/// Rules that [`moved`]. Only those are looked at whose source is no address of this host any more, or whose target is
+/// reached by another device: it would take too long for all of many.
+fn to_follow(store: &Store) -> Result<Vec<Installed>> {
+    let own: HashSet<IpAddr> = (netlink::addresses()
+        .context("cannot list the addresses")?
+        .into_iter())
+    .map(|(_, address)| address)
+    .collect();
+    let mut routes = RouteLookUps::open().context("cannot ask for routes")?;
+    let mut is_elsewhere = |rule: &Installed| match (rule.hairpin(), routes.to(rule.rule.to.ip())) {
+        (Some(name), Ok(RouteTo::Out { first, .. })) => {
+            nix::net::if_::if_nametoindex(name).ok() != Some(first.ifindex)
+        }
+        _ => false,
+    };
+    let mut suspects = store.all_of(Backend::Nft)?;
+    suspects.retain(|rule| {
+        rule.plan.snat.is_some_and(|source| !own.contains(&source)) || is_elsewhere(rule)
+    });
+    let (mut seen, mut new) = (HostReadings::default(), Vec::new());
+    let mut beside = Beside::read(store)?;
+    for rule in &suspects {
+        let beside = beside.except(Some(rule.id));
+        let findings = look(beside, &mut seen, &rule.rule, rule.may_fix(), None)?;
+        new.extend(moved(rule, &findings));
+    }
+    Ok(new)
+}
+
+/// What is said of them: of each of the first, and how many there are besides.
+pub(super) fn followed(new: &[Installed]) -> Vec<String> {
+    let mut said: Vec<String> = new.iter().take(SHOWN).map(|one| {
+        let source = one.plan.snat.map_or("no other".to_owned(), |ip| ip.to_string());
+        format!(
+            "rule {} ({}): this host's addresses or routes have changed: packets that need another source get {source} now",
+            one.id, one.rule
+        )
+    }).collect();
+    if new.len() > SHOWN {
+        said.push(format!("and {} more", count(new.len() - SHOWN, "rule")));
+    }
+    said
 }
 
 /// Rules by what moves their packets.
@@ -527,17 +564,10 @@ pub fn lost(rules: &[Installed]) -> HashMap<u32, String> {
 /// When what could be put back is refused.
 pub(crate) fn repair(store: &mut Store) -> Result<usize> {
     let mut back = nft::repair(store.all_of(Backend::Nft)?)?;
-    let by_nft = store.all_of(Backend::Nft)?;
-    let (mut seen, mut new) = (HostReadings::default(), Vec::new());
-    let mut beside = Beside::read(store)?;
-    for rule in &by_nft {
-        let beside = beside.except(Some(rule.id));
-        let findings = look(beside, &mut seen, &rule.rule, rule.may_fix(), None)?;
-        new.extend(moved(rule, &findings));
-    }
+    let new = to_follow(store)?;
     follow(store, &new)?;
-    for one in &new {
-        eprintln!("mountain: {}", followed(one));
+    for line in followed(&new) {
+        eprintln!("mountain: {line}");
     }
     let all = store.all()?;
     let lost = gone(&all)?;

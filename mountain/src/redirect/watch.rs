@@ -40,7 +40,7 @@ use crate::host::folder;
 use crate::host::text::count;
 use crate::netlink::conntrack;
 use crate::netlink::ruleset::Ruleset;
-use actions::Beside;
+use actions::{Beside, SHOWN};
 use far::FarEnds;
 use sources::{Heard, Notifications};
 
@@ -56,12 +56,10 @@ const FAR_LOOK: Duration = Duration::from_secs(5);
 const REST: u32 = 9;
 /// How often one that waits looks whether it may watch, milliseconds.
 const STANDBY_MS: u16 = 1000;
-/// Messages about single rules at a time.
-const SHOWN: usize = 20;
 
 /// Watches until `stop` is readable. `say` gets lines for the user; `ready` is called once the rules are as they should
-/// be; `changed` before each look at a host that has changed otherwise than in its firewall. While another process of
-/// this network namespace watches, this one waits to take its place.
+/// be; `changed` before each look at a host that has changed otherwise than in its firewall, and again soon if it
+/// returns true. While another process of this network namespace watches, this one waits to take its place.
 ///
 /// # Errors
 /// When the kernel refuses what is needed for it.
@@ -69,7 +67,7 @@ pub fn run(
     stop: BorrowedFd,
     say: impl Fn(&str),
     ready: impl Fn(),
-    mut changed: impl FnMut(),
+    mut changed: impl FnMut() -> bool,
 ) -> Result<()> {
     let Some(_alone) = Alone::wait(stop, &say, &ready)? else {
         return Ok(());
@@ -90,7 +88,7 @@ pub fn run(
         rest: true,
         stop: false,
     };
-    let mut polls = 0;
+    let (mut polls, mut again) = (0, false);
     let mut is_ready = false;
     let (mut rests_until, mut far_at) = (Instant::now(), Instant::now());
     let mut rest = Duration::ZERO;
@@ -98,10 +96,10 @@ pub fn run(
         polls = if heard.anything() { 0 } else { polls + 1 };
         let begin = Instant::now();
         let far = !watcher.far.is_empty() && begin >= far_at;
-        let unheard = far || (watcher.busy && polls % BUSY_POLLS == 0);
+        let unheard = far || ((watcher.busy || again) && polls % BUSY_POLLS == 0);
         if heard.anything() || (unheard && begin >= rests_until) {
-            if heard.rest {
-                changed();
+            if heard.rest || again {
+                again = changed();
             }
             watcher.round(heard, far);
             sources.poll_devices(watcher.fast.devices());
@@ -142,7 +140,7 @@ impl Watching {
         let work = move || {
             let say = |line: &str| tracing::info!("redirect: {line}");
             // The process has more to do until it is ready.
-            if let Err(e) = run(fd.as_fd(), say, || {}, || {}) {
+            if let Err(e) = run(fd.as_fd(), say, || {}, || false) {
                 tracing::warn!("nobody watches the firewall for redirects: {e:#}");
             }
         };
@@ -327,10 +325,9 @@ impl Watcher<'_> {
         self.raise(choices, &carried)?;
         self.fast.trim()?;
         actions::follow(&mut store, &moved)?;
-        for one in moved.iter().take(SHOWN) {
-            (self.say)(&actions::followed(one));
+        for line in actions::followed(&moved) {
+            (self.say)(&line);
         }
-        self.say_more(moved.len());
         self.firewall = Some(now);
         seen.forget();
         self.seen = seen;
