@@ -449,7 +449,11 @@ int mountain_scope(struct bpf_sock_ops *ops)
 	char name[16];
 
 	barrier_var(set);
-	if ((ops->op == BPF_SOCK_OPS_TCP_CONNECT_CB ||
+	/*
+	 * Not at BPF_SOCK_OPS_TCP_CONNECT_CB: the kernel would put a route's in the place of this one, which has been
+	 * initialized by then, and neither release this one nor initialize that (tcp_ca_dst_init()).
+	 */
+	if ((ops->op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB ||
 	     ops->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB) && !mtn_chose(ops)) {
 		__builtin_memcpy(name, set, sizeof(name));
 		bpf_setsockopt(ops, SOL_TCP, TCP_CONGESTION, name, sizeof(name));

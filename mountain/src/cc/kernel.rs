@@ -2,6 +2,7 @@
 //! What the congestion control needs of the kernel.
 
 use std::ffi::CStr;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -47,6 +48,19 @@ pub(crate) fn lacking() -> Option<(&'static str, &'static str)> {
             "use Linux 6.12 or newer with CONFIG_BPF_SYSCALL=y and CONFIG_BPF_JIT=y",
         ));
     }
+    // `cong_control(sk, ack, flag, rs)` since 6.10, `(sk, rs)` before.
+    if cong_control_parameters() != Some(4) {
+        return Some((
+            "the kernel tells its congestion controls too little of an ACK",
+            "use Linux 6.12 or newer",
+        ));
+    }
+    if is_locked_down(&fs::read_to_string(LOCKDOWN).unwrap_or_default()) {
+        return Some((
+            "the kernel is locked down (confidentiality), so that no BPF program may read its memory",
+            "start it with `lockdown=integrity`",
+        ));
+    }
     if is_to_be_loaded() {
         // Nothing but a restart takes it back. Kernels without modules have no such file.
         if sysctl::number("kernel/modules_disabled") == Some(1) {
@@ -74,6 +88,28 @@ pub(crate) fn lacking() -> Option<(&'static str, &'static str)> {
         ));
     }
     None
+}
+
+/// kernel_lockdown(7).
+const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
+
+/// Whether `none integrity [confidentiality]` is the last of these.
+fn is_locked_down(levels: &str) -> bool {
+    levels.contains("[confidentiality]")
+}
+
+/// How many parameters the kernel calls `cong_control()` of a congestion control with; `None`: there is no such callback.
+fn cong_control_parameters() -> Option<u32> {
+    let found = with_btf(|kernel, _| {
+        let (at, id) = struct_fields(kernel, c"tcp_congestion_ops")?;
+        let at = at.iter().position(|name| name == "cong_control")?;
+        // SAFETY: live, and ids of it.
+        unsafe {
+            let prototype = type_by_id(kernel, pointed_to(kernel, id[at])?)?;
+            Some((*prototype).info & 0xffff)
+        }
+    });
+    found.flatten()
 }
 
 /// Why BBR, which is not in the kernel yet, is not there to be loaded by this program.
@@ -118,32 +154,43 @@ unsafe fn type_id(btf: *const libbpf_sys::btf, name: &CStr, kind: u32) -> Option
 /// # Safety
 /// `btf` is live.
 unsafe fn first_parameter(btf: *const libbpf_sys::btf, function: &CStr) -> Option<u32> {
-    let kind_of = |info: u32| info >> 24 & 0x1f;
-    let type_of = |id| {
-        // SAFETY: null where there is no such type.
-        let found = unsafe { libbpf_sys::btf__type_by_id(btf, id) };
-        (!found.is_null()).then_some(found)
-    };
     // SAFETY: a live BTF; what comes of it are types of this BTF, and a prototype's parameters follow it, as
     // many as the low half of `info` says.
     unsafe {
         let id = type_id(btf, function, libbpf_sys::BTF_KIND_FUNC)?;
-        let prototype = type_of((*type_of(id)?).__bindgen_anon_1.type_)?;
+        let prototype = type_by_id(btf, (*type_by_id(btf, id)?).__bindgen_anon_1.type_)?;
         if (*prototype).info & 0xffff == 0 {
             return None;
         }
         let parameter = prototype.add(1).cast::<libbpf_sys::btf_param>();
-        let mut id = (*parameter).type_;
-        loop {
-            let found = type_of(id)?;
-            match kind_of((*found).info) {
-                libbpf_sys::BTF_KIND_PTR
-                | libbpf_sys::BTF_KIND_CONST
-                | libbpf_sys::BTF_KIND_VOLATILE
-                | libbpf_sys::BTF_KIND_RESTRICT
-                | libbpf_sys::BTF_KIND_TYPE_TAG => id = (*found).__bindgen_anon_1.type_,
-                _ => return Some(id),
-            }
+        pointed_to(btf, (*parameter).type_)
+    }
+}
+
+/// # Safety
+/// `btf` is live.
+unsafe fn type_by_id(btf: *const libbpf_sys::btf, id: u32) -> Option<*const libbpf_sys::btf_type> {
+    // SAFETY: null where there is no such type.
+    let found = unsafe { libbpf_sys::btf__type_by_id(btf, id) };
+    (!found.is_null()).then_some(found)
+}
+
+/// What a type is without pointers and qualifiers.
+///
+/// # Safety
+/// `btf` is live.
+unsafe fn pointed_to(btf: *const libbpf_sys::btf, mut id: u32) -> Option<u32> {
+    loop {
+        // SAFETY: a live BTF, whose types these are.
+        let found = unsafe { &*type_by_id(btf, id)? };
+        match found.info >> 24 & 0x1f {
+            libbpf_sys::BTF_KIND_PTR
+            | libbpf_sys::BTF_KIND_CONST
+            | libbpf_sys::BTF_KIND_VOLATILE
+            | libbpf_sys::BTF_KIND_RESTRICT
+            // SAFETY: these have a type.
+            | libbpf_sys::BTF_KIND_TYPE_TAG => id = unsafe { found.__bindgen_anon_1.type_ },
+            _ => return Some(id),
         }
     }
 }
@@ -189,7 +236,13 @@ fn bbr_is_another() -> bool {
 /// Names of the members of a structure of the kernel, or of BBR's module where the kernel has it
 /// not; `None`: neither has it.
 fn struct_members(name: &CStr) -> Option<Vec<String>> {
-    let text = |btf, offset| {
+    let names = |btf| struct_fields(btf, name).map(|(names, _)| names);
+    with_btf(|kernel, split| names(kernel).or_else(|| names(split?)))?
+}
+
+/// Names of the members of a structure, and ids of their types.
+fn struct_fields(btf: *mut libbpf_sys::btf, name: &CStr) -> Option<(Vec<String>, Vec<u32>)> {
+    let text = |offset| {
         // SAFETY: a live BTF, which owns the string; null where the offset is none of it.
         let text = unsafe { libbpf_sys::btf__name_by_offset(btf, offset) };
         // SAFETY: not null, and libbpf has checked that it ends in NUL.
@@ -199,19 +252,18 @@ fn struct_members(name: &CStr) -> Option<Vec<String>> {
                 .into_owned()
         })
     };
-    let members = |btf: *mut libbpf_sys::btf| {
-        // SAFETY: a live BTF, and an id of it; the members, as many as the low half of `info` says, follow.
-        let members = unsafe {
-            let id = type_id(btf, name, libbpf_sys::BTF_KIND_STRUCT)?;
-            let kind = libbpf_sys::btf__type_by_id(btf, id);
-            let count = ((*kind).info & 0xffff) as usize;
-            let first = kind.add(1).cast::<libbpf_sys::btf_member>();
-            std::slice::from_raw_parts(first, count)
-        };
-        let names = members.iter().filter_map(|m| text(btf, m.name_off));
-        Some(names.collect())
+    // SAFETY: a live BTF, and an id of it; the members, as many as the low half of `info` says, follow.
+    let members = unsafe {
+        let id = type_id(btf, name, libbpf_sys::BTF_KIND_STRUCT)?;
+        let kind = libbpf_sys::btf__type_by_id(btf, id);
+        let count = ((*kind).info & 0xffff) as usize;
+        let first = kind.add(1).cast::<libbpf_sys::btf_member>();
+        std::slice::from_raw_parts(first, count)
     };
-    with_btf(|kernel, split| members(kernel).or_else(|| members(split?)))?
+    let fields = members
+        .iter()
+        .filter_map(|m| Some((text(m.name_off)?, m.type_)));
+    Some(fields.unzip())
 }
 
 /// Whether BBR is neither built in nor loaded: a module yet to be loaded, or nothing at all. Not where the
@@ -342,6 +394,14 @@ mod tests {
             }
         }
         assert!(!bbr_takes_other_sockets());
+    }
+
+    #[test]
+    fn what_older_and_locked_kernels_lack_is_told() {
+        assert_eq!(cong_control_parameters(), Some(4));
+        assert!(is_locked_down("none integrity [confidentiality]\n"));
+        assert!(!is_locked_down("none [integrity] confidentiality\n"));
+        assert!(!is_locked_down(""));
     }
 
     #[test]

@@ -124,9 +124,9 @@ impl Loaded {
         } else {
             ops.cwnd_event_tx_start = ptr::null_mut();
         }
-        let skel = open
-            .load()
-            .context("the kernel refused the program: `mountain check` tells what is missing")?;
+        let skel = open.load().context(
+            "the kernel refused the program: `MOUNTAIN_LOG=debug mountain cc enable` shows why",
+        )?;
         Ok(Self { skel })
     }
 

@@ -226,8 +226,8 @@ impl Pinned {
                 Enabled::Replaced
             }
             Err(e) if e.kind() == libbpf_rs::ErrorKind::AlreadyExists => bail!(
-                "a congestion control named {name} exists that this command did not make: \
-                 choose another --name, or see `bpftool struct_ops list`"
+                "a congestion control named {name} exists that this command did not make, or not from this mount \
+                 namespace: choose another --name, or see `bpftool struct_ops list`"
             ),
             Err(e) => return Err(e).context(REFUSED),
         };
@@ -274,6 +274,13 @@ impl Pinned {
         let path = self.path(&format!("cgroup-{id}"));
         if path.exists() {
             return Ok(());
+        }
+        for other in names_on_record().into_iter().filter(|n| *n != self.name) {
+            // Of two, the one that was there first would be taken for the sockets' own choice.
+            ensure!(
+                !Pinned::new(&other)?.is_scoped_to(id),
+                "this cgroup's sockets use {other} already: `mountain cc disable --name {other}` ends that"
+            );
         }
         let loaded = Loaded::load(&self.name, behaviour, Some(&self.path("flow_map")))?;
         let fd = cgroup.as_raw_fd();
@@ -435,10 +442,13 @@ fn mount_bpffs() -> Result<()> {
     if is {
         return Ok(());
     }
-    // Where this may not be asked, nothing speaks against it.
-    let init = fs::read_link("/proc/1/ns/mnt").ok();
+    let is_first = match fs::read_link("/proc/1/ns/mnt") {
+        Ok(init) => fs::read_link("/proc/self/ns/mnt").is_ok_and(|own| own == init),
+        // Where this may not be asked, `ip netns exec` is known by the name that it gives /sys.
+        Err(_) => has_usual_sys(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default()),
+    };
     ensure!(
-        init.is_none() || fs::read_link("/proc/self/ns/mnt").ok() == init,
+        is_first,
         "there is no BPF file system at {BPFFS} in this mount namespace: use \
          `nsenter --net=/run/netns/NAME mountain cc ...` instead of `ip netns exec`"
     );
@@ -454,6 +464,15 @@ fn mount_bpffs() -> Result<()> {
     let note = File::create(MOUNTED).and_then(|_| fs::metadata(BPFFS));
     let note = note.and_then(|root| fs::write(MOUNTED, root.dev().to_string()));
     note.with_context(|| format!("cannot write {MOUNTED}"))
+}
+
+/// Whether /proc/self/mountinfo (proc_pid_mountinfo(5)) has none at /sys but the usual one.
+fn has_usual_sys(mountinfo: &str) -> bool {
+    let at_sys = mountinfo
+        .lines()
+        .filter(|line| line.split(' ').nth(4) == Some("/sys"));
+    let source = |line: &str| Some(line.split_once(" - ")?.1.split(' ').nth(1)? == "sysfs");
+    at_sys.map(source).all(|usual| usual == Some(true))
 }
 
 /// Unmounts the BPF file system if this program mounted it and nothing is pinned there any more.
@@ -479,6 +498,14 @@ mod tests {
     use libbpf_rs::query::{IterLinkInfo, IterType};
 
     use super::*;
+
+    #[test]
+    fn a_mount_namespace_of_ip_netns_is_known_by_its_sys() {
+        let usual = "22 28 0:21 / /sys rw,nosuid shared:7 - sysfs sysfs rw\n";
+        let of_ip = "31 28 0:25 / /sys rw,relatime - sysfs wan rw\n";
+        assert!(has_usual_sys("") && has_usual_sys(usual));
+        assert!(!has_usual_sys(of_ip));
+    }
 
     #[test]
     fn the_list_of_an_earlier_version_is_read_once() {

@@ -4,17 +4,16 @@
 //! The route is read and written by ip(8): what it prints of a route is what it takes, all metrics
 //! included, and nothing here has to know them.
 
-use std::collections::HashMap;
 use std::process::Command;
 
 use anyhow::{bail, ensure, Context, Result};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::host::namespaces::{named, this_namespace, within, Namespace};
+use crate::host::namespaces::{this_namespace, within};
 use crate::host::program;
 
-use super::scope::ScopeState;
+use super::scope::{namespaces, ScopeState};
 
 /// A route that was given the congestion control.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -220,8 +219,7 @@ pub(crate) fn set(prefix: IpNet, name: &str) -> Result<()> {
 
 /// Puts back what the routes on record named before, where `name` is still there.
 pub(crate) fn restore(name: &str, state: &ScopeState) -> Result<()> {
-    // All at once: one that is only a process's must not go away with that one.
-    let namespaces: HashMap<u64, Namespace> = named().map(|n| (n.inode, n)).collect();
+    let namespaces = namespaces();
     let restored = state.routes.iter().map(|route| {
         // Gone with all its routes.
         let Some(namespace) = namespaces.get(&route.namespace) else {

@@ -64,6 +64,14 @@ impl ScopeState {
         }
     }
 
+    /// Forgets network namespaces that are gone: the kernel gives their numbers to new ones.
+    pub(crate) fn forget_gone(&mut self) {
+        let there = namespaces();
+        self.defaults.retain(|inode, _| there.contains_key(inode));
+        self.routes
+            .retain(|route| there.contains_key(&route.namespace));
+    }
+
     /// `name`, of which `gone` had to put things back, is no more: where it is what this state,
     /// that of `own`, would put back, the earlier one takes its place. Whether anything has changed.
     ///
@@ -114,28 +122,48 @@ pub(crate) fn set_default_here(name: &str) -> Result<()> {
 pub(crate) fn restore_defaults(name: &str, state: &ScopeState) -> Result<()> {
     let here = this_namespace()?;
     let first = fs::metadata("/proc/1/ns/net").map_or(here, |m| m.ino());
-    // All at once: one that is only a process's must not go away with that one.
-    let all: BTreeMap<u64, Namespace> = named().map(|n| (n.inode, n)).collect();
-    let restored = all.into_iter().map(|(inode, namespace)| {
+    let all = namespaces();
+    let of_first = || within(&all.get(&first)?.file, default_here).ok();
+    let first_has = of_first().filter(|default| default != name);
+    in_each(&all, name, |inode| {
         let known = [inode, first, here]
             .iter()
             .find_map(|i| state.defaults.get(i));
-        let former = known.or(state.defaults.values().next()).cloned();
-        within(&namespace.file, || {
-            if default_here()? != name {
-                return Ok(());
-            }
-            // Not every one may be chosen in every namespace.
-            let fallback = ["bbr", "cubic", "reno"].map(str::to_owned).into_iter();
-            let mut candidates = former.into_iter().chain(fallback).filter(|n| n != name);
-            let set = candidates.any(|n| set_default_here(&n).is_ok());
-            ensure!(set, "no other congestion control can be the default");
-            Ok(())
+        let former = known.or(first_has.as_ref()).cloned();
+        // Not every one may be chosen in every namespace.
+        let fallback = ["bbr", "cubic", "reno"].map(str::to_owned).into_iter();
+        let mut candidates = former.into_iter().chain(fallback).filter(|n| n != name);
+        let set = candidates.any(|n| set_default_here(&n).is_ok());
+        ensure!(set, "no other congestion control can be the default");
+        Ok(())
+    })
+}
+
+/// Makes `name` anew the default where it is: to the kernel a default is not the name but what had it when it was made
+/// the default.
+pub(crate) fn renew_defaults(name: &str) -> Result<()> {
+    in_each(&namespaces(), name, |_| set_default_here(name))
+}
+
+/// All network namespaces at once: one that is only a process's must not go away with that one.
+pub(super) fn namespaces() -> BTreeMap<u64, Namespace> {
+    named().map(|n| (n.inode, n)).collect()
+}
+
+/// Does something in each whose default is `name`. Where one fails, the others are done all the same.
+fn in_each(
+    all: &BTreeMap<u64, Namespace>,
+    name: &str,
+    then: impl Fn(u64) -> Result<()> + Sync,
+) -> Result<()> {
+    let done = all.iter().map(|(inode, namespace)| {
+        within(&namespace.file, || match default_here()? == name {
+            true => then(*inode),
+            false => Ok(()),
         })
         .with_context(|| format!("network namespace {inode}"))
     });
-    // Where one fails, the others are done all the same.
-    restored.fold(Ok(()), Result::and)
+    done.fold(Ok(()), Result::and)
 }
 
 /// Opens a cgroup by its folder, or by its name below where cgroup2 is mounted; with its id.

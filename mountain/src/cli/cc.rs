@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, ensure, Result};
+use anyhow::{bail, ensure, Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use ipnet::IpNet;
 
@@ -152,6 +152,10 @@ impl Enable {
         }
         scoped?;
         let name = pinned.name();
+        if done != Enabled::New {
+            scope::renew_defaults(name)
+                .context("new connections by default use what was there before")?;
+        }
         match done {
             Enabled::New => println!("{name} is available to TCP sockets"),
             Enabled::Replaced => println!("{name} is replaced: new connections use this version"),
@@ -166,6 +170,7 @@ impl Enable {
     fn apply(&self, pinned: &Pinned, cgroups: &[(std::fs::File, u64, PathBuf)]) -> Result<()> {
         let name = pinned.name();
         let mut state = pinned.state()?;
+        state.forget_gone();
         state.cgroups.retain(|id, _| pinned.is_scoped_to(*id));
         for (file, id, path) in cgroups {
             pinned.scope_to(file, *id, self.behaviour)?;
@@ -193,10 +198,12 @@ impl Enable {
 fn undo(pinned: &Pinned) -> Result<()> {
     let state = pinned.state()?;
     let name = pinned.name();
-    let defaults = scope::restore_defaults(name, &state);
-    let routes = routes::restore(name, &state);
+    // Without the name, a route would not show any more what it has kept.
+    routes::restore(name, &state)?;
+    let _ = scope::restore_defaults(name, &state);
     pinned.disable()?;
-    defaults.and(routes)?;
+    // Once more: a namespace that was made meanwhile has inherited it.
+    scope::restore_defaults(name, &state)?;
     pinned.forget()
 }
 
@@ -209,8 +216,8 @@ fn disable(name: &str) -> Result<()> {
     if !pinned.is_enabled() {
         ensure!(
             !available()?.iter().any(|n| n == name),
-            "{name} was not registered by `mountain cc enable`, or not from this mount \
-             namespace: nothing is changed"
+            "nothing is changed: {name} is registered, but {}",
+            not_here()
         );
         // What a killed `enable` may have left.
         undo(&pinned)?;
@@ -220,6 +227,13 @@ fn disable(name: &str) -> Result<()> {
     undo(&pinned)?;
     println!("{name} is disabled; connections that use it keep it until they end");
     Ok(())
+}
+
+/// Why a name that sockets can choose is none of ours.
+fn not_here() -> String {
+    "not by `mountain cc enable`, or not from this mount namespace (`ip netns exec` makes one: use \
+     `nsenter --net=/run/netns/NAME mountain cc ...`)"
+        .to_owned()
 }
 
 fn status(name: &str) -> Result<CcStatus> {
@@ -285,7 +299,7 @@ fn status_text(s: &CcStatus) -> String {
     let (name, default) = (&s.name, &s.default);
     let Some(details) = &s.details else {
         let _ = match s.taken == Some(true) {
-            true => writeln!(out, "{name}: registered, but not by `mountain cc enable`"),
+            true => writeln!(out, "{name}: registered, but {}", not_here()),
             false => writeln!(out, "{name}: not enabled; `mountain cc enable` does it"),
         };
         let _ = writeln!(out, "  default here  {default}");
@@ -336,6 +350,11 @@ fn top(name: &str, once: bool, json: bool) -> Result<()> {
     need_root()?;
     let pinned = Pinned::new(name)?;
     if !pinned.is_enabled() {
+        ensure!(
+            !available()?.iter().any(|n| n == name),
+            "{name} is registered, but {}",
+            not_here()
+        );
         bail!("{name} is not enabled: `mountain cc enable` does it");
     }
     let once = once || !std::io::stdout().is_terminal();

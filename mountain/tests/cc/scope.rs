@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Who uses it: namespaces, cgroups, routes; and that what was before comes back.
 
+use std::io::{BufRead, BufReader};
+
 use super::*;
 
 #[test]
@@ -277,4 +279,117 @@ fn routes_that_would_lose_something_are_refused() {
         let after = ns.ip(&format!("-6 route show {prefix}"));
         assert_eq!(word(&before), word(&after));
     }
+}
+
+/// The live connection from an address, after it has sent something.
+fn acks(ns: &Ns, name: &Name, pair: &mut (TcpStream, TcpStream)) -> u64 {
+    let near = pair.0.local_addr().unwrap();
+    for _ in 0..20 {
+        pair.0.write_all(&[0; 1000]).unwrap();
+        pair.1.read_exact(&mut [0; 1000]).unwrap();
+    }
+    let flows = name.flows(ns);
+    let flow = flows.iter().find(|flow| flow.local == near);
+    flow.expect("it is listed").acks.into()
+}
+
+/// To the kernel a default is what had the name when it was made the default.
+#[test]
+fn connections_by_default_use_the_program_that_replaced_another() {
+    let (ns, other, name) = (Ns::new("cc"), Ns::new("cco"), Name::new());
+    name.cc(&ns, "enable --default");
+    other.sysctl("net.ipv4.tcp_congestion_control", &name.0);
+    let used = |ns: &Ns| acks(ns, &name, &mut ns.with(|| pair(None).unwrap()));
+    assert!(used(&ns) > 0, "the brake looks at ACKs");
+    // This one leaves all to BBR. Without --default, too, and in every namespace.
+    name.says(&ns, "enable --behaviour bbr", "is replaced");
+    assert_eq!((used(&ns), used(&other)), (0, 0));
+    name.cc(&ns, "enable");
+    assert!(used(&ns) > 0);
+    let link = format!("/sys/fs/bpf/mountain/cc/{}/link", name.0);
+    ns.run(&format!("bpftool link detach pinned {link}"));
+    name.says(&ns, "enable --behaviour bbr", "it is back");
+    assert_eq!(used(&other), 0);
+    name.disable(&ns);
+}
+
+/// Without the name the route would not show what it has kept, and what was before would be forgotten.
+#[test]
+fn a_route_that_cannot_be_put_back_keeps_it_enabled() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    ns.wire(("d1", &[]), &ns, ("d0", &["10.31.0.1/24"]));
+    ns.ip("route add 10.32.0.0/16 via 10.31.0.2 congctl reno");
+    name.cc(&ns, "enable --route 10.32.0.0/16");
+    ns.ip("route append 10.32.0.0/16 via 10.31.0.3");
+    for _ in 0..2 {
+        name.fails(&ns, "disable", "2 routes have its metric");
+        assert!(name.is_available() && name.has_pins());
+    }
+    assert_has(&ns.ip("route show 10.32.0.0/16"), &["congctl mtt"]);
+    ns.ip("route del 10.32.0.0/16 via 10.31.0.3");
+    name.disable(&ns);
+    assert_has(&ns.ip("route show 10.32.0.0/16"), &["congctl reno"]);
+}
+
+/// A route's own would run on what this one has left in the socket.
+#[test]
+fn in_a_cgroup_a_routes_congestion_control_is_not_half_replaced() {
+    let (ns, name, cgroup) = (Ns::new("cc"), Name::new(), Cgroup::new("cc"));
+    ns.ip("route replace local 10.32.0.1 dev lo table local congctl reno");
+    let path = cgroup.path().display().to_string();
+    name.cc(&ns, &format!("enable --cgroup {path}"));
+    let script = "import socket,sys\n\
+        l=socket.create_server(('10.32.0.1',0)); c=socket.socket(); c.connect(l.getsockname()); a,_=l.accept()\n\
+        for i in range(20):\n  c.sendall(b'x'); a.recv(1)\n\
+        print(c.getsockopt(6,13,16).rstrip(b'\\0').decode(), c.getsockname()[1], flush=True); sys.stdin.read()\n";
+    let mut python = cgroup.command(&ns, "python3");
+    let piped = std::process::Stdio::piped;
+    let python = python.args(["-c", script]).stdin(piped()).stdout(piped());
+    let mut python = python.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(python.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let (used, port) = line.trim().split_once(' ').unwrap();
+    let flows = name.flows(&ns);
+    let local: SocketAddr = format!("10.32.0.1:{port}").parse().unwrap();
+    let flow = flows.iter().find(|flow| flow.local == local);
+    // What the socket says and what its program sees agree.
+    assert_eq!(used, name.0);
+    assert!(flow.expect("it is listed").acks > 0);
+    drop(python.stdin.take());
+    python.wait().unwrap();
+    name.disable(&ns);
+}
+
+/// The second would take the first one's choice for the sockets' own.
+#[test]
+fn a_cgroup_has_one_name() {
+    let (ns, cgroup) = (Ns::new("cc"), Cgroup::new("cc"));
+    let (first, second) = (Name::new(), Name::new());
+    let enable = format!("enable --cgroup {}", cgroup.path().display());
+    first.cc(&ns, &enable);
+    second.fails(&ns, &enable, &format!("use {} already", first.0));
+    assert!(!second.is_available(), "half of what was asked for");
+    first.disable(&ns);
+    second.cc(&ns, &enable);
+    second.disable(&ns);
+}
+
+/// A namespace that nobody has noted anything of gets what the machine's first has, not what a third had.
+#[test]
+fn a_namespace_gets_no_default_of_another_one() {
+    let (ns, other, name) = (Ns::new("cc"), Ns::new("cco"), Name::new());
+    let first = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap();
+    let elsewhere = if first.trim() == "reno" {
+        "cubic"
+    } else {
+        "reno"
+    };
+    ns.sysctl("net.ipv4.tcp_congestion_control", elsewhere);
+    name.cc(&ns, "enable --default");
+    other.sysctl("net.ipv4.tcp_congestion_control", &name.0);
+    name.cc(&Ns::new("cct"), "disable");
+    assert_eq!(default_in(&ns), elsewhere);
+    assert_eq!(default_in(&other), first.trim());
 }
