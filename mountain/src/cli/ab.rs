@@ -220,6 +220,8 @@ fn judge(runs: &[Vec<RunFile>; 2]) -> Result<Comparison> {
     });
     let options = compare::CompareOptions {
         paired: true,
+        // What is changed may be queues of this host.
+        by_user: true,
         ..compare::CompareOptions::default()
     };
     let mut comparison = compare(&sides, &options)?;

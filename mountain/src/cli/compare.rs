@@ -46,7 +46,7 @@ pub(crate) struct Import {
     /// Write the run file here; `-` is standard output [default: FILE.run.json]
     #[arg(long, short, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Use this name for the run in comparisons [default: the file's name]
+    /// Use this name for the run in comparisons [default: the run file's name]
     #[arg(long, value_parser = label)]
     label: Option<String>,
     /// Take this series from a flent file [default: its ping series, else "Ping (ms) ICMP"]
@@ -79,7 +79,7 @@ impl Compare {
         };
         let options = CompareOptions {
             over_us: self.over.iter().map(|ms| ms * 1e3).collect(),
-            paired: false,
+            ..CompareOptions::default()
         };
         print_answer(&compare(&sides, &options)?, self.json, text)
     }
@@ -249,7 +249,11 @@ pub(crate) fn text(c: &Comparison) -> String {
         }
     }
     let mut text = align(&lines, Words::In(&[0]));
-    let _ = writeln!(text, "\n{}\n", how(c));
+    let _ = writeln!(text, "\n{}", how(c));
+    if c.by_user {
+        text += "Delays are what programs saw (user space), with the queues of this host.\n";
+    }
+    text += "\n";
     for headline in &c.headlines {
         let _ = writeln!(text, "Verdict: {}", headline.text);
     }

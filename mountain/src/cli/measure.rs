@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The commands that measure: arguments and what is printed.
 
+use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, ExitStatus};
@@ -29,6 +30,9 @@ use crate::report::table::{align, Words};
 const LIVE_MAX: u64 = 60_000_000;
 /// What may be waited for: far more overflows when it is added to a time.
 pub(super) const LONGEST: Duration = Duration::from_secs(366 * 86_400);
+
+/// Less than this between the kernel's clock and a program's is the program's own time on a busy host, µs.
+const OWN_QUEUE_US: f64 = 5e3;
 
 #[derive(Args)]
 pub(crate) struct Ping {
@@ -123,6 +127,9 @@ impl Ping {
                 "errors": outcome.errors,
                 "timestamps": outcome.timestamps,
             });
+            if let Some(directions) = outcome.run.samples.directions() {
+                value["directions"] = serde_json::to_value(directions)?;
+            }
             if self.tcp.is_some() {
                 value["refused"] = outcome.refused.into();
                 value["repeated"] = outcome.repeated.into();
@@ -133,6 +140,9 @@ impl Ping {
             print_json(&value)?;
         } else {
             self.print(&outcome, &address, &kernel, user.as_ref());
+            if let (Some(out), Ok(())) = (&self.out, &written) {
+                println!("samples: {}", out.display());
+            }
         }
         written?;
         if kernel.count == 0 {
@@ -217,11 +227,26 @@ impl Ping {
                 run.seconds - run.samples.sent_us[run.samples.len() - silent] / 1e6
             );
         }
+        if let Some(directions) = run.samples.directions() {
+            for (name, d) in [
+                ("forward", directions.forward),
+                ("backward", directions.backward),
+            ] {
+                println!(
+                    "{name}: median {:.3} ms, P99 {:.3} ms above the least",
+                    d.median_us / 1e3,
+                    d.p99_us / 1e3
+                );
+            }
+        }
+        if let Some(waited) = own_queue(kernel, user) {
+            println!(
+                "user space saw {:.1} ms more in the median: probes wait in a queue of this host, or mountain for a processor",
+                waited / 1e3
+            );
+        }
         if run.interrupted {
             println!("interrupted after {} of {} probes", kernel.sent, self.count);
-        }
-        if let Some(out) = &self.out {
-            println!("samples: {}", out.display());
         }
     }
 
@@ -253,6 +278,13 @@ impl Ping {
             );
         }
     }
+}
+
+/// By how much programs saw later answers than the path gave, µs, where that is as much as the path or more.
+fn own_queue(kernel: &Table, user: Option<&Table>) -> Option<f64> {
+    let median = |table: &Table| table.delays.as_ref().map(|d| d.median);
+    let (path, seen) = (median(kernel)?, median(user?)?);
+    Some(seen - path).filter(|more| *more >= path.max(OWN_QUEUE_US))
 }
 
 #[derive(Args)]
@@ -295,11 +327,19 @@ impl Cpu {
         check_writable(self.out.as_deref())?;
         let environment = environment::record(steering().as_deref());
         let started = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
-        let mut command = self.command.split_first().map(|(program, arguments)| {
-            let mut command = Command::new(program);
-            command.args(arguments);
-            command
-        });
+        let command = self
+            .command
+            .split_first()
+            .map(|(program, arguments)| -> Result<Command> {
+                let mut command = Command::new(program);
+                command.args(arguments);
+                if self.out.as_deref().is_some_and(is_stdout) {
+                    // Standard output is the run file's.
+                    command.stdout(std::io::stderr().as_fd().try_clone_to_owned()?);
+                }
+                Ok(command)
+            });
+        let mut command = command.transpose()?;
         let wait = Duration::from_secs(10);
         let duration = command.is_none().then_some(self.duration.unwrap_or(wait));
         let recorded = cpu::record(self.interval, duration, command.as_mut())?;

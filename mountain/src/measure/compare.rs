@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::paired;
+use super::ping::Clock;
 use super::runfile::RunFile;
 use super::stats::{ascending, choose_thresholds, Reply, Row, Table, Unit};
 use super::variation::{self, Events, RunFigure};
@@ -42,6 +43,8 @@ pub struct CompareOptions {
     pub over_us: Vec<f64>,
     /// The sides' runs were measured in turn: the first of one belongs to the first of the other.
     pub paired: bool,
+    /// By what programs saw, queues of this host included, where all runs have that.
+    pub by_user: bool,
 }
 
 /// Everything that `mountain compare` says.
@@ -61,6 +64,9 @@ pub struct Comparison {
     pub segment: usize,
     /// Whether the runs were judged in pairs.
     pub paired: bool,
+    /// Whether delays are what programs saw, by their own clock: runs of two clocks cannot be compared otherwise.
+    #[serde(default)]
+    pub by_user: bool,
     /// Significance level of the verdicts, 0 to 1.
     pub level: f64,
 }
@@ -189,7 +195,8 @@ pub fn compare(sides: &[Side], options: &CompareOptions) -> Result<Comparison> {
             sides[0].name
         );
     }
-    let measured = measure(sides, &options.over_us);
+    let by_user = (options.by_user || clocks(sides) > 1) && all_runs(sides).all(has_user);
+    let measured = measure(sides, &options.over_us, by_user);
     let rows = Judge::new(&measured, options.paired).rows();
     let headlines = (1..sides.len())
         .map(|i| headline(&sides[i].name, &sides[0].name, &rows, i))
@@ -200,6 +207,7 @@ pub fn compare(sides: &[Side], options: &CompareOptions) -> Result<Comparison> {
         rows,
         headlines,
         warnings: all_warnings(sides),
+        by_user,
         segment: segment(&measured),
         paired: options.paired,
         level: verdict::LEVEL,
@@ -219,8 +227,29 @@ fn column((side, measured): (&Side, &Vec<Measured>)) -> Run {
     }
 }
 
-fn measure(sides: &[Side], over_us: &[f64]) -> Vec<Vec<Measured>> {
-    let replies = |run: &RunFile| run.samples.replies(&run.samples.rtt_us);
+fn all_runs(sides: &[Side]) -> impl Iterator<Item = &RunFile> {
+    sides.iter().flat_map(|side| &side.runs)
+}
+
+/// By how many clocks there are round trips.
+fn clocks(sides: &[Side]) -> usize {
+    let clocks: BTreeSet<&str> = all_runs(sides).map(|run| run.clock.as_str()).collect();
+    clocks.len()
+}
+
+/// Whether a run has round trips by its program's clock.
+fn has_user(run: &RunFile) -> bool {
+    run.clock == Clock::User.name() || !run.samples.user_rtt_us.is_empty()
+}
+
+fn measure(sides: &[Side], over_us: &[f64], by_user: bool) -> Vec<Vec<Measured>> {
+    let replies = |run: &RunFile| {
+        let samples = &run.samples;
+        match by_user && run.clock != Clock::User.name() {
+            true => samples.replies(&samples.user_rtt_us),
+            false => samples.replies(&samples.rtt_us),
+        }
+    };
     let over_us = if over_us.is_empty() {
         let mut runs = sides.iter().flat_map(|side| &side.runs);
         let first = runs.find_map(|run| Table::new(0, &replies(run), &[1.0]).delays);

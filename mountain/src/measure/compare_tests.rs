@@ -66,6 +66,38 @@ fn verdict(c: &Comparison, name: &str) -> RowVerdict {
     row(c, name).against_first[0].verdict
 }
 
+/// One side lost its stamps: by the kernel's clock it would be a hundred times better.
+#[test]
+fn runs_by_different_clocks_are_compared_by_the_one_that_both_have() {
+    let with_clock = |seed: u64, clock: &str| {
+        let mut run = delays(2000, seed);
+        run.clock = clock.into();
+        run.samples.user_rtt_us = run.samples.rtt_us.clone();
+        run
+    };
+    let kernel = |seed| {
+        let mut run = with_clock(seed, "kernel");
+        for rtt in run.samples.rtt_us.iter_mut().flatten() {
+            *rtt /= 100.0;
+        }
+        run
+    };
+    let c = pair(with_clock(1, "user"), kernel(2));
+    assert!(c.by_user);
+    assert_eq!(verdict(&c, "Median"), RowVerdict::CannotTell);
+    assert!(!c.headlines[0].better, "{}", c.headlines[0].text);
+    assert!(c.warnings.iter().any(|w| w.what == "clock"));
+    let values = &row(&c, "Median").values;
+    assert!(values.iter().all(|v| v.unwrap() > 20e3), "{values:?}");
+    // Of one clock both are, as before.
+    let c = pair(kernel(1), kernel(2));
+    assert!(!c.by_user && row(&c, "Median").values[0].unwrap() < 1e3);
+    // A log of another tool has its own only, which is a program's.
+    let mut log = with_clock(3, "user");
+    log.samples.user_rtt_us.clear();
+    assert!(pair(log, kernel(4)).by_user);
+}
+
 #[test]
 fn a_shift_is_found_with_its_size_and_direction() {
     let c = pair(delays(4000, 1), changed(delays(4000, 2), |v| v + 2e3));

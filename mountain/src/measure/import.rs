@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::Value;
 
-use super::runfile::{arrival, check_rtt, RunFile, Samples, SCHEMA};
+use super::runfile::{arrival, check_rtt, is_ab, RunFile, Samples, AB, SCHEMA};
 use json::Parsed;
 
 mod json;
@@ -62,8 +62,13 @@ fn understand(mut content: impl BufRead, series: Option<&str>) -> Result<RunFile
         read.context(damaged)?;
         limit(text.len() as u64)?;
         let text = String::from_utf8_lossy(&text);
+        let has_header = text.lines().any(|line| ping::header(line).is_some());
         ensure!(
-            text.lines().any(|line| ping::header(line).is_some()),
+            has_header || !text.lines().any(|line| line.contains("PING ")),
+            "a log of ping(8) in another language or an unknown form: record it with LC_ALL=C ping ..."
+        );
+        ensure!(
+            has_header,
             "neither a log of ping(8) (a line that begins with PING), nor JSON of irtt, nor .flent.gz"
         );
         return ping::parse(&text);
@@ -78,6 +83,8 @@ fn understand(mut content: impl BufRead, series: Option<&str>) -> Result<RunFile
         .is_some_and(|s| s.starts_with("mountain-run/"))
     {
         bail!("this is a run file already: give it to mountain compare")
+    } else if value["schema"].as_str().is_some_and(is_ab) {
+        bail!(AB)
     } else {
         bail!("JSON, but neither irtt's (round_trips) nor flent's (metadata, results)")
     }

@@ -93,6 +93,51 @@ fn sequence_numbers_wrap_and_may_begin_with_0() {
     assert_eq!((&*run.target, run.payload_bytes), ("127.0.0.1", Some(56)));
 }
 
+/// A log at one probe a second, with what was answered.
+fn at_one_a_second(answered: impl Fn(u32) -> bool, stamped: bool) -> String {
+    let mut log = String::from("PING 192.0.2.1 (192.0.2.1) 56(84) bytes of data.\n");
+    let (mut received, sent) = (0, 100_000u32);
+    for seq in (1..=sent).filter(|seq| answered(*seq)) {
+        received += 1;
+        if stamped {
+            log += &format!("[{}.010000] ", 1_700_000_000 + seq);
+        }
+        let seq = seq as u16;
+        log += &format!("64 bytes from 192.0.2.1: icmp_seq={seq} ttl=64 time=10.0 ms\n");
+    }
+    let time = u64::from(sent - 1) * 1000;
+    log + &format!(
+        "{sent} packets transmitted, {received} received, 9% packet loss, time {time}ms\n"
+    )
+}
+
+/// An outage of a night: more probes than icmp_seq can count.
+#[test]
+fn a_long_outage_is_placed_by_its_moments_or_refused() {
+    for outage in [1_001..=40_000, 1_001..=70_000, 20_000..=99_999] {
+        let answered = |seq: u32| !outage.contains(&seq);
+        let run = ok(at_one_a_second(answered, true));
+        assert_eq!(run.samples.len(), 100_000);
+        for (i, rtt) in run.samples.rtt_us.iter().enumerate() {
+            assert_eq!(rtt.is_some(), answered(i as u32 + 1), "probe {}", i + 1);
+        }
+        refused(at_one_a_second(answered, false), "with ping -D");
+    }
+    // Short ones are no matter.
+    ok(at_one_a_second(|seq| seq % 4 != 0, false));
+}
+
+#[test]
+fn a_log_in_another_language_is_told() {
+    let german = "PING heise.de (193.99.144.80) 56(84) Bytes an Daten.\n\
+        64 Bytes von www.heise.de (193.99.144.80): icmp_seq=1 ttl=247 Zeit=17.2 ms\n";
+    refused(german, "LC_ALL=C");
+    refused(
+        "{\"schema\": \"mountain-ab/1\", \"runs\": []}",
+        "jq '.runs[0][0]'",
+    );
+}
+
 /// macOS counts from 0, so an answer to 1 first means that 0 was lost.
 #[test]
 fn a_macos_log_whose_first_reply_was_lost() {

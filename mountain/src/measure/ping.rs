@@ -26,7 +26,8 @@ mod log;
 mod packets;
 
 use connects::Connects;
-use log::{Clock, ProbeLog, LINGER};
+pub(crate) use log::Clock;
+use log::{ProbeLog, LINGER};
 use packets::PingPackets;
 
 /// Answers are waited for so long after the last probe while there is none, as ping(8) does: nothing tells how long the
@@ -186,7 +187,7 @@ impl PingOptions {
 
     fn resolve(&self) -> Result<SocketAddr> {
         let port = self.udp.or(self.tcp).unwrap_or(0);
-        let name = self.target.trim_matches(['[', ']']);
+        let name = name_of(&self.target);
         // A link-local address has the device as its scope.
         let scoped = match (name.parse(), &self.device) {
             (Ok(IpAddr::V6(ip)), Some(device)) if ip.is_unicast_link_local() => {
@@ -209,6 +210,10 @@ impl PingOptions {
             IpAddr::V4(_) => "127.0.0.1",
             IpAddr::V6(_) => "::1",
         };
+        ensure!(
+            !is_link_local(address.ip()) || scope(address).is_some(),
+            "{name} is valid on one link only: say on which, as {name}%eth0 or by --dev"
+        );
         ensure!(
             !address.ip().is_unspecified(),
             "{name:?} means {}, which is no host's address: to measure this host itself, say {own}",
@@ -356,6 +361,11 @@ impl Pinger {
             (Ok(_), _) => "software (answers without hardware timestamps on both ways)".into(),
         };
         environment.insert("timestamps".into(), timestamps.as_str().into());
+        if name_of(&self.options.target).parse::<IpAddr>().is_err() {
+            // A name may mean another host the next time.
+            let address = self.address.ip().to_string();
+            environment.insert("address".into(), address.into());
+        }
         if self.options.tcp.is_some() && answered > 0 {
             let answers = match log.refused {
                 0 => "accepted",
@@ -448,6 +458,15 @@ fn check_gateway(
              gateway {gateway}"
         ),
     }
+}
+
+/// A target without the brackets that an address of IPv6 may have.
+fn name_of(target: &str) -> &str {
+    target.trim_matches(['[', ']'])
+}
+
+fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
 /// The device that a link-local address is on.

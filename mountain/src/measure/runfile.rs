@@ -14,7 +14,8 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use super::stats::{Reply, Table};
+use super::oneway::OneWay;
+use super::stats::{quantile_unsorted, Reply, Table};
 use crate::host::atomic_file;
 
 /// Value of [`RunFile::schema`]; changes whenever an older reader would misunderstand the file.
@@ -195,13 +196,38 @@ impl TryFrom<Option<f64>> for Rtt {
     }
 }
 
+/// What all files of mountain begin with.
+#[derive(Deserialize)]
+struct Schema {
+    schema: String,
+}
+
+impl Schema {
+    fn of(path: &Path) -> Option<Self> {
+        serde_json::from_reader(BufReader::new(File::open(path).ok()?)).ok()
+    }
+}
+
+/// Whether a file is of `mountain ab`.
+pub(crate) fn is_ab(schema: &str) -> bool {
+    schema.starts_with("mountain-ab/")
+}
+
+/// What is said of one.
+pub(crate) const AB: &str = "this is a file of `mountain ab`, which has judged it; the samples of one half are a run file of \
+                             their own: jq '.runs[0][0]' FILE";
+
 impl RunFile {
     /// Reads a file; the error says what is wrong with it.
     pub fn read(path: &Path) -> Result<Self> {
         let name = path.display();
         let file = File::open(path).with_context(|| format!("cannot read {name}"))?;
         let run: RunFile = serde_json::from_reader(BufReader::new(file)).with_context(|| {
-            format!("{name} is not a run file of mountain (other tools' logs: mountain import)")
+            let not = format!("{name} is not a run file of mountain");
+            match Schema::of(path) {
+                Some(schema) if is_ab(&schema.schema) => format!("{not}: {AB}"),
+                _ => format!("{not} (other tools' logs: mountain import)"),
+            }
         })?;
         if run.schema != SCHEMA {
             bail!(
@@ -247,6 +273,24 @@ pub(super) fn arrival(order: Vec<u32>) -> Vec<u32> {
     }
 }
 
+/// Delays of one direction above the least of it, µs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Direction {
+    /// Half of them are at most this.
+    pub median_us: f64,
+    /// 99 of 100 are.
+    pub p99_us: f64,
+}
+
+/// Of both: [`Samples::directions`].
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Directions {
+    /// To the reflector.
+    pub forward: Direction,
+    /// From it.
+    pub backward: Direction,
+}
+
 impl Samples {
     /// Probes sent.
     pub fn len(&self) -> usize {
@@ -256,6 +300,32 @@ impl Samples {
     /// No probe was sent.
     pub fn is_empty(&self) -> bool {
         self.rtt_us.is_empty()
+    }
+
+    /// How far each direction's delays are above their least, drift of the clocks taken out as the daemon does; `None`
+    /// without a reflector.
+    pub fn directions(&self) -> Option<Directions> {
+        let mut filter = OneWay::new();
+        let ns = |us: f64| (us * 1e3) as i64;
+        let (mut forward, mut backward) = (Vec::new(), Vec::new());
+        let sent = self.sent_us.iter();
+        for ((at, f), b) in sent.zip(&self.forward_us).zip(&self.backward_us) {
+            let (Some(f), Some(b)) = (f, b) else { continue };
+            if let Some(over) = filter.push(ns(*at).unsigned_abs(), ns(*f), ns(*b)) {
+                forward.push(over.forward_us);
+                backward.push(over.backward_us);
+            }
+        }
+        let figures = |mut of: Vec<u32>| {
+            Some(Direction {
+                median_us: quantile_unsorted(&mut of, 0.5)?,
+                p99_us: quantile_unsorted(&mut of, 0.99)?,
+            })
+        };
+        Some(Directions {
+            forward: figures(forward)?,
+            backward: figures(backward)?,
+        })
     }
 
     /// The answers in the order of arrival, with the times of `column` (one of this file's).

@@ -289,3 +289,73 @@ fn after_the_last_answer_nothing_is_waited_for() {
     let output = ns.mountain("ping 127.0.0.1 -c 1 -i 1h");
     assert_eq!(output.status.code(), Some(1));
 }
+
+/// Where the first uplink goes, as for ping(8), or comes back.
+#[test]
+fn a_ping_goes_on_by_another_uplink() {
+    let (ns, far) = (Ns::new("p"), Ns::new("q"));
+    for n in [0, 1] {
+        ns.wire(
+            (&format!("u{n}"), &[&format!("10.9{n}.0.1/24")]),
+            &far,
+            (&format!("d{n}"), &[&format!("10.9{n}.0.2/24")]),
+        );
+        ns.ip(&format!("route add default via 10.9{n}.0.2 metric {n}1"));
+    }
+    far.ip("addr add 10.99.0.1/32 dev lo");
+    let running = Running::start(&ns, "10.99.0.1 -c 150 -i 20ms");
+    std::thread::sleep(Duration::from_millis(600));
+    ns.ip("link set u0 down");
+    ns.ip("addr flush dev u0");
+    let (text, run) = running.finish();
+    let rtts = &run.samples.rtt_us;
+    let lost = rtts.iter().filter(|rtt| rtt.is_none()).count();
+    assert!(lost < 15, "{lost} lost: {text}");
+    assert!(rtts[149].is_some(), "the last one: {text}");
+    assert!(!text.contains("stopped answering"), "{text}");
+}
+
+#[test]
+fn directions_and_other_families_are_told() {
+    let ns = Ns::new("p");
+    let _reflector = reflector(&ns);
+    let args = "127.0.0.1 --udp 9000 -c 100 -i 2ms";
+    let (text, run) = ping(&ns, args);
+    assert_has(
+        &text,
+        &["forward: median", "backward: median", "above the least"],
+    );
+    assert!(run.samples.directions().unwrap().forward.p99_us < 1e5);
+    let text = ns.mountain_ok(&format!("ping {args} --json"));
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert!(
+        value["directions"]["backward"]["p99_us"].is_number(),
+        "{text}"
+    );
+    // By a name it is kept which address that was.
+    let (_, run) = ping(&ns, "localhost -4 -c 5 -i 1ms");
+    assert_eq!(run.environment["address"], "127.0.0.1");
+    ns.mountain_fails("ping fe80::1 -c 1", "fe80::1%eth0 or by --dev");
+}
+
+/// Standard output is the run file's, whatever the command prints.
+#[test]
+fn a_recorded_command_does_not_print_into_the_run_file() {
+    let ns = Ns::new("p");
+    let mut cpu = ns.command(MOUNTAIN);
+    cpu.args([
+        "cpu",
+        "--out",
+        "-",
+        "--interval",
+        "100ms",
+        "--",
+        "sh",
+        "-c",
+        "echo hello; sleep 0.3",
+    ]);
+    let output = cpu.output().unwrap();
+    let run: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(run["schema"], "mountain-run/1");
+    assert_has(&stderr(&output), &["hello"]);
+}

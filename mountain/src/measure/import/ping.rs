@@ -8,6 +8,11 @@ use super::{moments, rfc3339};
 
 /// A summary may claim any number without a file of that size. A day of pings every 2 ms is less.
 const MOST_PROBES: u64 = 50_000_000;
+/// icmp_seq of this many probes on is the same again; half of that.
+const WRAP: f64 = 65_536.0;
+const HALF: i64 = 32_768;
+/// Fewer probes than this without an answer are not taken for the rest of a longer outage.
+const NO_OUTAGE: u16 = 256;
 /// More probes for each answer than this are not believed, but for so many in all: eleven days of one
 /// a second, none of them answered.
 const MOST_PER_ANSWER: u64 = 100;
@@ -161,6 +166,27 @@ fn samples(
         "{sent} probes are too many for a log with {} answers",
         answers.len()
     );
+    // Over a gap of more than half of what the 16 bits of icmp_seq can count, they do not say how many have been lost.
+    // Without any gap they are at the end.
+    let lost = sent.saturating_sub(answers.len() as u64);
+    let gap = |pair: &[Answer]| {
+        pair[1]
+            .seq
+            .wrapping_sub(pair[0].seq)
+            .cast_signed()
+            .unsigned_abs()
+    };
+    ensure!(
+        lost < HALF as u64
+            || answers.iter().all(|a| a.at_us.is_some())
+            || answers.windows(2).all(|pair| gap(pair) < NO_OUTAGE),
+        "{lost} probes are lost: an outage of more than 32,767 cannot be told by icmp_seq, which has 16 bits; record \
+         such logs with ping -D"
+    );
+    let spacing = match (spread, sent) {
+        (Some(us), 2..) => us / (sent - 1) as f64,
+        _ => 1e6,
+    };
     let from = match (style, answers.first()) {
         (Style::Iputils, Some(first)) if first.seq > 0 => 1,
         _ => 0,
@@ -169,9 +195,18 @@ fn samples(
     let mut at = vec![None; rtt_us.len()];
     let mut order = Vec::new();
     let mut last: i64 = from;
+    let mut before: Option<f64> = None;
     for answer in answers {
         // The number wraps after 65535.
-        last += i64::from(answer.seq.wrapping_sub(last as u16) as i16);
+        let step = i64::from(answer.seq.wrapping_sub(last as u16) as i16);
+        let sent_us = answer.at_us.map(|us| us - answer.rtt_us);
+        // By the time that has passed since the answer before, if that tells.
+        let passed = sent_us
+            .zip(before)
+            .map_or(0.0, |(now, before)| now - before)
+            / spacing;
+        last += step + (((passed - step as f64) / WRAP).round().max(0.0) * WRAP) as i64;
+        before = sent_us.or(before);
         let i = usize::try_from(last - from)
             .ok()
             .filter(|i| *i < rtt_us.len());
@@ -191,10 +226,6 @@ fn samples(
         at[i] = answer.at_us.map(|us| us - answer.rtt_us);
         order.push(i as u32);
     }
-    let spacing = match (spread, sent) {
-        (Some(us), 2..) => us / (sent - 1) as f64,
-        _ => 1e6,
-    };
     let (sent_us, first) = moments(&at, spacing);
     let samples = Samples {
         sent_us,

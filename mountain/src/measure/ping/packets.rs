@@ -25,7 +25,19 @@ const BUFFER: usize = 4 << 20;
 /// Failures of recvmsg in a row after which the socket is given up.
 const MAX_FAILURES: u32 = 64;
 
+/// What sending fails with when the address or device of a socket is gone.
+const GONE: [i32; 5] = [
+    libc::ENETUNREACH,
+    libc::EADDRNOTAVAIL,
+    libc::ENODEV,
+    libc::ENXIO,
+    libc::EINVAL,
+];
+
 pub(super) struct PingPackets {
+    options: PingOptions,
+    address: SocketAddr,
+    kind: ProbeKind,
     socket: ProbeSocket,
     /// By the index in the log.
     in_flight: InFlight,
@@ -42,23 +54,16 @@ impl PingPackets {
         address: SocketAddr,
         hardware: Option<u32>,
     ) -> Result<Self> {
-        let stamping = match hardware {
-            Some(_) => timestamp::HARDWARE,
-            None => timestamp::KERNEL,
-        };
-        let open = |kind| {
-            let device = options.device.as_deref();
-            ProbeSocket::open(kind, device, options.source_address(), address, stamping)
-        };
-        let kind = match options.udp {
+        let mut kind = match options.udp {
             Some(_) => ProbeKind::Udp,
             None => ProbeKind::IcmpEcho,
         };
-        let mut opened = open(kind);
+        let mut opened = socket(options, address, kind, hardware);
         let errno =
             |r: &io::Result<ProbeSocket>| r.as_ref().err().and_then(io::Error::raw_os_error);
         if options.udp.is_none() && errno(&opened) == Some(libc::EPERM) {
-            opened = open(ProbeKind::Ping);
+            kind = ProbeKind::Ping;
+            opened = socket(options, address, kind, hardware);
             if matches!(errno(&opened), Some(libc::EACCES | libc::EPERM)) {
                 bail!(
                     "no permission to send ICMP echo: run as root, give the program the \
@@ -70,9 +75,10 @@ impl PingPackets {
         }
         let socket = opened
             .with_context(|| format!("cannot send to {} ({})", options.target, address.ip()))?;
-        // What the limit does not allow is not essential.
-        let _ = socket.socket().set_recv_buffer_size(BUFFER);
         Ok(Self {
+            options: options.clone(),
+            address,
+            kind,
             socket,
             in_flight: InFlight::new(0),
             size: options.size,
@@ -102,6 +108,24 @@ impl PingPackets {
     }
 }
 
+/// `hardware`: as for [`PingPackets::open`].
+fn socket(
+    options: &PingOptions,
+    address: SocketAddr,
+    kind: ProbeKind,
+    hardware: Option<u32>,
+) -> io::Result<ProbeSocket> {
+    let stamping = match hardware {
+        Some(_) => timestamp::HARDWARE,
+        None => timestamp::KERNEL,
+    };
+    let device = options.device.as_deref();
+    let opened = ProbeSocket::open(kind, device, options.source_address(), address, stamping)?;
+    // What the limit does not allow is not essential.
+    let _ = opened.socket().set_recv_buffer_size(BUFFER);
+    Ok(opened)
+}
+
 impl Probes for PingPackets {
     fn wait_ready(&self) {
         timestamp::wait_until_on(STAMPS_READY);
@@ -120,8 +144,16 @@ impl Probes for PingPackets {
         let (at, result) = self.in_flight.send(&self.socket, seq, self.size);
         log.sent(at);
         if let Err(error) = result {
+            let gone = error.raw_os_error().is_some_and(|e| GONE.contains(&e));
             log.not_sent(error);
             self.drain(log);
+            if gone {
+                // Another device, or this one anew, may lead there: as for ping(8), whose socket has no address.
+                let again = socket(&self.options, self.address, self.kind, self.hardware);
+                if let Ok(again) = again {
+                    self.socket = again;
+                }
+            }
             self.in_flight.restart_count();
             let _ = self.socket.restart_count();
         }
