@@ -48,101 +48,69 @@ enum CostPart {
 }
 
 impl CostPart {
-    fn measure(self, run: &mut CostRun, rig: &SteeredRig) -> Result<()> {
+    /// Steps for so many repeats.
+    fn steps(self, repeats: u32) -> u32 {
+        match self {
+            Self::Run => repeats * run_time::TIMED.len() as u32,
+            Self::Packet => repeats * run_time::PACKET_STEPS,
+            Self::Repeat => repeats * run_time::REPEATED.len() as u32,
+            Self::Tcp => repeats * 2 * tcp::COMPARED.len() as u32,
+            Self::Table => 2,
+            Self::Connect => repeats * 2 * start::SOCKETS.len() as u32,
+            Self::Forward => repeats * 2 * start::FORWARD_ROUNDS,
+        }
+    }
+
+    fn measure(self, session: &mut Session, rig: &SteeredRig) -> Result<()> {
         let client = &rig.client;
         match self {
             Self::Run => client
-                .enter(|| run_time::under_traffic(run, rig))
+                .enter(|| run_time::under_traffic(session, rig))
                 .context("time per run"),
             Self::Packet => client
-                .enter(|| run_time::whole_packet(run, rig))
+                .enter(|| run_time::whole_packet(session, rig))
                 .context("time per packet"),
             Self::Repeat => client
-                .enter(|| run_time::repeated(run))
+                .enter(|| run_time::repeated(session))
                 .context("BPF_PROG_RUN"),
             Self::Tcp => client
-                .enter(|| tcp::all(run, rig))
+                .enter(|| tcp::all(session, rig))
                 .context("TCP throughput"),
-            Self::Table => client.enter(|| table::measure(run)),
-            Self::Connect => start::connects(run).context("connect()"),
-            Self::Forward => start::forwarded(run).context("forwarding"),
+            Self::Table => client.enter(|| table::measure(session)),
+            Self::Connect => start::connects(session).context("connect()"),
+            Self::Forward => start::forwarded(session).context("forwarding"),
         }
     }
 }
 
-/// How long and how often.
-#[derive(Clone, Copy)]
-struct CostPlan {
-    seed: u64,
-    /// Of the time per run.
-    repeats: u32,
-    segment: Duration,
-    warm_up: Duration,
-    /// Runs of one BPF_PROG_RUN.
-    prog_runs: i32,
-    pairs: u32,
-    /// Measured part of one TCP connection.
-    tcp: Duration,
-    /// Flows in the large table, and runs of each distribution.
-    entries: u32,
-    table_runs: u64,
-    eviction_rounds: u32,
-    /// Calls of connect() in one segment.
-    connects: u32,
+/// Of the time per run, and pairs of what is held against each other.
+fn repeats(args: &CommonArgs) -> u32 {
+    args.quick_or(5, 15)
 }
 
-impl CostPlan {
-    fn new(args: &CommonArgs) -> Self {
-        let millis = |quick, full| Duration::from_millis(args.quick_or(quick, full));
-        CostPlan {
-            seed: args.seed,
-            repeats: args.quick_or(5, 15),
-            segment: millis(200, 1_000),
-            warm_up: millis(100, 200),
-            prog_runs: args.quick_or(100_000, 1_000_000),
-            pairs: args.quick_or(5, 15),
-            tcp: millis(500, 2_000),
-            entries: args.quick_or(50_000, 1_000_000),
-            table_runs: args.quick_or(100_000, 1_000_000),
-            eviction_rounds: 8,
-            connects: args.quick_or(500, 5_000),
-        }
-    }
-
-    /// Steps of a part.
-    fn steps(&self, part: CostPart) -> u32 {
-        match part {
-            CostPart::Run => self.repeats * run_time::TIMED.len() as u32,
-            CostPart::Packet => self.repeats * run_time::PACKET_STEPS,
-            CostPart::Repeat => self.repeats * run_time::REPEATED.len() as u32,
-            CostPart::Tcp => self.pairs * 2 * tcp::COMPARED.len() as u32,
-            CostPart::Table => 2,
-            CostPart::Connect => self.pairs * 2 * start::SOCKETS.len() as u32,
-            CostPart::Forward => self.pairs * 2 * start::FORWARD_ROUNDS,
-        }
-    }
+/// How long packets are sent for one figure.
+fn segment(args: &CommonArgs) -> Duration {
+    Duration::from_millis(args.quick_or(200, 1_000))
 }
 
-/// What the parts share.
-struct CostRun {
-    session: Session,
-    plan: CostPlan,
+/// How long they are sent before that.
+fn warm_up(args: &CommonArgs) -> Duration {
+    Duration::from_millis(args.quick_or(100, 200))
 }
 
 /// `mountain-lab cost`.
 pub fn cost(args: &CostArgs) -> Result<ExitCode> {
-    let plan = CostPlan::new(&args.common);
-    let steps = args.only.iter().map(|part| u64::from(plan.steps(*part)));
-    let session = Session::begin("cost", &args.common, plan.repeats, steps.sum());
+    let repeats = repeats(&args.common);
+    let steps = args.only.iter().map(|part| u64::from(part.steps(repeats)));
+    let mut session = Session::begin("cost", &args.common, repeats, steps.sum());
     let rig = SteeredRig::build()?;
-    let mut run = CostRun { session, plan };
-    run.session.result.note("eviction", [(); 0]);
+    session.result.note("eviction", [(); 0]);
     // In this order, whatever the user's.
     let parts = CostPart::value_variants().iter();
     for part in parts.filter(|part| args.only.contains(part)) {
-        part.measure(&mut run, &rig)?;
+        part.measure(&mut session, &rig)?;
     }
-    run.session.finish(args.check, &[])
+    session.finish(args.check, &[])
 }
 
 /// Differences within pairs.

@@ -15,7 +15,8 @@ use rand_pcg::Pcg64Mcg;
 
 use super::kernel::{prog_run, Constant, RunTimeStats, Runs, PASS, REDIRECT};
 use super::rig::{self, Setup, SteeredRig, Uplinks, CLIENT, SERVER};
-use super::{less, CostRun};
+use super::{less, repeats, segment, warm_up};
+use crate::driver::Session;
 use crate::emulate::netns::Netns;
 
 /// Flows of the "at most 1,000 active flows" figures.
@@ -150,13 +151,13 @@ impl<'a> Traffic<'a> {
 }
 
 /// ns per *packet* (one run, or the two of a moved packet). Call in the client's namespace.
-pub fn under_traffic(run: &mut CostRun, rig: &SteeredRig) -> Result<()> {
-    let plan = run.plan;
-    let mut traffic = Traffic::new(rig, plan.seed)?;
+pub fn under_traffic(session: &mut Session, rig: &SteeredRig) -> Result<()> {
+    let args = &session.args;
+    let mut traffic = Traffic::new(rig, args.seed)?;
     let _stats = RunTimeStats::enable()?;
     let measure = |i: usize, _| -> Result<(f64, u64)> {
         let setup = TIMED[i];
-        let (sent, runs) = traffic.segment(setup, plan.warm_up, plan.segment)?;
+        let (sent, runs) = traffic.segment(setup, warm_up(args), segment(args))?;
         let expected = match setup {
             Setup::Moved => 2 * sent.packets,
             _ => sent.packets,
@@ -170,13 +171,11 @@ pub fn under_traffic(run: &mut CostRun, rig: &SteeredRig) -> Result<()> {
         Ok((runs.ns as f64 / sent.packets as f64, sent.packets))
     };
     let sides = TIMED.map(Setup::policy);
-    let seen = run
-        .session
-        .rounds("time per run", &sides, plan.repeats, measure)?;
+    let seen = session.rounds("time per run", &sides, repeats(args), measure)?;
     let ns = |one: &Vec<(f64, u64)>| one.iter().map(|(ns, _)| *ns).collect();
     let packets = |one: &Vec<(f64, u64)>| one.iter().map(|(_, n)| *n).sum();
     let seen = seen.each_ref();
-    put_runs(&mut run.session.result, seen.map(ns), seen.map(packets));
+    put_runs(&mut session.result, seen.map(ns), seen.map(packets));
     Ok(())
 }
 
@@ -211,19 +210,17 @@ fn put_runs(result: &mut RunResult, ns: [Vec<f64>; 5], packets: [u64; 5]) {
 
 /// Processor time of a whole packet, from the sender's system call to the far end's ingress, in ns,
 /// with nothing attached and with the program, statistics off. Call in the client's namespace.
-pub fn whole_packet(run: &mut CostRun, rig: &SteeredRig) -> Result<()> {
-    let (plan, rounds) = (run.plan, PACKET_ROUNDS);
-    let mut traffic = Traffic::new(rig, plan.seed)?;
+pub fn whole_packet(session: &mut Session, rig: &SteeredRig) -> Result<()> {
+    let (args, rounds) = (&session.args, PACKET_ROUNDS);
+    let mut traffic = Traffic::new(rig, args.seed)?;
     let measure = |i: usize, _| -> Result<f64> {
-        let (warm_up, time) = (plan.warm_up / rounds, plan.segment / rounds);
+        let (warm_up, time) = (warm_up(args) / rounds, segment(args) / rounds);
         let (sent, _) = traffic.segment(WHOLE[i], warm_up, time)?;
         Ok(sent.packet_ns())
     };
-    let (sides, rounds) = (WHOLE.map(Setup::policy), plan.repeats * rounds);
-    let seen = run
-        .session
-        .rounds("time per packet", &sides, rounds, measure)?;
-    let (n, result) = (rounds.into(), &mut run.session.result);
+    let (sides, rounds) = (WHOLE.map(Setup::policy), repeats(args) * rounds);
+    let seen = session.rounds("time per packet", &sides, rounds, measure)?;
+    let (n, result) = (rounds.into(), &mut session.result);
     for (policy, ns) in sides.iter().zip(&seen) {
         result.put_values(policy, "packet_ns", "ns", ns, n);
         if *policy != sides[0] {
@@ -238,8 +235,9 @@ pub fn whole_packet(run: &mut CostRun, rig: &SteeredRig) -> Result<()> {
 /// Mean ns of one run by BPF_PROG_RUN, the same packet again and again, statistics off: empty
 /// program, and the first runs of a packet that stays and of one that is moved. Call in the client's
 /// namespace.
-pub fn repeated(run: &mut CostRun) -> Result<()> {
-    let runs = run.plan.prog_runs;
+pub fn repeated(session: &mut Session) -> Result<()> {
+    let args = &session.args;
+    let runs = args.quick_or(100_000, 1_000_000);
     let empty = Constant::load(PASS)?;
     let mut steer = rig::steer(65_536, false)?;
     let uplink = rig::uplinks()?[0];
@@ -261,10 +259,8 @@ pub fn repeated(run: &mut CostRun) -> Result<()> {
         Ok(f64::from(ns))
     };
     let sides = REPEATED.map(Setup::policy);
-    let seen = run
-        .session
-        .rounds("BPF_PROG_RUN", &sides, run.plan.repeats, measure)?;
-    let result = &mut run.session.result;
+    let seen = session.rounds("BPF_PROG_RUN", &sides, repeats(args), measure)?;
+    let result = &mut session.result;
     for (setup, ns) in REPEATED.iter().zip(&seen) {
         let name = match setup {
             Setup::FirstRun => "prog_run_first_ns",

@@ -22,7 +22,8 @@ use mountain_lab::workload::stats::median;
 use socket2::{Domain, Socket, Type};
 
 use super::run_time::Senders;
-use super::{less, rig, CostPlan, CostRun};
+use super::{less, repeats, rig, segment, warm_up};
+use crate::driver::{CommonArgs, Session};
 use crate::emulate::cgroup::Cgroup;
 use crate::emulate::netns::Netns;
 use crate::emulate::wire::lan;
@@ -123,56 +124,56 @@ impl Home {
 pub const SOCKETS: [(&str, Type); 2] = [("udp", Type::DGRAM), ("tcp", Type::STREAM)];
 
 /// Each of them.
-pub fn connects(run: &mut CostRun) -> Result<()> {
+pub fn connects(session: &mut Session) -> Result<()> {
     let mut sockets = SOCKETS.into_iter();
-    sockets.try_for_each(|kind| connects_of(run, kind))
+    sockets.try_for_each(|kind| connects_of(session, kind))
 }
 
 /// ns of connect(), the median of each segment, in the order A B B A.
-fn connects_of(run: &mut CostRun, (name, kind): (&str, Type)) -> Result<()> {
-    let plan = run.plan;
+fn connects_of(session: &mut Session, (name, kind): (&str, Type)) -> Result<()> {
+    let args = &session.args;
     let cgroup = Cgroup::join()?;
     let mut seen = Vec::new();
     let what = format!("connect() of {name}");
-    for i in 0..plan.pairs {
+    for i in 0..repeats(args) {
         let homes = homes()?;
         let listen = |net: &Home| net.far.enter(|| Ok(TcpListener::bind((FAR, 0))?));
         let listeners = [listen(&homes[0])?, listen(&homes[1])?];
         for listener in &listeners {
             listener.set_nonblocking(true)?;
         }
-        seen.push(run.session.round(&what, &HALVES, i, |half| {
+        seen.push(session.round(&what, &HALVES, i, |half| {
             let (net, listener) = (&homes[half], &listeners[half]);
             net.home
-                .enter(|| time_placed(&plan, kind, net, &cgroup, listener, half == 1))
+                .enter(|| time_placed(args, kind, net, &cgroup, listener, half == 1))
         })?);
     }
     let what = format!("ns that {what} takes longer");
-    let (result, column) = (&mut run.session.result, format!("connect_{name}"));
+    let (result, column) = (&mut session.result, format!("connect_{name}"));
     put(result, &seen, &column, &what, MAX_CONNECT_NS);
     Ok(())
 }
 
 /// Median time of one connect(), ns, at home; with: each is placed.
 fn time_placed(
-    plan: &CostPlan,
+    args: &CommonArgs,
     kind: Type,
     net: &Home,
     cgroup: &Cgroup,
     listener: &TcpListener,
     with: bool,
 ) -> Result<f64> {
+    let connects = args.quick_or(500, 5_000);
     let placer = with.then(|| net.placing(cgroup)).transpose()?;
     let placed = |s: &Placer| s.placed(0) + s.placed(1);
     let before = placer.as_ref().map(placed);
-    time_connects(kind, plan.connects / 10, listener)?;
-    let ns = time_connects(kind, plan.connects, listener)?;
+    time_connects(kind, connects / 10, listener)?;
+    let ns = time_connects(kind, connects, listener)?;
     if let (Some(placer), Some(before)) = (&placer, before) {
         let placed = placed(placer) - before;
         ensure!(
-            placed >= u64::from(plan.connects),
-            "{placed} of {} connections were placed: not the cost of that",
-            plan.connects
+            placed >= u64::from(connects),
+            "{placed} of {connects} connections were placed: not the cost of that"
         );
     }
     Ok(ns)
@@ -199,46 +200,46 @@ fn time_connects(kind: Type, count: u32, listener: &TcpListener) -> Result<f64> 
 
 /// Processor time of a forwarded packet, ns, from the sender's system call to the far end's ingress,
 /// in the order A B B A. The home translates, with and without.
-pub fn forwarded(run: &mut CostRun) -> Result<()> {
-    let plan = run.plan;
+pub fn forwarded(session: &mut Session) -> Result<()> {
+    let args = &session.args;
     let cgroup = Cgroup::join()?;
     let mut seen = Vec::new();
-    for i in 0..plan.pairs {
+    for i in 0..repeats(args) {
         let homes = homes()?;
         let mut sinks = Vec::new();
         let mut senders = Vec::new();
         for net in &homes {
             net.translate()?;
             sinks.push(rig::sink(&net.far)?);
-            let seed = plan.seed + u64::from(i);
+            let seed = args.seed + u64::from(i);
             senders.push(net.inner.enter(|| Senders::new(INNER, FAR, seed))?);
         }
         for round in i..i + FORWARD_ROUNDS {
             let what = "time per forwarded packet";
-            seen.push(run.session.round(what, &HALVES, round, |half| {
+            seen.push(session.round(what, &HALVES, round, |half| {
                 let (net, senders) = (&homes[half], &senders[half]);
                 net.home
-                    .enter(|| time_forwarded(&plan, net, &cgroup, senders, half == 1))
+                    .enter(|| time_forwarded(args, net, &cgroup, senders, half == 1))
             })?);
         }
     }
     let what = "ns that a forwarded packet takes longer";
-    let result = &mut run.session.result;
+    let result = &mut session.result;
     put(result, &seen, "forward", what, MAX_FORWARD_NS);
     Ok(())
 }
 
 /// Processor time of one packet, ns; call at home.
 fn time_forwarded(
-    plan: &CostPlan,
+    args: &CommonArgs,
     net: &Home,
     cgroup: &Cgroup,
     senders: &Senders,
     with: bool,
 ) -> Result<f64> {
     let _starter = with.then(|| net.placing(cgroup)).transpose()?;
-    senders.send(plan.warm_up / FORWARD_ROUNDS)?;
-    let sent = senders.timed(&net.far, plan.segment / FORWARD_ROUNDS)?;
+    senders.send(warm_up(args) / FORWARD_ROUNDS)?;
+    let sent = senders.timed(&net.far, segment(args) / FORWARD_ROUNDS)?;
     let (packets, all) = (sent.packets, sent.arrived.iter().sum::<u64>());
     ensure!(
         sent.is_delivered(all),

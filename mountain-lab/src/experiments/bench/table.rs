@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use anyhow::{bail, ensure, Context, Result};
 use mountain::bpf::Steer;
+use mountain_lab::result::RunResult;
 use mountain_lab::workload::stats::median;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Zipf};
@@ -14,7 +15,7 @@ use serde::Serialize;
 use super::kernel::{prog_run, RunTimeStats, Runs, PASS, REDIRECT};
 use super::rig::{self, Setup};
 use super::run_time::FLOWS;
-use super::{CostPlan, CostRun};
+use crate::driver::Session;
 use crate::stopped;
 
 /// For how many flows the table is made, per flow expected.
@@ -27,6 +28,8 @@ const MAX_ZIPF_RATIO: f64 = 2.0;
 /// Packets of live flows per dead one. Between two packets of a live flow come 0.75·N others and
 /// 0.125·N dead ones: the N least recently used ones never include it.
 const LIVE_PER_DEAD: u32 = 6;
+/// How often each live flow sends while dead ones come in.
+const EVICTION_ROUNDS: u32 = 8;
 
 /// Packets of chosen flows, one BPF_PROG_RUN each.
 struct Feeder<'a> {
@@ -75,36 +78,35 @@ impl<'a> Feeder<'a> {
     }
 }
 
-/// ns per run of each batch with `plan.entries` flows in the table, all by one packet per BPF_PROG_RUN, so
-/// that they compare: 1,000 flows in a table of the same size; all flows live, their packets distributed
-/// by Zipf's law with exponent 1; all flows live, every one as likely.
-fn size(run: &mut CostRun) -> Result<()> {
-    let plan = run.plan;
-    let n = plan.entries;
+/// ns per run of each batch with `n` flows in the table, all by one packet per BPF_PROG_RUN, so that they
+/// compare: 1,000 flows in a table of the same size; all flows live, their packets distributed by Zipf's law
+/// with exponent 1; all flows live, every one as likely.
+fn size(session: &mut Session, n: u32) -> Result<()> {
+    let runs = session.args.quick_or(100_000, 1_000_000);
     let mut steer = rig::steer((f64::from(n) * HEADROOM) as u32, false)?;
     rig::set(&mut steer, Setup::Stay);
     let mut feeder = Feeder::new(&steer)?;
-    let mut rng = Pcg64Mcg::seed_from_u64(plan.seed);
+    let mut rng = Pcg64Mcg::seed_from_u64(session.args.seed);
     let _stats = RunTimeStats::enable()?;
     let few = FLOWS as u32;
     for i in 0..few {
         feeder.send(i)?;
     }
-    let small = feeder.time(plan.table_runs, || rng.random_range(0..few))?;
+    let small = feeder.time(runs, || rng.random_range(0..few))?;
     for i in few..n {
         feeder.send(i)?;
     }
     let new = counter(&steer, "flow_new")?;
     let zipf_law = Zipf::new(f64::from(n), 1.0).context("Zipf's law")?;
-    let zipf = feeder.time(plan.table_runs, || zipf_law.sample(&mut rng) as u32 - 1)?;
-    let uniform = feeder.time(plan.table_runs, || rng.random_range(0..n))?;
+    let zipf = feeder.time(runs, || zipf_law.sample(&mut rng) as u32 - 1)?;
+    let uniform = feeder.time(runs, || rng.random_range(0..n))?;
     let evicted = counter(&steer, "flow_new")? - new;
     // Else the figures would be those of flow starts, or of a smaller table.
     ensure!(
-        evicted * 1_000 <= plan.table_runs,
+        evicted * 1_000 <= runs,
         "{evicted} of {n} flows were no longer in the table"
     );
-    let (packets, result) = (BATCH * small.len() as u64, &mut run.session.result);
+    let (packets, result) = (BATCH * small.len() as u64, &mut session.result);
     for (name, ns) in [("small", &small), ("zipf", &zipf), ("uniform", &uniform)] {
         let name = format!("table_{name}_ns");
         result.put_values("stay", &name, "ns", ns, packets);
@@ -135,45 +137,42 @@ struct Eviction {
 }
 
 /// Both parts. Call in the client's namespace.
-pub fn measure(run: &mut CostRun) -> Result<()> {
-    let entries = run.plan.entries;
-    run.session
-        .step(&format!("flow table of {entries} entries"))?;
-    size(run).context("large flow table")?;
-    run.session.step("eviction")?;
-    evictions(run).context("eviction")
+pub fn measure(session: &mut Session) -> Result<()> {
+    let entries = session.args.quick_or(50_000, 1_000_000);
+    session.step(&format!("flow table of {entries} entries"))?;
+    size(session, entries).context("large flow table")?;
+    session.step("eviction")?;
+    evictions(&mut session.result, entries).context("eviction")
 }
 
 /// What becomes of live flows, with the checks.
-fn evictions(run: &mut CostRun) -> Result<()> {
+fn evictions(result: &mut RunResult, entries: u32) -> Result<()> {
     let mut all = vec![];
     // Three quarters of those that the table is for; half as many again as it has slots, so that some are
     // evicted with every round.
-    let (near, far) = mountain::bpf::flows::slots(run.plan.entries);
-    let (fewer, too_many) = (run.plan.entries / 4 * 3, (near + far) / 2 * 3);
+    let (near, far) = mountain::bpf::flows::slots(entries);
+    let (fewer, too_many) = (entries / 4 * 3, (near + far) / 2 * 3);
     for (live, held) in [(fewer, false), (too_many, false), (fewer, true)] {
-        let seen = eviction(&run.plan, live, held)?;
+        let seen = eviction(entries, live, held)?;
         let held = match held {
             true => ", held off their hash's choice",
             false => "",
         };
-        let name = format!(
-            "live flows on another path, {} live in a table for {}{held}",
-            seen.live, seen.entries
-        );
+        let name =
+            format!("live flows on another path, {live} live in a table for {entries}{held}");
         let changed = Some(seen.changed as f64);
-        run.session.result.at_most(&name, changed, 0.0);
+        result.at_most(&name, changed, 0.0);
         all.push(seen);
     }
-    run.session.result.note("eviction", all);
+    result.note("eviction", all);
     Ok(())
 }
 
-/// Fills a table for `plan.entries` flows with live flows that may use both paths, and then sends
+/// Fills a table for so many flows with live flows that may use both paths, and then sends
 /// one packet of each live flow per round, with a new flow after every sixth.
-fn eviction(plan: &CostPlan, live: u32, held: bool) -> Result<Eviction> {
-    let (near, far) = mountain::bpf::flows::slots(plan.entries);
-    let mut steer = rig::steer(plan.entries, false)?;
+fn eviction(entries: u32, live: u32, held: bool) -> Result<Eviction> {
+    let (near, far) = mountain::bpf::flows::slots(entries);
+    let mut steer = rig::steer(entries, false)?;
     let first = if held { Setup::Moved } else { Setup::Both };
     rig::set(&mut steer, first);
     let mut paths = {
@@ -185,10 +184,10 @@ fn eviction(plan: &CostPlan, live: u32, held: bool) -> Result<Eviction> {
     rig::set(&mut steer, Setup::Both);
     let mut feeder = Feeder::new(&steer)?;
     let mut seen = Eviction {
-        entries: plan.entries,
+        entries,
         live,
         held,
-        rounds: plan.eviction_rounds,
+        rounds: EVICTION_ROUNDS,
         on_path_1: paths.iter().map(|p| u64::from(*p)).sum(),
         ..Default::default()
     };

@@ -29,46 +29,23 @@ const SETTLE: usize = 6;
 /// Probes of a made-up run.
 const MADE_UP: usize = 1_000;
 
-/// How much of each.
-struct VerdictsPlan {
-    /// Pairs of each kind that is recorded, and A/Bs cut out of each long recording.
-    recorded: u64,
-    made_up: u64,
-    power: u64,
-    block: Block,
-    /// Probes of a half, cut out of a recording of 1 ms a probe.
-    half: usize,
-}
-
-impl VerdictsPlan {
-    fn new(args: &CommonArgs) -> Self {
-        VerdictsPlan {
-            recorded: args.quick_or(4, 100),
-            made_up: args.quick_or(20, 200),
-            power: args.quick_or(10, 50),
-            block: Block {
-                count: args.quick_or(200, 1_000),
-                interval: Duration::from_millis(5),
-                cpu: None,
-            },
-            half: args.quick_or(50, 375),
-        }
-    }
+/// Pairs of each kind that is recorded, and A/Bs cut out of each long recording.
+fn recordings(args: &CommonArgs) -> u64 {
+    args.quick_or(4, 100)
 }
 
 /// Repeats and steps.
 pub fn extent(args: &CommonArgs) -> (u32, u64) {
-    (1, 6 + 2 * (VerdictsPlan::new(args).recorded + 1))
+    (1, 6 + 2 * (recordings(args) + 1))
 }
 
 pub fn run(session: &mut Session) -> Result<()> {
-    let plan = VerdictsPlan::new(&session.args);
     // Seeds that nothing was chosen by.
     let first = 1_000_000 + session.args.seed * 100_000;
-    let seeds = |n: u64| first..first + n;
+    let seeds = |quick: u64, full| first..first + session.args.quick_or(quick, full);
     for (name, series) in MODELS {
         session.step(&format!("made up: {name}"))?;
-        let pairs = seeds(plan.made_up).map(|seed| {
+        let pairs = seeds(20, 200).map(|seed| {
             let [a, b] = [0, 1].map(|i| vec![made_up(series(MADE_UP, 2 * seed + i))]);
             judge(a, b, false)
         });
@@ -77,33 +54,41 @@ pub fn run(session: &mut Session) -> Result<()> {
     }
     session.step("power")?;
     let path = |seed| queues(MADE_UP, seed);
-    let found = Rates::of(seeds(plan.power).map(|seed| {
+    let found = Rates::of(seeds(10, 50).map(|seed| {
         let (a, b) = (path(2 * seed), path(2 * seed + 1));
         judge(vec![made_up(a)], vec![later(&b, 5e3)], false)
     }))?;
     let what = "`compare` finds 5 ms more on a path of 20 ms";
     session.result.at_least(what, Some(found.headline), 0.9);
     for (name, series) in MODELS {
-        let found = Rates::of(seeds(plan.power).map(|seed| {
+        let found = Rates::of(seeds(10, 50).map(|seed| {
             let delays = series(2 * ROUNDS * 500, seed);
             ab(&delays, 0.1)
         }))?;
         let what = format!("`ab` finds 10% of the median more, {name}");
         session.result.at_least(&what, Some(found.headline), 0.8);
     }
-    recorded(session, &plan)
+    recorded(session)
 }
 
 /// Pairs and long recordings of loopback and of a veth with a neighbour that floods now and then.
-fn recorded(session: &mut Session, plan: &VerdictsPlan) -> Result<()> {
+fn recorded(session: &mut Session) -> Result<()> {
+    let (args, n) = (&session.args, recordings(&session.args));
     let (here, there) = (Netns::create("here")?, Netns::create("there")?);
     lan((&here, "v0", HERE), (&there, "v1", THERE))?;
     let targets: [(&str, IpAddr); 2] = [
         ("loopback", [127, 0, 0, 1].into()),
         ("busy veth", THERE.into()),
     ];
+    let short = Block {
+        count: args.quick_or(200, 1_000),
+        interval: Duration::from_millis(5),
+        cpu: None,
+    };
+    // Of an A/B that is cut out: both halves of each round.
+    let probes = 2 * ROUNDS * args.quick_or(50, 375);
     let long = Block {
-        count: plan.recorded as usize * 2 * ROUNDS * plan.half,
+        count: n as usize * probes,
         interval: Duration::from_millis(1),
         cpu: None,
     };
@@ -111,20 +96,20 @@ fn recorded(session: &mut Session, plan: &VerdictsPlan) -> Result<()> {
     for (name, target) in targets {
         let flood = (name != "loopback").then(|| flood(&there)).transpose()?;
         let measure = |block: &Block| Tool::MountainIcmp.measure(&here, target, block);
-        for i in 0..plan.recorded {
+        for i in 0..n {
             session.step(&format!("{name}: pair {}", i + 1))?;
-            let (a, b) = (measure(&plan.block)?, measure(&plan.block)?);
+            let (a, b) = (measure(&short)?, measure(&short)?);
             pairs.push(judge(vec![a], vec![b], false));
         }
         session.step(&format!("{name}: one long recording"))?;
         let long = measure(&long)?.samples.rtt_us;
         drop(flood);
-        let pieces = long.chunks_exact(2 * ROUNDS * plan.half);
+        let pieces = long.chunks_exact(probes);
         abs.extend(pieces.clone().map(|piece| ab(piece, 0.0)));
         let found = Rates::of(pieces.map(|piece| ab(piece, 0.1)))?;
         let (policy, found) = (format!("ab, {name}"), [found.headline]);
         let (name, result) = ("found_10_percent", &mut session.result);
-        result.put_values(&policy, name, "ratio", &found, plan.recorded);
+        result.put_values(&policy, name, "ratio", &found, n);
     }
     Rates::of(pairs.into_iter())?.report("compare, recorded", &mut session.result);
     Rates::of(abs.into_iter())?.report("ab, recorded", &mut session.result);
