@@ -24,7 +24,6 @@ use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
 use mountain::host::stdout::lines;
 use mountain::report::table::{align, row, Words};
-use nix::sys::resource::{getrlimit, setrlimit, Resource};
 
 use emulate::{cgroup, netns};
 use experiments::{bench, cc, claims, redirect, replay, run, validate_ping};
@@ -85,7 +84,8 @@ fn main() -> ExitCode {
     // A reader that is gone must not end a run whose namespaces are still there.
     mountain::host::stdout::keep_going();
     catch_signals();
-    raise_file_limit();
+    // Every flow is a socket.
+    mountain::host::descriptors::raise_limit();
     match dispatch(Cli::parse()) {
         Ok(code) => code,
         Err(error) => {
@@ -132,26 +132,13 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
 
 /// A handler, not a mask: a mask would be inherited by the programs that the lab starts.
 fn catch_signals() {
-    use nix::sys::signal::{sigaction, SaFlags, SigAction, SigHandler, SigSet, Signal};
+    use nix::sys::signal::{signal, SigHandler, Signal};
     extern "C" fn stop(_: i32) {
         STOP.store(true, Ordering::Relaxed);
     }
-    let action = SigAction::new(
-        SigHandler::Handler(stop),
-        SaFlags::SA_RESTART,
-        SigSet::empty(),
-    );
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+    for caught in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
         // SAFETY: the handler only stores to an atomic.
-        let _ = unsafe { sigaction(signal, &action) };
-    }
-}
-
-/// Every flow is a socket; the usual soft limit is 1024. Failing that, opening one will tell.
-fn raise_file_limit() {
-    let files = Resource::RLIMIT_NOFILE;
-    if let Ok((_, most)) = getrlimit(files) {
-        let _ = setrlimit(files, most, most);
+        let _ = unsafe { signal(caught, SigHandler::Handler(stop)) };
     }
 }
 

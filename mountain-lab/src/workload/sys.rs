@@ -14,16 +14,10 @@ use nix::unistd::Pid;
 
 /// `CLOCK_MONOTONIC` in nanoseconds.
 pub use mountain::bpf::now_ns as monotonic_ns;
+pub use mountain::measure::timestamp::realtime_ns;
 
 /// Real-time priority of the generators: the lowest range, below an emulator that has to be exact.
 const RT_PRIORITY: i32 = 5;
-
-/// `CLOCK_REALTIME` in nanoseconds: the clock of the kernel's software packet timestamps.
-pub fn realtime_ns() -> u64 {
-    // This clock exists on every Linux, so the call cannot fail.
-    let now = clock_gettime(ClockId::CLOCK_REALTIME).expect("clock_gettime");
-    now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64
-}
 
 /// Moves the calling *thread* into the network namespace bound at `path`.
 pub fn enter_netns(path: &Path) -> Result<()> {

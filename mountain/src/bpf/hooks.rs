@@ -44,7 +44,10 @@ impl DeviceHook {
 const MAX_AT_HOOK: usize = 64;
 
 /// What a call of libbpf's returns: a number below 0 is an errno.
-pub(crate) fn result(ret: i32) -> io::Result<()> {
+///
+/// # Errors
+/// That one.
+pub fn result(ret: i32) -> io::Result<()> {
     match ret {
         0.. => Ok(()),
         errno => Err(io::Error::from_raw_os_error(-errno)),
@@ -52,7 +55,10 @@ pub(crate) fn result(ret: i32) -> io::Result<()> {
 }
 
 /// A descriptor that a call has just opened, or why it has not.
-fn opened(fd: i32) -> io::Result<OwnedFd> {
+///
+/// # Errors
+/// As [`result`].
+pub fn opened(fd: i32) -> io::Result<OwnedFd> {
     result(fd)?;
     // SAFETY: just opened, and nobody else's.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })

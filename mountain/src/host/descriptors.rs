@@ -8,7 +8,7 @@ const FILES: Resource = Resource::RLIMIT_NOFILE;
 const ENOUGH: u64 = 1 << 19;
 
 /// Raises the limit as far as this process may. The usual one is 1024, for the sake of select(2), which is not used here.
-pub(crate) fn raise_limit() {
+pub fn raise_limit() {
     if let Ok((now, most)) = getrlimit(FILES) {
         // Failing that, opening one will tell.
         let _ = setrlimit(FILES, most.min(ENOUGH).max(now), most);

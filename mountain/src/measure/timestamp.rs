@@ -117,7 +117,7 @@ pub(super) fn watch(socket: Socket) -> io::Result<AsyncFd<Socket>> {
 }
 
 /// CLOCK_REALTIME in ns since the epoch: the clock of the software stamps.
-pub(crate) fn realtime_ns() -> u64 {
+pub fn realtime_ns() -> u64 {
     let now = std::time::SystemTime::now();
     // Before 1970 every stamp is meaningless anyway; 0 keeps the callers' plausibility checks.
     now.duration_since(std::time::UNIX_EPOCH)

@@ -2,12 +2,11 @@
 //! What the bench needs of bpf(2): run-time statistics, BPF_PROG_RUN and programs of two
 //! instructions.
 
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
 use anyhow::{Context, Result};
-use mountain::bpf::hooks::{self, DeviceHook};
+use mountain::bpf::hooks::{self, opened, DeviceHook};
 
 /// TC_ACT_UNSPEC: on to the next program, then the device.
 pub const PASS: i32 = -1;
@@ -15,15 +14,6 @@ pub const PASS: i32 = -1;
 pub const DROP: i32 = 2;
 /// TC_ACT_REDIRECT: sent by another device.
 pub const REDIRECT: i32 = 7;
-
-/// libbpf returns a descriptor, or a negative errno.
-fn descriptor(rc: i32) -> io::Result<OwnedFd> {
-    if rc < 0 {
-        return Err(io::Error::from_raw_os_error(-rc));
-    }
-    // SAFETY: a descriptor that libbpf just made for us and that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(rc) })
-}
 
 /// While it lives the kernel times every run of every BPF program (BPF_STATS_RUN_TIME).
 pub struct RunTimeStats(#[allow(dead_code)] OwnedFd);
@@ -33,7 +23,7 @@ impl RunTimeStats {
     pub fn enable() -> Result<Self> {
         // SAFETY: takes one integer.
         let fd = unsafe { libbpf_sys::bpf_enable_stats(libbpf_sys::BPF_STATS_RUN_TIME) };
-        Ok(Self(descriptor(fd).context("BPF_ENABLE_STATS")?))
+        Ok(Self(opened(fd).context("BPF_ENABLE_STATS")?))
     }
 }
 
@@ -53,9 +43,7 @@ impl Runs {
         let rc = unsafe {
             libbpf_sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &mut info, &mut len)
         };
-        if rc != 0 {
-            return Err(io::Error::from_raw_os_error(-rc)).context("BPF_OBJ_GET_INFO_BY_FD");
-        }
+        hooks::result(rc).context("BPF_OBJ_GET_INFO_BY_FD")?;
         Ok(Self {
             ns: info.run_time_ns,
             count: info.run_cnt,
@@ -107,7 +95,7 @@ impl Constant {
             )
         };
         Ok(Self(
-            descriptor(fd).context("loading a program of two instructions")?,
+            opened(fd).context("loading a program of two instructions")?,
         ))
     }
 }

@@ -7,14 +7,13 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/redirect_rig.skel.rs"));
 }
 
-use std::io;
 use std::net::SocketAddrV4;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use anyhow::{ensure, Context, Result};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags};
-use mountain::bpf;
+use mountain::bpf::{self, hooks};
 use mountain_lab::workload::sys::monotonic_ns;
 
 use super::rig::RouterRig;
@@ -210,8 +209,7 @@ impl RigPrograms {
             let program = self.skel.progs.generate.as_fd();
             // SAFETY: pointers and lengths describe `frame`, which outlives the call.
             let rc = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &mut opts) };
-            let error = io::Error::from_raw_os_error(-rc);
-            ensure!(rc == 0, "BPF_PROG_RUN with live frames: {error}");
+            hooks::result(rc).context("BPF_PROG_RUN with live frames")?;
         }
         Ok(())
     }
