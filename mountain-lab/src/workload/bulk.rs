@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use anyhow::{anyhow, ensure, Context, Result};
+use anyhow::{anyhow, Context, Result};
 
 use super::dial::{within, Dial, Ends};
 use super::metrics::{Leave, Onset};
@@ -150,17 +150,7 @@ pub struct Bulk {
 /// Starts observer and server, connects all flows and lets them run. Any error stops everything.
 pub fn start(cfg: BulkConfig) -> Result<Bulk> {
     within("flows", cfg.flows, 1..=2_000)?;
-    if let Pattern::Paced { rate_bps } = cfg.pattern {
-        ensure!(
-            rate_bps >= 8_000,
-            "rate_bps = {rate_bps}: must be at least 8000"
-        );
-    }
     let requests = cfg.pattern.requests();
-    ensure!(
-        requests.is_none_or(|(request, response)| request > 0 && response > 0),
-        "requests and responses have bytes"
-    );
     let (ends, min_rtt_us) = (&cfg.ends, cfg.min_rtt_us);
     let sniffer = Sniffer::start(&ends.server_ns, ends.port, &ends.paths, min_rtt_us)?;
     let sent = cfg.sent.as_ref();
