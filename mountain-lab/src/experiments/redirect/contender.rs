@@ -36,13 +36,13 @@ impl Contender {
         Self::Backend(Backend::TcxPeer),
         Self::Backend(Backend::Xdp),
         Self::Backend(Backend::XdpRedirect),
-        Self::Rig(RigProgram::XdpBare),
-        Self::Rig(RigProgram::XdpBareGeneric),
-        Self::Rig(RigProgram::TcBarePeer),
+        Self::Rig(RigProgram::BareXdp),
+        Self::Rig(RigProgram::BareXdpGeneric),
+        Self::Rig(RigProgram::BareTcxPeer),
         Self::Logged(Backend::Tcx),
         Self::Logged(Backend::XdpRedirect),
-        Self::Rig(RigProgram::TcSink),
-        Self::Rig(RigProgram::XdpSink),
+        Self::Rig(RigProgram::TcDrop),
+        Self::Rig(RigProgram::XdpDrop),
     ];
 
     /// Where the client sends to.
@@ -61,7 +61,7 @@ impl fmt::Display for Contender {
             Self::Dnat => f.write_str("dnat"),
             Self::Backend(backend) => backend.fmt(f),
             Self::Logged(backend) => write!(f, "{backend}+log"),
-            Self::Rig(program) => f.write_str(program.row()),
+            Self::Rig(program) => f.write_str(&crate::name_of(program)),
         }
     }
 }

@@ -28,7 +28,7 @@ pub const SOCKET_PPS: u32 = 100_000;
 const BURST: usize = 4;
 
 /// Where packets come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LoadSource {
     /// BPF_PROG_RUN with live frames: as from a network card, before the kernel has made a packet.
     Live,
@@ -70,10 +70,7 @@ impl OfferedLoad {
 
     /// Part of names of metrics.
     pub fn name(&self) -> String {
-        let source = match self.source {
-            LoadSource::Live => "live",
-            LoadSource::Socket => "socket",
-        };
+        let source = crate::name_of(&self.source);
         let regime = if self.pps.is_some() { "fixed" } else { "full" };
         format!("{source}_{}_{regime}", self.payload)
     }

@@ -29,7 +29,7 @@ const REFERENCES: [(&str, Contender); 4] = [
     ("x_dnat", Contender::Dnat),
     ("x_nft", Contender::Backend(Backend::Nft)),
     ("x_route", Contender::Route),
-    ("x_bare", Contender::Rig(RigProgram::XdpBare)),
+    ("x_bare", Contender::Rig(RigProgram::BareXdp)),
 ];
 /// Most router time of xdp-redirect, relative to the same move without look-up and rewriting.
 const MAX_OVER_BARE: f64 = 1.25;

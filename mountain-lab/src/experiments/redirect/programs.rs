@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use anyhow::{ensure, Context, Result};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags};
+use libbpf_sys::{BPF_TCX_INGRESS, BPF_XDP, XDP_FLAGS_SKB_MODE};
 use mountain::bpf::{self, hooks};
 use mountain_lab::workload::sys::monotonic_ns;
 
@@ -28,32 +29,19 @@ const BATCH: u32 = 64;
 /// Runs of the generator in a call at a fixed rate: some 20 ms.
 const RUNS: u32 = 262_144;
 
-/// A program that can be attached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A program that can be attached. Its name is the row of the comparison in which it does the router's work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum RigProgram {
     /// Counts and drops at tcx ingress: what receiving costs.
-    TcSink,
+    TcDrop,
     /// The same at XDP.
-    XdpSink,
+    XdpDrop,
     /// Sends on to the server's device at XDP, with its address.
-    XdpBare,
+    BareXdp,
     /// The same in generic mode, on packets that the kernel has made already.
-    XdpBareGeneric,
+    BareXdpGeneric,
     /// Into the server's namespace from tcx ingress.
-    TcBarePeer,
-}
-
-impl RigProgram {
-    /// The row of the comparison in which it does the router's work.
-    pub fn row(self) -> &'static str {
-        match self {
-            Self::TcSink => "tc-drop",
-            Self::XdpSink => "xdp-drop",
-            Self::XdpBare => "bare-xdp",
-            Self::XdpBareGeneric => "bare-xdp-generic",
-            Self::TcBarePeer => "bare-tcx-peer",
-        }
-    }
+    BareTcxPeer,
 }
 
 /// What sinks have seen.
@@ -117,7 +105,7 @@ impl RigPrograms {
     /// The server counts and drops: at XDP, where a packet costs it least; what is put into its namespace
     /// past that is met at tcx.
     pub fn sinks(&self, rig: &RouterRig) -> Result<Vec<OwnedFd>> {
-        let sinks = [RigProgram::XdpSink, RigProgram::TcSink].into_iter();
+        let sinks = [RigProgram::XdpDrop, RigProgram::TcDrop].into_iter();
         sinks
             .map(|sink| self.attach(sink, &rig.server, &rig.server_dev))
             .collect()
@@ -126,16 +114,12 @@ impl RigPrograms {
     /// Attached to a device of a host until the value is dropped.
     pub fn attach(&self, what: RigProgram, ns: &Netns, dev: &str) -> Result<OwnedFd> {
         let progs = &self.skel.progs;
-        let program = match what {
-            RigProgram::TcSink => &progs.tc_sink,
-            RigProgram::TcBarePeer => &progs.tc_bare_peer,
-            RigProgram::XdpSink => &progs.xdp_sink,
-            RigProgram::XdpBare | RigProgram::XdpBareGeneric => &progs.xdp_bare,
-        };
-        let (point, flags) = match what {
-            RigProgram::TcSink | RigProgram::TcBarePeer => (libbpf_sys::BPF_TCX_INGRESS, 0),
-            RigProgram::XdpBareGeneric => (libbpf_sys::BPF_XDP, libbpf_sys::XDP_FLAGS_SKB_MODE),
-            RigProgram::XdpSink | RigProgram::XdpBare => (libbpf_sys::BPF_XDP, 0),
+        let (program, point, flags) = match what {
+            RigProgram::TcDrop => (&progs.tc_sink, BPF_TCX_INGRESS, 0),
+            RigProgram::BareTcxPeer => (&progs.tc_bare_peer, BPF_TCX_INGRESS, 0),
+            RigProgram::XdpDrop => (&progs.xdp_sink, BPF_XDP, 0),
+            RigProgram::BareXdp => (&progs.xdp_bare, BPF_XDP, 0),
+            RigProgram::BareXdpGeneric => (&progs.xdp_bare, BPF_XDP, XDP_FLAGS_SKB_MODE),
         };
         let (program, ifindex) = (program.as_fd(), ns.index(dev)?);
         let attached = ns.enter(|| kernel::attach(program, ifindex, point, flags));
