@@ -117,10 +117,10 @@ impl EchoServer {
         let set_up = move || {
             let socket = open(addr, port)
                 .with_context(|| format!("cannot open the echo server on UDP port {port}"))?;
-            Ok((socket, PathIndex::new(paths)))
+            Ok((socket, paths_by_device(&paths)))
         };
-        let serve = move |(socket, paths): (Socket, PathIndex), stop: &Arc<AtomicBool>| {
-            serve(&socket, paths, stop, &tx);
+        let serve = move |(socket, paths): (Socket, HashMap<u32, u8>), stop: &Arc<AtomicBool>| {
+            serve(&socket, &paths, stop, &tx);
         };
         let worker = Worker::start("echo-server", &ends.server_ns, set_up, serve)?;
         Ok(EchoServer {
@@ -135,37 +135,10 @@ impl EchoServer {
     }
 }
 
-/// Device index → path index. Devices come and go, so an unknown index is looked up again.
-pub struct PathIndex {
-    names: Vec<String>,
-    by_index: HashMap<u32, u8>,
-}
-
-impl PathIndex {
-    /// For the devices `names` of the calling thread's namespace.
-    pub fn new(names: Vec<String>) -> Self {
-        let by_index = HashMap::new();
-        PathIndex { names, by_index }
-    }
-
-    fn refresh(&mut self) {
-        self.by_index = self
-            .names
-            .iter()
-            .enumerate()
-            .map(|(path, name)| (sys::device_index(name), path as u8))
-            .filter(|(index, _)| *index != 0)
-            .collect();
-    }
-
-    /// The path of device `index`, or [`UNKNOWN_PATH`]. The answer for an unknown one is remembered.
-    pub fn path(&mut self, index: u32) -> u8 {
-        if let Some(path) = self.by_index.get(&index) {
-            return *path;
-        }
-        self.refresh();
-        *self.by_index.entry(index).or_insert(UNKNOWN_PATH)
-    }
+/// Paths by the indices of their devices, which have to be in the calling thread's namespace by now.
+pub fn paths_by_device(names: &[String]) -> HashMap<u32, u8> {
+    let indices = names.iter().map(|name| sys::device_index(name));
+    indices.zip(0..).collect()
 }
 
 fn open(addr: IpAddr, port: u16) -> Result<Socket> {
@@ -188,7 +161,7 @@ fn open(addr: IpAddr, port: u16) -> Result<Socket> {
     Ok(socket)
 }
 
-fn serve(socket: &Socket, mut paths: PathIndex, stop: &AtomicBool, arrivals: &Sender<Arrival>) {
+fn serve(socket: &Socket, paths: &HashMap<u32, u8>, stop: &AtomicBool, arrivals: &Sender<Arrival>) {
     sys::raise_priority();
     let mut highest: HashMap<(u32, u16), u32> = HashMap::new();
     let mut buf = [0u8; 2048];
@@ -207,7 +180,8 @@ fn serve(socket: &Socket, mut paths: PathIndex, stop: &AtomicBool, arrivals: &Se
             .or_insert(header.seq);
         header.reordered = header.seq < *seen;
         *seen = header.seq.max(*seen);
-        header.path = paths.path(datagram.ifindex.unwrap_or(0));
+        let path = datagram.ifindex.and_then(|index| paths.get(&index));
+        header.path = path.copied().unwrap_or(UNKNOWN_PATH);
         header.arrival_ns = datagram.rx_ns.unwrap_or_else(sys::realtime_ns);
         header.residence_ns = sys::realtime_ns().saturating_sub(header.arrival_ns);
         header.write(payload);

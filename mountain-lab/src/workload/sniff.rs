@@ -19,7 +19,7 @@ use nix::sys::socket::{recvmsg, ControlMessageOwned, MsgFlags, SockaddrStorage};
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 use std::os::fd::AsRawFd;
 
-use super::echo::{PathIndex, UNKNOWN_PATH};
+use super::echo::paths_by_device;
 use super::sequence::{SegmentOrder, SequenceTracker};
 use super::sys;
 use super::worker::Worker;
@@ -93,10 +93,10 @@ impl Sniffer {
         let paths = paths.to_vec();
         let set_up = move || {
             let socket = open(port).context("cannot open the packet socket")?;
-            Ok((socket, PathIndex::new(paths)))
+            Ok((socket, paths_by_device(&paths)))
         };
         let worker = Worker::start("sniffer", netns, set_up, move |(socket, paths), stop| {
-            watch(&socket, paths, min_rtt_us, stop)
+            watch(&socket, &paths, min_rtt_us, stop)
         })?;
         Ok(Sniffer(worker))
     }
@@ -188,7 +188,7 @@ struct FlowState {
 
 fn watch(
     socket: &Socket,
-    mut paths: PathIndex,
+    paths: &HashMap<u32, u8>,
     min_rtt_us: u32,
     stop: &AtomicBool,
 ) -> (Traces, u64) {
@@ -209,7 +209,7 @@ fn watch(
         let Some(seen) = parse(&buf[..len], at_ns).filter(|s| s.len > 0) else {
             continue;
         };
-        let path = Some(paths.path(device)).filter(|p| *p != UNKNOWN_PATH);
+        let path = paths.get(&device).copied();
         let flow = flows.entry(seen.client_port).or_insert_with(|| FlowState {
             tracker: SequenceTracker::new(min_rtt_us),
             newest_path: path,
