@@ -1,27 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Compiles the lab's own BPF programs and generates their Rust skeletons.
 
-use std::{env, path::PathBuf, process::Command};
+use std::env;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use libbpf_cargo::SkeletonBuilder;
 
-/// As mountain/build.rs chooses: the newest there is.
-fn clang() -> Result<String> {
-    println!("cargo:rerun-if-env-changed=CLANG");
-    if let Ok(clang) = env::var("CLANG") {
-        return Ok(clang);
-    }
-    (14..=21)
-        .rev()
-        .map(|version| format!("clang-{version}"))
-        .chain(["clang".into()])
-        .find(|clang| {
-            let run = Command::new(clang).arg("--version").output();
-            run.is_ok_and(|o| o.status.success())
-        })
-        .context("no clang found: `sudo scripts/setup` installs one, or name one in $CLANG")
-}
+include!("../mountain/build_clang.rs");
 
 fn main() -> Result<()> {
     let source = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("bpf/redirect_rig.bpf.c");

@@ -2,33 +2,12 @@
 //! Compiles bpf/*/*.bpf.c and generates their Rust skeletons.
 
 use std::path::{Path, PathBuf};
-use std::{env, fs, process::Command};
+use std::{env, fs};
 
-use anyhow::{bail, Context, Result};
+use anyhow::{Context, Result};
 use libbpf_cargo::SkeletonBuilder;
 
-/// The newest clang there is: 14 and later compile the programs, newer ones make better code.
-const CLANGS: [&str; 9] = [
-    "clang-21", "clang-20", "clang-19", "clang-18", "clang-17", "clang-16", "clang-15", "clang-14",
-    "clang",
-];
-
-fn clang() -> Result<String> {
-    println!("cargo:rerun-if-env-changed=CLANG");
-    if let Ok(clang) = env::var("CLANG") {
-        return Ok(clang);
-    }
-    for clang in CLANGS {
-        if Command::new(clang)
-            .arg("--version")
-            .output()
-            .is_ok_and(|o| o.status.success())
-        {
-            return Ok(clang.to_string());
-        }
-    }
-    bail!("no clang found: `sudo scripts/setup` installs one, or name one in $CLANG")
-}
+include!("build_clang.rs");
 
 /// The sources in a folder as a number (FNV-1a): others have another one.
 fn fingerprint(folder: &Path) -> Result<u64> {
