@@ -22,6 +22,8 @@ use crate::stopped;
 /// How often an unanswered question is asked, and how long each answer is waited for.
 const ASK: u32 = 25;
 const WAIT: Duration = Duration::from_millis(200);
+/// Room for an answer, bytes.
+const ANSWER: usize = 64;
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct UploadArgs {
@@ -136,20 +138,12 @@ fn send(socket: &UdpSocket, args: &UploadArgs) -> Result<(u64, u64)> {
 }
 
 fn acknowledged(answer: &[u8]) -> Option<Counted> {
-    let mut words = std::str::from_utf8(answer)
-        .ok()?
-        .strip_prefix("ACK ")?
-        .split(' ');
-    let mut number = || words.next()?.parse().ok();
-    Some(Counted {
-        packets: number()?,
-        bytes: number()?,
-    })
+    serde_json::from_slice(answer).ok()
 }
 
 /// Asks until an answer is what is wanted.
 fn ask<T>(socket: &UdpSocket, question: &[u8], wanted: impl Fn(&[u8]) -> Option<T>) -> Result<T> {
-    let mut buffer = [0; 64];
+    let mut buffer = [0; ANSWER];
     let mut last = None;
     for _ in 0..ASK {
         ensure!(!stopped(), "interrupted");
@@ -185,13 +179,11 @@ mod tests {
 
     #[test]
     fn acknowledgements() {
-        let got = Counted {
-            packets: 3,
-            bytes: 4_200,
-        };
-        assert_eq!(acknowledged(b"ACK 3 4200"), Some(got));
-        assert_eq!(acknowledged(b"ACK 3"), None);
+        let (packets, bytes) = (u64::MAX, u64::MAX);
+        let most = serde_json::to_vec(&Counted { packets, bytes }).unwrap();
+        assert!(most.len() <= ANSWER, "it would be cut off");
+        assert_eq!(acknowledged(&most), Some(Counted { packets, bytes }));
+        assert_eq!(acknowledged(&most[1..]), None);
         assert_eq!(acknowledged(b"READY"), None);
-        assert_eq!(acknowledged(b"\xff"), None);
     }
 }

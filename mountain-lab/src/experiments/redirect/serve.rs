@@ -2,7 +2,7 @@
 //! `mountain-lab serve`: counts what `mountain-lab upload` sends.
 //!
 //! By UDP: `START /upload` is answered with `READY`, data begins with [`DATA`], `END` is answered with
-//! `ACK PACKETS BYTES`. Clients are told apart by address and port.
+//! what arrived, as JSON. Clients are told apart by address and port.
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use mountain::host::socket_option;
+use serde::{Deserialize, Serialize};
 use socket2::SockRef;
 
 use crate::stopped;
@@ -33,7 +34,7 @@ pub struct ServeArgs {
 }
 
 /// What arrived of one upload.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
     pub packets: u64,
     /// UDP payload.
@@ -90,8 +91,7 @@ pub fn serve(
         } else if message == END {
             // It may be asked again: the answer can be lost.
             if let Some(upload) = uploads.get(&from) {
-                let ack = format!("ACK {} {}", upload.packets, upload.bytes);
-                let _ = socket.send_to(ack.as_bytes(), from);
+                let _ = socket.send_to(&serde_json::to_vec(upload)?, from);
                 done(from, *upload);
             }
         }
