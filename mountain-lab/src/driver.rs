@@ -89,7 +89,7 @@ pub trait Experiment {
     /// What comes of one side in one repeat.
     type Segment;
     /// How often a void segment is measured again.
-    const RETRIES: u32;
+    const RETRIES: u32 = 1;
 
     /// Names, in the order of the first repeat.
     fn sides(&self) -> Vec<String>;
@@ -358,7 +358,6 @@ mod tests {
 
     impl Experiment for Turns {
         type Segment = (usize, u32, usize);
-        const RETRIES: u32 = 1;
 
         fn sides(&self) -> Vec<String> {
             ["a", "b", "c"].map(str::to_owned).to_vec()

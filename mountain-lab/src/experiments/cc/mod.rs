@@ -34,8 +34,6 @@ use plots::Steps;
 
 /// Repeats that the figures need.
 const REPEATS: u32 = 10;
-/// How often a void segment is run again.
-const RETRIES: u32 = 1;
 /// A segment whose emulator was later than this (99th percentile) is void.
 const LATE_LIMIT_US: u32 = 2_000;
 /// ... or was ever later than this. A stall that is longer than the round trip (40 ms) is an outage
@@ -319,7 +317,6 @@ impl Race {
 
 impl Experiment for Race {
     type Segment = CcSegment;
-    const RETRIES: u32 = RETRIES;
 
     fn sides(&self) -> Vec<String> {
         let cells = self.cells.iter();

@@ -18,7 +18,7 @@ use mountain_lab::workload::sys::{monotonic_ns, pin};
 use super::contender::{self, Contender};
 use super::rig::{RouterRig, CLIENT, FIRST_PORT, TO};
 use super::segment::{LOAD_CPU, ROUTER_CPU};
-use super::{RedirectArgs, Table, RETRIES};
+use super::{RedirectArgs, Table};
 use crate::driver::{Experiment, Session};
 use crate::stopped;
 
@@ -58,7 +58,6 @@ struct LatencyRows<'a> {
 impl Experiment for LatencyRows<'_> {
     /// Round trips, ns.
     type Segment = Vec<u32>;
-    const RETRIES: u32 = RETRIES;
 
     fn sides(&self) -> Vec<String> {
         self.ways.iter().map(Contender::to_string).collect()

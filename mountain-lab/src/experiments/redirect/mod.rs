@@ -27,9 +27,6 @@ use mountain_lab::result::{Check, Metric, RunResult};
 use crate::driver::{CommonArgs, Session};
 use contender::Contender;
 
-/// How often a void segment is measured again.
-const RETRIES: u32 = 1;
-
 #[derive(clap::Args)]
 pub struct RedirectArgs {
     /// Measure only this part [default: all, each into its own folder].

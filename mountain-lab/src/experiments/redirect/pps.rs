@@ -14,7 +14,7 @@ use super::load::{LoadSource, OfferedLoad, FLOWS, LIVE_PPS, SOCKET_PPS};
 use super::programs::{RigProgram, RigPrograms};
 use super::rig::{RouterRig, TO};
 use super::segment::{LoadGenerators, LoadSegment};
-use super::{chosen, relative, RedirectArgs, Table, RETRIES};
+use super::{chosen, relative, RedirectArgs, Table};
 use crate::driver::{Experiment, Session};
 
 /// The load of the checks, [`OfferedLoad::judged`]. At full speed slow rows are saturated, and share their
@@ -100,7 +100,6 @@ impl PpsRows<'_> {
 
 impl Experiment for PpsRows<'_> {
     type Segment = LoadSegment;
-    const RETRIES: u32 = RETRIES;
 
     fn sides(&self) -> Vec<String> {
         let all = 0..self.ways.len() * self.loads.len();

@@ -22,7 +22,7 @@ use super::programs::{RigPrograms, MAX_FLOWS};
 use super::rig::{RouterRig, FIRST_PORT, ROUTER, SERVER};
 use super::rules;
 use super::segment::{LoadGenerators, LoadSegment};
-use super::{chosen, relative, RedirectArgs, Table, RETRIES};
+use super::{chosen, relative, RedirectArgs, Table};
 use crate::driver::{CommonArgs, Experiment, Refused, Session};
 use crate::stopped;
 
@@ -172,7 +172,6 @@ impl<'a> Tables<'a> {
 
 impl Experiment for Tables<'_> {
     type Segment = LoadSegment;
-    const RETRIES: u32 = RETRIES;
 
     fn sides(&self) -> Vec<String> {
         let name = |what: &&str| format!("{} {what}", self.name);

@@ -19,7 +19,7 @@ use super::client::Trial;
 use super::contender::{self, Contender};
 use super::rig::{RouterRig, FIRST_PORT, TO};
 use super::serve::{listen, serve};
-use super::{RedirectArgs, Table, RETRIES};
+use super::{RedirectArgs, Table};
 use crate::driver::{Experiment, Session};
 use crate::policy_ctl::binary;
 
@@ -103,7 +103,6 @@ struct UploadRows<'a> {
 
 impl Experiment for UploadRows<'_> {
     type Segment = Run;
-    const RETRIES: u32 = RETRIES;
 
     fn sides(&self) -> Vec<String> {
         self.ways.iter().map(Contender::to_string).collect()

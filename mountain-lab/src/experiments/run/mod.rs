@@ -66,8 +66,6 @@ impl RunArgs {
     }
 }
 
-/// How often a void segment is run again.
-const RETRIES: u32 = 2;
 /// From the order to play a segment to its begin.
 const AHEAD: Duration = Duration::from_millis(300);
 
@@ -148,7 +146,7 @@ struct Scenes<'a> {
 
 impl Experiment for Scenes<'_> {
     type Segment = PolicySegment;
-    const RETRIES: u32 = RETRIES;
+    const RETRIES: u32 = 2;
 
     fn sides(&self) -> Vec<String> {
         self.policies.iter().map(|p| p.name()).collect()
