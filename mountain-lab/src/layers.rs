@@ -5,13 +5,13 @@ use std::path::Path;
 
 use testkit::layers::broken;
 
-/// The modules, lowest first. The first three are the library.
+/// The modules, lowest first. The first two are the library.
 const LAYERS: [&str; 19] = [
     "workload",
     "result",
-    "report",
     "recording",
     "scenario",
+    "report",
     "emulate",
     "policy_ctl",
     "driver",

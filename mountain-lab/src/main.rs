@@ -13,6 +13,7 @@ mod experiments;
 mod layers;
 mod policy_ctl;
 mod recording;
+mod report;
 mod results;
 mod scenario;
 mod trace;

@@ -385,7 +385,7 @@ impl RunResult {
     }
 
     /// Why no figure is judged, as a line; empty where figures are judged.
-    pub(crate) fn shortness(&self) -> String {
+    pub fn shortness(&self) -> String {
         let why = self.environment.get("too_short").and_then(Value::as_str);
         why.map_or(String::new(), |why| format!("too short to judge: {why}\n"))
     }
@@ -399,7 +399,7 @@ impl RunResult {
     }
 
     /// Policies in the order of the table: the plain kernel first, the bound last.
-    pub(crate) fn columns(&self) -> Vec<String> {
+    pub fn columns(&self) -> Vec<String> {
         let rank = |name: &str| match name {
             "none" => 0,
             "ecmp" => 1,
@@ -413,7 +413,7 @@ impl RunResult {
     }
 
     /// Metric names in the order of the table: the known ones first, as a reader asks for them.
-    pub(crate) fn rows(&self) -> Vec<String> {
+    pub fn rows(&self) -> Vec<String> {
         let names = self.policies.values().flat_map(|m| m.keys().cloned());
         let mut names: Vec<String> = names.collect::<BTreeSet<_>>().into_iter().collect();
         let known = |name: &String| ROW_ORDER.iter().position(|row| row == name);
@@ -467,7 +467,7 @@ fn shown_unit(unit: &str) -> (&str, f64) {
 }
 
 /// Label of a metric: its name without the unit, which stands beside the figure.
-pub(crate) fn row_label(name: &str) -> String {
+pub fn row_label(name: &str) -> String {
     let stem = name
         .strip_suffix("_us")
         .or(name.strip_suffix("_bps"))

@@ -12,9 +12,10 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use mountain_lab::result::{write_atomically, RunResult};
+use mountain_lab::workload::game::Packet;
 
-use crate::result::{write_atomically, RunResult};
-use crate::workload::game::Packet;
+use crate::scenario::schedule::ScheduledEvent;
 
 /// The packets of one policy in one repeat.
 #[derive(Debug, Clone, Default)]
@@ -29,28 +30,13 @@ pub struct DrawnSegment {
     pub packets: Vec<Packet>,
 }
 
-/// Something the emulator did to a path, shaded in the time-line.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PathEvent {
-    /// The repeat whose schedule holds it.
-    pub repeat: u32,
-    /// From the segment's time 0.
-    pub from_ns: u64,
-    /// From the segment's time 0.
-    pub until_ns: u64,
-    /// Index of the path.
-    pub path: u8,
-    /// `spike`, `degrade`, `blackhole`...
-    pub kind: String,
-}
-
 /// What the plots are drawn from.
 #[derive(Debug, Clone, Default)]
 pub struct PlotData {
     /// All segments that are not void.
     pub segments: Vec<DrawnSegment>,
-    /// What happened to the paths.
-    pub events: Vec<PathEvent>,
+    /// What the emulator did to the paths in each repeat, shaded in its time-lines.
+    pub events: Vec<(u32, ScheduledEvent)>,
     /// Names of the paths by index.
     pub paths: Vec<String>,
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Fills the page's template.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::ops::Range;
 
@@ -8,12 +9,10 @@ use anyhow::Result;
 use mountain::report::page::{escape, figure, fill, legend, shortened, styles};
 use mountain::report::plots::{self as draw, Line, RGBColor, Share};
 use mountain::report::series;
+use mountain_lab::result::{cell_parts, row_label, Metric, RunResult};
 
-use crate::result::{cell_parts, row_label, Metric, RunResult};
-
-use super::plots::{self, RepeatTimeline};
 use super::series::sorted_rtts;
-use super::{DrawnSegment, PathEvent, PlotData};
+use super::{plots, DrawnSegment, PlotData};
 
 const TEMPLATE: &str = include_str!("template.html");
 type Points = Vec<(f64, f64)>;
@@ -67,25 +66,17 @@ pub fn render(result: &RunResult, samples: &PlotData) -> Result<String> {
 }
 
 fn path_legend(samples: &PlotData) -> String {
-    let mut kinds: Vec<(u8, &str)> = samples
-        .events
-        .iter()
-        .map(|e| (e.path, e.kind.as_str()))
-        .collect();
-    kinds.sort_unstable();
-    kinds.dedup();
-    let path_name = |i: u8| match samples.paths.get(usize::from(i)) {
-        Some(name) => name.clone(),
-        None => format!("path {i}"),
-    };
+    let kinds = samples.events.iter();
+    let kinds = kinds.map(|(_, e)| (e.path, crate::name_of(&e.kind)));
+    let kinds = kinds.collect::<BTreeSet<_>>().into_iter();
     let paths = samples
         .paths
         .iter()
         .zip(draw::PARTS.iter().cycle())
         .map(|(name, colour)| (format!("packets on {name}"), *colour));
-    let events = kinds.iter().map(|(path, kind)| {
-        let colour = draw::SHADES[usize::from(*path) % draw::SHADES.len()];
-        (format!("{kind} on {}", path_name(*path)), colour)
+    let events = kinds.map(|(path, kind)| {
+        let colour = draw::SHADES[path % draw::SHADES.len()];
+        (format!("{kind} on {}", samples.paths[path]), colour)
     });
     let lost = std::iter::once(("arrived nowhere".to_owned(), draw::LOST));
     legend(paths.chain(lost).chain(events))
@@ -267,8 +258,6 @@ fn timelines(samples: &PlotData, drawn: &[String], columns: &[String]) -> Result
         all.find(|s| s.policy == *p && s.repeat == repeat)
     };
     let segments: Vec<&DrawnSegment> = drawn.iter().filter_map(of_policy).collect();
-    let events = samples.events.iter().filter(|e| e.repeat == repeat);
-    let events: Vec<PathEvent> = events.cloned().collect();
     let packets = || {
         let each = segments.iter();
         each.flat_map(|s| s.packets.iter().map(move |p| (s, p)))
@@ -280,19 +269,14 @@ fn timelines(samples: &PlotData, drawn: &[String], columns: &[String]) -> Result
         .filter_map(|(_, p)| p.rtt_us)
         .max()
         .unwrap_or(1_000);
+    let (span, max_ms) = (from_ns..until_ns, f64::from(max_us) / 1e3 * 1.05);
     let mut out = String::new();
     for segment in segments {
-        let plot = RepeatTimeline {
-            segment,
-            colour: plots::policy_colour(&segment.policy, columns),
-            events: &events,
-            span: from_ns..until_ns,
-            max_ms: f64::from(max_us) / 1e3 * 1.05,
-            paths: samples.paths.len(),
-        };
+        let colour = plots::policy_colour(&segment.policy, columns);
+        let plot = plots::timeline(samples, segment, colour, &span, max_ms);
         let name = escape(&segment.policy);
         let label = format!("Round-trip time over time, {}", segment.policy);
-        let plot = figure(|format| plots::timeline(&plot, format, &label))?;
+        let plot = figure(|format| draw::timeline(&plot, format, &label))?;
         let _ = write!(out, "<h3>{name}</h3>{plot}");
     }
     let note = format!(

@@ -4,8 +4,7 @@
 use std::ops::Range;
 
 use mountain::report::series;
-
-use crate::workload::game::Packet;
+use mountain_lab::workload::game::Packet;
 
 use super::DrawnSegment;
 

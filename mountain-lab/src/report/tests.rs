@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 use super::*;
-use crate::result::{CheckSpec, Metric, VoidRun};
-use crate::workload::metrics::game_figures;
+use crate::scenario::{Direction, EventKind};
+use mountain_lab::result::{CheckSpec, Metric, VoidRun};
+use mountain_lab::workload::metrics::game_figures;
 use testkit::page::{section, stands_alone};
 
 const SECONDS: u64 = 20;
@@ -34,15 +35,19 @@ fn packets(steered: bool) -> Vec<Packet> {
 
 fn sample() -> (RunResult, PlotData) {
     let mut result = RunResult::new("spiky <demo>", "mountain-lab run spiky --seed 42", 42, 1);
+    let spike = ScheduledEvent {
+        path: 0,
+        kind: EventKind::Spike,
+        direction: Direction::Both,
+        start_us: 5_000_000,
+        end_us: 5_600_000,
+        height_us: 150_000,
+        loss: 0.0,
+        rate_bps: None,
+    };
     let mut samples = PlotData {
         paths: vec!["u0".into(), "u1".into()],
-        events: vec![PathEvent {
-            repeat: 0,
-            from_ns: 5_000_000_000,
-            until_ns: 5_600_000_000,
-            path: 0,
-            kind: "spike".into(),
-        }],
+        events: vec![(0, spike)],
         ..PlotData::default()
     };
     for (policy, steered) in [("ecmp", false), ("mountain", true)] {

@@ -6,7 +6,6 @@ use std::ops::Range;
 use std::process::ExitCode;
 
 use anyhow::{ensure, Result};
-use mountain_lab::report::{write_html, DrawnSegment, PathEvent, PlotData};
 use mountain_lab::result::{Metric, RunResult};
 use mountain_lab::workload::game::Packet;
 use mountain_lab::workload::metrics::{
@@ -19,7 +18,8 @@ use super::bound::bound_packets;
 use super::pooled::Pooled;
 use super::{least, sessions, PolicySegment, RunArgs};
 use crate::driver::Session;
-use crate::scenario::schedule::{Schedule, ScheduledEvent};
+use crate::report::{write_html, DrawnSegment, PlotData};
+use crate::scenario::schedule::Schedule;
 use crate::scenario::{Bound, ComparedPolicy, EventKind, Scenario, WorkloadKind};
 
 /// A flow without an answer for this long counts as lost.
@@ -47,7 +47,7 @@ pub fn finish(
         let schedule = Schedule::generate(scenario, seed, repeat);
         let own: Vec<&PolicySegment> = segments.iter().filter(|s| s.repeat == repeat).collect();
         let Some(first) = own.first() else { continue };
-        let events = schedule.events.iter().map(|e| path_event(repeat, e));
+        let events = schedule.events.iter().map(|event| (repeat, *event));
         samples.events.extend(events);
         let best = put_bounds(scenario, &schedule, first, result, &mut samples);
         for segment in own {
@@ -184,16 +184,6 @@ fn drawn(policy: &str, segment: &PolicySegment, packets: Vec<Packet>) -> DrawnSe
         repeat: segment.repeat,
         start_ns: segment.start_ns,
         packets,
-    }
-}
-
-fn path_event(repeat: u32, event: &ScheduledEvent) -> PathEvent {
-    PathEvent {
-        repeat,
-        from_ns: event.start_us as u64 * 1000,
-        until_ns: event.end_us as u64 * 1000,
-        path: event.path as u8,
-        kind: crate::name_of(&event.kind),
     }
 }
 
