@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use mountain::measure::runfile::RunFile;
+use mountain::measure::stats::Delays;
 use mountain_lab::result::{Check, Metric, RunResult};
 use mountain_lab::workload::stats::quantile_of;
 use serde_json::json;
@@ -136,26 +137,26 @@ fn one_round(
 
 fn checks(measured: &Measurement, quick: bool) -> Vec<Check> {
     let Measurement { path, loopback, .. } = measured;
-    let figures = |series: &[Series], tool: Tool| {
+    let of_tool = |series: &[Series], tool: Tool| {
         let (_, blocks) = series.iter().find(|(t, _)| *t == tool)?;
-        Some(Figures::of(&pooled(blocks)))
+        Some(pooled(blocks))
     };
     let mut checks = vec![];
     for (ours, theirs) in [
         (Tool::MountainIcmp, Tool::Ping),
         (Tool::MountainUdp, Tool::Irtt),
     ] {
-        let (a, b) = (figures(path, ours), figures(path, theirs));
+        let (a, b) = (of_tool(path, ours), of_tool(path, theirs));
         checks.extend(agree(ours, theirs, a.as_ref(), b.as_ref()));
     }
     let (a, b) = (
-        figures(loopback, Tool::MountainIcmp),
-        figures(loopback, Tool::Ping),
+        of_tool(loopback, Tool::MountainIcmp),
+        of_tool(loopback, Tool::Ping),
     );
     checks.push(steadier(a.as_ref(), b.as_ref()));
     if !quick {
         let answers = path.iter().chain(loopback);
-        let answers = answers.map(|(_, blocks)| Figures::of(&pooled(blocks)).n as f64);
+        let answers = answers.map(|(_, blocks)| table(&pooled(blocks), false).count as f64);
         let fewest = answers.reduce(f64::min);
         let name = "answers of the tool that has the fewest";
         checks.push(Check::at_least(name, fewest, LEAST));
@@ -173,33 +174,14 @@ fn emulator(result: &mut RunResult, errors: &[Vec<f64>]) {
     }
 }
 
-/// What is compared of a tool's blocks together; µs.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Figures {
-    n: u64,
-    /// By kernel timestamps throughout.
-    kernel: bool,
-    median: Option<f64>,
-    p99: Option<f64>,
-    stdev: Option<f64>,
-}
-
-impl Figures {
-    fn of(run: &RunFile) -> Self {
-        let table = table(run, false);
-        Figures {
-            n: table.count,
-            kernel: run.clock == "kernel",
-            median: delays(&table, |d| d.median),
-            p99: delays(&table, |d| d.p99),
-            stdev: delays(&table, |d| d.stdev),
-        }
-    }
+/// A figure of a tool's blocks together, µs.
+fn figure(run: &RunFile, of: fn(&Delays) -> f64) -> Option<f64> {
+    delays(&table(run, false), of)
 }
 
 /// Whether two tools say the same of one path. `None`: that tool did not run.
-fn agree(ours: Tool, theirs: Tool, a: Option<&Figures>, b: Option<&Figures>) -> [Check; 2] {
-    let both = |of: fn(&Figures) -> Option<f64>| Some((of(a?)?, of(b?)?));
+fn agree(ours: Tool, theirs: Tool, a: Option<&RunFile>, b: Option<&RunFile>) -> [Check; 2] {
+    let both = |of: fn(&Delays) -> f64| Some((figure(a?, of)?, figure(b?, of)?));
     let missing = match b {
         None => format!(" ({} is not installed)", theirs.name()),
         Some(_) => String::new(),
@@ -216,8 +198,11 @@ fn agree(ours: Tool, theirs: Tool, a: Option<&Figures>, b: Option<&Figures>) -> 
 }
 
 /// Whether the loopback's delays vary less by kernel timestamps than as ping(8) sees them.
-fn steadier(ours: Option<&Figures>, ping: Option<&Figures>) -> Check {
-    let ratio = || Some(ours.filter(|f| f.kernel)?.stdev? / ping?.stdev?);
+fn steadier(ours: Option<&RunFile>, ping: Option<&RunFile>) -> Check {
+    let stdev = |run| figure(run, |d| d.stdev);
+    // Only by kernel timestamps throughout.
+    let ours = ours.filter(|run| run.clock == "kernel");
+    let ratio = || Some(stdev(ours?)? / stdev(ping?)?);
     let what = "stdev on loopback, mountain icmp (kernel timestamps) / ping(8)";
     Check::at_most(what, ratio(), 1.0)
 }
@@ -225,6 +210,7 @@ fn steadier(ours: Option<&Figures>, ping: Option<&Figures>) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiments::probing::pool::made_up;
 
     #[test]
     fn each_of_four_tools_can_take_each_place_equally_often() {
@@ -236,12 +222,9 @@ mod tests {
 
     #[test]
     fn limits_of_agreement() {
-        let figures = |median: f64, p99: f64| Figures {
-            n: 1,
-            kernel: true,
-            median: Some(median),
-            p99: Some(p99),
-            stdev: Some(1.0),
+        let figures = |median: f64, p99: f64| {
+            let rtts = [vec![median; 99], vec![p99; 2]].concat();
+            made_up(rtts.into_iter().map(Some).collect())
         };
         let met = |a, b| {
             let checks = agree(Tool::MountainIcmp, Tool::Ping, Some(&a), Some(&b));
@@ -258,7 +241,7 @@ mod tests {
             [Some(false); 2],
             "too low is no better"
         );
-        let silent = Figures::default();
+        let silent = RunFile::default();
         assert_eq!(met(silent, other.clone()), [None; 2]);
         let [median, _] = agree(Tool::MountainUdp, Tool::Irtt, Some(&other), None);
         assert_eq!(median.met, None);
@@ -270,17 +253,16 @@ mod tests {
 
     #[test]
     fn more_spread_than_ping_is_a_miss() {
-        let stdev = |stdev| Figures {
-            kernel: true,
-            stdev: Some(stdev),
-            ..Figures::default()
+        let stdev = |stdev: f64| RunFile {
+            clock: "kernel".into(),
+            ..made_up(vec![Some(20.0 - stdev), Some(20.0 + stdev)])
         };
         let met = |a, b| steadier(Some(&stdev(a)), Some(&stdev(b))).met;
         assert_eq!(met(3.0, 3.0), Some(true));
         assert_eq!(met(3.1, 3.0), Some(false));
         assert_eq!(steadier(None, Some(&stdev(1.0))).met, None);
-        let user = Figures {
-            kernel: false,
+        let user = RunFile {
+            clock: "user".into(),
             ..stdev(1.0)
         };
         assert_eq!(steadier(Some(&user), Some(&stdev(2.0))).met, None);
