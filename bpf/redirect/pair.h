@@ -144,7 +144,8 @@ __noinline int mtn_rd_is_martian(struct mtn_rd_key6 *key, bool ipv6)
 /* Whether nobody has proven a flow, which is not one of clients that speak to the target itself. */
 static __always_inline bool mtn_rd_is_unproven(const struct mtn_rd_half6 *half)
 {
-	return (half->flow.f.flags & (MTN_RD_HALF | MTN_RD_DIRECT)) == MTN_RD_HALF;
+	return (half->flow.f.flags & (MTN_RD_HALF | MTN_RD_DIRECT)) == MTN_RD_HALF &&
+	       !(half->state & MTN_RD_PROVEN);
 }
 
 /*

@@ -148,7 +148,9 @@ impl Enable {
         let scoped = self.apply(&pinned, &cgroups);
         if scoped.is_err() && done == Enabled::New {
             // Half of what was asked for would be a surprise.
-            let _ = undo(&pinned);
+            if let Err(e) = undo(&pinned) {
+                eprintln!("mountain: what was done cannot be undone: {e:#}");
+            }
         }
         scoped?;
         let name = pinned.name();
@@ -198,9 +200,9 @@ impl Enable {
 fn undo(pinned: &Pinned) -> Result<()> {
     let state = pinned.state()?;
     let name = pinned.name();
+    let defaults = scope::restore_defaults(name, &state);
     // Without the name, a route would not show any more what it has kept.
-    routes::restore(name, &state)?;
-    let _ = scope::restore_defaults(name, &state);
+    routes::restore(name, &state).and(defaults)?;
     pinned.disable()?;
     // Once more: a namespace that was made meanwhile has inherited it.
     scope::restore_defaults(name, &state)?;

@@ -2,6 +2,7 @@
 //! The command line: what each command does, and what it says when it cannot.
 
 mod ab;
+mod background;
 mod cc;
 mod compare;
 mod down;
@@ -15,23 +16,20 @@ mod status;
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::fs::File;
-use std::io::{self, IsTerminal, Read, Seek, SeekFrom};
+use std::fs;
+use std::io::{self, ErrorKind, IsTerminal};
 use std::net::SocketAddr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixDatagram};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::env::Shells;
 use clap_complete::CompleteEnv;
 use ipnet::IpNet;
-use nix::sys::signal::{kill, killpg, Signal};
-use nix::unistd::Pid;
 use serde::Serialize;
 use tokio::signal::unix::{signal, SignalKind};
 
@@ -43,14 +41,14 @@ use self::redirect::Redirect;
 use self::report::Report;
 use crate::bpf::Steer;
 use crate::check;
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::control::run_dir::{AlreadyRuns, RunDir};
-use crate::control::status::Status;
 use crate::daemon;
 use crate::host::text::{count, prefix};
-use crate::host::{descriptors, folder, program, stdout};
+use crate::host::{descriptors, program, stdout};
 use crate::measure::reflect::{Reflector, DEFAULT_LISTEN};
 use crate::placement;
+use crate::redirect::config::RedirectConfig;
 use crate::steer::PolicyKind;
 use crate::topology::Topology;
 
@@ -62,11 +60,6 @@ const COMPLETE: &str = "MOUNTAIN_COMPLETE";
 /// none (`RestartPreventExitStatus=`): EX_CONFIG and EX_TEMPFAIL of sysexits.h.
 const WRONG_CONFIGURATION: u8 = 78;
 const ALREADY_RUNS: u8 = 75;
-/// How long `up` waits for the daemon to answer.
-const START_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long a daemon that did not may take to end by itself.
-const GIVE_UP_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// Says of a debug build that it is one: nobody should judge its speed.
 const VERSION: &str = if cfg!(debug_assertions) {
     concat!(env!("CARGO_PKG_VERSION"), " (debug build)")
@@ -321,11 +314,34 @@ pub(crate) fn exit_code(is_well: bool) -> ExitCode {
 
 /// The configuration in `file`, or in the usual place, or the defaults.
 pub(crate) fn load_config(file: Option<&Path>) -> Result<Config> {
-    match file {
+    match config_file(file) {
         Some(file) => Config::load(file),
-        None if Path::new(DEFAULT_CONFIG).exists() => Config::load(Path::new(DEFAULT_CONFIG)),
         None => Ok(Config::default()),
     }
+}
+
+/// The redirects of the file. What else is wrong in it is said, and keeps none of them.
+pub(crate) fn load_redirects(file: Option<&Path>) -> Result<Vec<RedirectConfig>> {
+    let Some(file) = config_file(file) else {
+        return Ok(Vec::new());
+    };
+    let text = config::read(file)?;
+    let (redirects, rest) = Config::parse_redirects(&text, file)?;
+    if let Some(rest) = rest {
+        eprintln!("mountain: {rest:#}: the file's redirects are used all the same");
+    }
+    Ok(redirects)
+}
+
+/// The one that is named, or the usual one. What cannot be reached, as below a home directory from a service, is no
+/// reason to go on without.
+fn config_file(named: Option<&Path>) -> Option<&Path> {
+    let usual = Path::new(DEFAULT_CONFIG);
+    let is_none = || {
+        let found = fs::symlink_metadata(usual);
+        found.is_err_and(|e| e.kind() == ErrorKind::NotFound)
+    };
+    named.or_else(|| (!is_none()).then_some(usual))
 }
 
 /// Tells systemd that the service has started (sd_notify(3)).
@@ -353,7 +369,16 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 impl Up {
     fn run(self) -> Result<()> {
         need_root()?;
-        let mut config = load_config(self.config.as_deref()).map_err(WrongConfiguration)?;
+        let mut config = match load_config(self.config.as_deref()) {
+            Ok(config) => config,
+            Err(e) => {
+                if self.foreground && !self.dry_run {
+                    // Nobody starts it again, and what the last run has left would follow nothing any more.
+                    down::clear_after(&RunDir::of_this_namespace()?)?;
+                }
+                return Err(WrongConfiguration(e).into());
+            }
+        };
         if !self.route.is_empty() {
             config.steer.routes = self.route.clone();
         }
@@ -361,7 +386,7 @@ impl Up {
         if self.foreground || self.dry_run {
             return self.run_here(config);
         }
-        Self::run_in_background()
+        background::run()
     }
 
     fn run_here(&self, config: Config) -> Result<()> {
@@ -380,102 +405,6 @@ impl Up {
             tracing::info!("running; `mountain status` shows the paths, `mountain down` stops");
         }))
     }
-
-    /// Starts this program again with its arguments, as the daemon, and waits until it answers or ends.
-    fn run_in_background() -> Result<()> {
-        let run_dir = RunDir::of_this_namespace()?;
-        if run_dir.is_running()? {
-            bail!(AlreadyRuns);
-        }
-        folder::make_private(run_dir.path()).map_err(|e| folder::cannot_make(run_dir.path(), e))?;
-        let log = log::open(&run_dir.log()).context("cannot write the log")?;
-        // Kept open: the daemon removes its folder when it fails.
-        let mut said = File::open(run_dir.log())?;
-        let mut command = Command::new(std::env::current_exe()?);
-        command
-            .args(["up", "--foreground"])
-            .args(std::env::args_os().skip(2))
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log);
-        // SAFETY: setsid is async-signal-safe and has no other effect on this process.
-        unsafe {
-            command.pre_exec(|| {
-                nix::unistd::setsid()?;
-                Ok(())
-            });
-        }
-        let child = command.spawn().context("cannot start the daemon")?;
-        let status = wait_ready(child, &run_dir, &mut said)?;
-        print!("{}", status::status_text(&status));
-        println!(
-            "\nmountain runs in the background; log: {}",
-            run_dir.log().display()
-        );
-        Ok(())
-    }
-}
-
-/// Waits until the daemon that is `child` answers, or ends. Another one, which was started at the same moment, may
-/// answer in its place: `child` finds the lock taken then, and ends.
-fn wait_ready(mut child: Child, run_dir: &RunDir, said: &mut File) -> Result<Status> {
-    let end = Instant::now() + START_TIMEOUT;
-    loop {
-        let status = run_dir.status().ok().flatten();
-        if let Some(status) = status.filter(|status| status.pid == child.id()) {
-            return Ok(status);
-        }
-        if let Some(ended) = child.try_wait()? {
-            if ended.code() == Some(ALREADY_RUNS.into()) {
-                bail!(AlreadyRuns);
-            }
-            let text = last_said(said, "mountain: ")?;
-            bail!("{text}");
-        }
-        if Instant::now() > end {
-            let cleared = give_up(&mut child, run_dir);
-            let last = last_said(said, "\n").unwrap_or_default();
-            let mut text = format!(
-                "the daemon did not get ready within {} s and was ended: `mountain up --foreground` shows what takes so \
-                 long. It said last: {}",
-                START_TIMEOUT.as_secs(),
-                if last.is_empty() { "nothing" } else { &last }
-            );
-            if let Err(e) = cleared {
-                text += &format!("\n{e:#}");
-            }
-            bail!("{text}");
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// What stands behind the last `mark` in what the daemon has said; all of it, if that is nowhere.
-fn last_said(said: &mut File, mark: &str) -> Result<String> {
-    let mut text = String::new();
-    said.seek(SeekFrom::Start(0))?;
-    said.read_to_string(&mut text)?;
-    let text = text.trim_end();
-    let last = text.rsplit_once(mark).map_or(text, |(_, last)| last);
-    Ok(last.to_owned())
-}
-
-/// Ends a daemon that does not get ready. On SIGTERM it takes back what it has added; if it hangs, it is killed, and
-/// that is done here.
-fn give_up(child: &mut Child, run_dir: &RunDir) -> Result<()> {
-    let end = Instant::now() + GIVE_UP_TIMEOUT;
-    let pid = Pid::from_raw(child.id().cast_signed());
-    // One that has just ended by itself is not there any more.
-    let _ = kill(pid, Signal::SIGTERM);
-    while child.try_wait()?.is_none() {
-        if Instant::now() > end {
-            // With the programs that it has started: an nft that ends later would still add its table.
-            let _ = killpg(pid, Signal::SIGKILL);
-            child.wait()?;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    down::clear_after(run_dir)
 }
 
 fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {

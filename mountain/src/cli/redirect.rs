@@ -12,12 +12,11 @@ use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
 use clap::{Args, Subcommand};
-use nix::sys::signal::{SIGHUP, SIGINT, SIGTERM};
 use serde_json::json;
 
 use crate::check::{Level, Report};
 use crate::cli::{
-    exit_code, load_config, log, need_root, notify_ready, print_json, print_report,
+    exit_code, load_redirects, log, need_root, notify_ready, print_json, print_report,
     WrongConfiguration, DEFAULT_CONFIG,
 };
 use crate::config::save_redirects;
@@ -270,6 +269,7 @@ impl Add {
 /// Keeps a rule that is there already; in force, if something had removed what carries it.
 fn bring_back(store: &mut Store, installed: Installed) -> Result<Installed> {
     actions::keep(store, std::slice::from_ref(&installed))?;
+    actions::follow_all(store);
     if actions::gone(std::slice::from_ref(&installed))?.is_empty() {
         return Ok(installed);
     }
@@ -447,9 +447,9 @@ fn save(file: &Path) -> Result<()> {
 
 /// Returns those rules of the file that are not possible now. It has said why.
 fn restore(file: &ConfigFile) -> Result<Vec<Wanted>> {
-    let loaded = load_config(file.config.as_deref()).map_err(WrongConfiguration)?;
-    let wanted: Vec<Wanted> = loaded.redirect.iter().map(|r| r.wanted()).collect();
-    let unfixed = config::unfixed(&loaded.redirect);
+    let loaded = load_redirects(file.config.as_deref()).map_err(WrongConfiguration)?;
+    let wanted: Vec<Wanted> = loaded.iter().map(|r| r.wanted()).collect();
+    let unfixed = config::unfixed(&loaded);
     if unfixed > 0 {
         eprintln!(
             "mountain: {}: backend without backend_fixed = true, in {}: chosen automatically",
@@ -484,10 +484,20 @@ fn restore(file: &ConfigFile) -> Result<Vec<Wanted>> {
 }
 
 /// Adds those of the rules that were not possible and are now, if the file still has them.
-fn add_late(file: &ConfigFile, missing: &mut Vec<Wanted>, say: impl Fn(&str)) -> Result<()> {
-    let loaded = load_config(file.config.as_deref())?;
-    let still: Vec<Wanted> = loaded.redirect.iter().map(|r| r.wanted()).collect();
+fn add_late(
+    file: &ConfigFile,
+    missing: &mut Vec<Wanted>,
+    had_others: bool,
+    say: impl Fn(&str),
+) -> Result<()> {
+    let loaded = load_redirects(file.config.as_deref())?;
+    let still: Vec<Wanted> = loaded.iter().map(|r| r.wanted()).collect();
     missing.retain(|one| still.contains(one));
+    if had_others && Store::open_within(SHORT)?.is_empty() {
+        // All were deleted, and so are those that are not there yet.
+        missing.clear();
+        return Ok(());
+    }
     // Whoever watches the firewall waits for no other command.
     drop(Store::open_within(SHORT)?);
     let mut store = actions::open(true)?;
@@ -503,12 +513,25 @@ fn add_late(file: &ConfigFile, missing: &mut Vec<Wanted>, say: impl Fn(&str)) ->
 fn watch(restore_first: Option<&ConfigFile>) -> Result<()> {
     // A rule that is not possible keeps nobody from watching the others, and makes no failure of a later stop.
     let mut missing = restore_first.map_or_else(|| Ok(Vec::new()), restore)?;
-    let stop = signals::told(&[SIGTERM, SIGINT, SIGHUP].into_iter().collect())?;
+    let stop = signals::told(&signals::asks_to_end())?;
     let say = |line: &str| eprintln!("mountain: {line}");
+    let had_others = !Store::open()?.is_empty();
+    let mut failed = String::new();
     let late = || {
-        restore_first.is_some_and(|config| {
-            !missing.is_empty() && add_late(config, &mut missing, say).is_err()
-        })
+        let Some(config) = restore_first.filter(|_| !missing.is_empty()) else {
+            return false;
+        };
+        let Err(e) = add_late(config, &mut missing, had_others, say) else {
+            return false;
+        };
+        let why = format!("{e:#}");
+        if failed != why {
+            say(&format!(
+                "rules that were not possible are tried again: {why}"
+            ));
+            failed = why;
+        }
+        true
     };
     watch::run(stop.as_fd(), say, notify_ready, late)
 }

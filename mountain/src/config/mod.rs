@@ -41,13 +41,16 @@ pub struct Config {
     pub hints: Vec<String>,
 }
 
+/// The text of a file.
+pub(crate) fn read(file: &Path) -> Result<String> {
+    let text = std::fs::read_to_string(file);
+    text.with_context(|| format!("cannot read the configuration {}", file.display()))
+}
+
 impl Config {
     /// Reads and checks a file.
     pub(crate) fn load(file: &Path) -> Result<Config> {
-        let text = std::fs::read_to_string(file);
-        let text =
-            text.with_context(|| format!("cannot read the configuration {}", file.display()))?;
-        Config::parse(&text, file)
+        Config::parse(&read(file)?, file)
     }
 
     /// The routes that are adopted with these settings.
@@ -103,6 +106,28 @@ impl Config {
     /// `steer.tolerance_ms`, or `path 2: dev` for the second `[[path]]`. Where the file is not even TOML, the
     /// line may name no key.
     pub(crate) fn parse(text: &str, file: &Path) -> Result<Config> {
+        Self::parse_of(text, file, |_| true)
+    }
+
+    /// The redirects of `text`, whatever is wrong with the rest: that, too.
+    ///
+    /// # Errors
+    /// As [`Self::parse`], of what is no TOML or a redirect.
+    pub(crate) fn parse_redirects(
+        text: &str,
+        file: &Path,
+    ) -> Result<(Vec<RedirectConfig>, Option<anyhow::Error>)> {
+        Ok(match Self::parse(text, file) {
+            Ok(config) => (config.redirect, None),
+            Err(rest) => {
+                let only = Self::parse_of(text, file, |key| key == "redirect")?;
+                (only.redirect, Some(rest))
+            }
+        })
+    }
+
+    /// Of the keys of the file's root only those that are `wanted`.
+    fn parse_of(text: &str, file: &Path, wanted: impl Fn(&str) -> bool) -> Result<Config> {
         let line = |offset: usize| text[..offset.min(text.len())].matches('\n').count() + 1;
         let bad = |offset: usize, key: String, message: String| {
             let colon = if key.is_empty() { "" } else { ": " };
@@ -114,6 +139,10 @@ impl Config {
             bad(offset, key_at(text, offset), e.message().to_owned())
         };
         let mut root = DeTable::parse(text).map_err(refused)?;
+        let keys = root.get_ref().keys().map(|key| key.get_ref().to_string());
+        for key in keys.filter(|key| !wanted(key)).collect::<Vec<_>>() {
+            root.get_mut().remove(key.as_str());
+        }
         let retired = retired::take(root.get_mut());
         let mut config = Config::deserialize(Deserializer::from(root)).map_err(refused)?;
         config.check().map_err(|(array, i, key, message)| {

@@ -5,6 +5,8 @@ use serde::Deserialize;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 use toml::Spanned;
 
+use crate::steer::config::HIGHEST_COST;
+
 const MEASURED: &str = "has no effect any more: the rule goes by what it measures";
 const PACED: &str =
     "has no effect any more: probes go by the traffic; `metered = true` at a [[path]] keeps them few";
@@ -106,7 +108,8 @@ impl Retired {
                 continue; // which is said of an unknown key, too
             };
             path.remove("power_cost_us");
-            let ms = us / 1e3;
+            // More is refused of `cost`, and says the same.
+            let ms = (us / 1e3).min(HIGHEST_COST);
             if ms > 0.0 && !path.contains_key("cost") {
                 self.costs.push((i, ms));
                 let hint = format!(

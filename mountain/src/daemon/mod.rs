@@ -22,7 +22,8 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
-use tokio::signal::unix::{signal, SignalKind};
+use nix::sys::signal::Signal;
+use tokio::signal::unix::{self, signal, SignalKind};
 use tokio::time::{interval, MissedTickBehavior};
 use tracing::{info, warn};
 
@@ -31,6 +32,7 @@ use crate::bpf::foreign::{self, CgroupProgram};
 use crate::bpf::{self, PathTraffic, Settings, Steer, SteerProgram};
 use crate::config::Config;
 use crate::control::run_dir::{AlreadyRuns, RunDir};
+use crate::host::signals;
 use crate::measure::probe::Prober;
 use crate::netlink::{self, Change, Monitor};
 use crate::placement::{self, Placer};
@@ -164,6 +166,14 @@ pub(crate) async fn run(config: Config, options: UpOptions, ready: impl FnOnce()
     result
 }
 
+/// Waits for a signal; for ever for one that this process was started to ignore (`nohup`).
+async fn has_come(signal: &mut Option<unix::Signal>) {
+    match signal {
+        Some(signal) => drop(signal.recv().await),
+        None => std::future::pending().await,
+    }
+}
+
 /// From the first reading to the last answer. The order of the steps is what matters here, so it is one function.
 async fn run_locked(
     config: Config,
@@ -183,9 +193,11 @@ async fn run_locked(
         bail!("{}", no_groups(&topology, &options.filter));
     }
     // Before anything is put into the kernel, so that each of these ends by taking it out again.
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hangup = signal(SignalKind::hangup())?;
+    let ends = signals::asks_to_end();
+    let listen = |kind: SignalKind, to: Signal| ends.contains(to).then(|| signal(kind)).transpose();
+    let mut terminate = listen(SignalKind::terminate(), Signal::SIGTERM)?;
+    let mut interrupt = listen(SignalKind::interrupt(), Signal::SIGINT)?;
+    let mut hangup = listen(SignalKind::hangup(), Signal::SIGHUP)?;
     let mut relieve = signal(SignalKind::user_defined1())?;
     let dry_run = options.dry_run;
     // Rules of `mountain redirect` may be carried faster while somebody watches the firewall.
@@ -231,9 +243,9 @@ async fn run_locked(
                 let response = daemon.respond(request);
                 let _ = reply.send(response);
             }
-            _ = terminate.recv() => daemon.stop = true,
-            _ = interrupt.recv() => daemon.stop = true,
-            _ = hangup.recv() => daemon.stop = true,
+            () = has_come(&mut terminate) => daemon.stop = true,
+            () = has_come(&mut interrupt) => daemon.stop = true,
+            () = has_come(&mut hangup) => daemon.stop = true,
             _ = relieve.recv() => daemon.leave_to_the_next(),
         }
     }

@@ -42,7 +42,8 @@ impl Daemon {
         let memory = &self.memory[path];
         let since = memory.resolved_at.map(|at| at.elapsed());
         let after = memory.resolve_after;
-        let keeps = since.is_some_and(|since| since < after) && self.moves(path);
+        let keeps =
+            since.is_some_and(|since| since < after) && self.moves(path) && !self.options.dry_run;
         if let (Some(mac), Some((ifindex, gateway)), true) =
             (known, self.paths.gateway(path), keeps)
         {
@@ -69,6 +70,9 @@ impl Daemon {
 
     /// Asks the kernel to resolve a path's gateway.
     fn resolve(&mut self, path: usize) {
+        if self.options.dry_run {
+            return;
+        }
         if let Some((ifindex, gateway)) = self.paths.gateway(path) {
             if let Err(e) = netlink::resolve_neighbour(ifindex, gateway) {
                 tracing::debug!(

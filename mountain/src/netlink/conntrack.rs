@@ -153,7 +153,22 @@ pub(crate) fn forget_direct(rules: &[Redirected]) -> Result<usize> {
         .filter(|r| r.proto == libc::IPPROTO_UDP as u8)
         .copied()
         .collect();
-    forget_to(&udp, |flow, rule| flow.to == rule.from)
+    let begun_here = |entry: &Entry| {
+        let original = entry.tuple(CTA_TUPLE_ORIG);
+        let source = original
+            .source
+            .zip(original.source_port)
+            .map(SocketAddr::from);
+        udp.iter()
+            .any(|rule| source == Some(rule.from) && original.proto == Some(rule.proto))
+    };
+    let to_them = forget_to(&udp, |flow, rule| flow.to == rule.from)?;
+    // Also where the server has sent first: its clients' packets are answers, which no rule takes.
+    let begun = |ipv6| match udp.iter().any(|rule| rule.from.is_ipv6() == ipv6) && !is_empty() {
+        true => forget(ipv6, &to(ipv6, None), begun_here),
+        false => Ok(0),
+    };
+    Ok(to_them + begun(false)? + begun(true)?)
 }
 
 /// Those of these rules that redirect flows of which connection tracking has entries.

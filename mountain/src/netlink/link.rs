@@ -299,19 +299,32 @@ pub(super) fn decode_address(payload: &[u8]) -> Option<Address> {
     })
 }
 
-/// Every address of the calling thread's namespace, with the index of its device. Those that are no lasting source
-/// (temporary, deprecated) come last.
+/// Every address of the calling thread's namespace, with the index of its device.
 ///
 /// # Errors
 /// When the kernel refuses the dump.
 pub fn addresses() -> io::Result<Vec<(u32, IpAddr)>> {
+    let all = all_addresses()?.into_iter();
+    Ok(all.map(|a| (a.ifindex, a.address)).collect())
+}
+
+/// Addresses of IPv6 that are no lasting source: temporary, deprecated, not yet or not at all this host's own.
+///
+/// # Errors
+/// When the kernel refuses the dump.
+pub fn passing_addresses() -> io::Result<Vec<IpAddr>> {
+    let all = all_addresses()?.into_iter();
+    let passing = all.filter(|a| a.address.is_ipv6() && a.second_choice);
+    Ok(passing.map(|a| a.address).collect())
+}
+
+fn all_addresses() -> io::Result<Vec<Address>> {
     let mut found = Vec::new();
     let all = [0; ADDRESS_HEADER_LEN];
     wire::dump(NETLINK_ROUTE, libc::RTM_GETADDR, &all, |payload| {
         found.extend(decode_address(payload));
     })?;
-    found.sort_by_key(|a| a.second_choice);
-    Ok(found.iter().map(|a| (a.ifindex, a.address)).collect())
+    Ok(found)
 }
 
 /// The number by which the calling thread's namespace knows another one; `None`: by none.

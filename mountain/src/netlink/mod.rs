@@ -34,7 +34,9 @@ pub(crate) mod uapi;
 pub(crate) mod wire;
 pub(crate) mod xfrm;
 
-pub(crate) use link::{addresses, namespace_id, xdp_features, xdp_programs, xdp_programs_of};
+pub(crate) use link::{
+    addresses, namespace_id, passing_addresses, xdp_features, xdp_programs, xdp_programs_of,
+};
 pub use link::{link, Link};
 pub use monitor::{Change, Monitor};
 pub use neighbour::resolve_neighbour;

@@ -21,8 +21,8 @@ const SOURCE: usize = ID + 4;
 const DESTINATION: usize = SOURCE + 16;
 /// enum of include/net/tcp_states.h, as bits: what a program may wait for. What is being closed mostly has
 /// none any more.
-const CONNECTED: u32 = WAITING
-    | 1 << TCP_SYN_RECV
+const CONNECTED: u32 = 1 << TCP_ESTABLISHED
+    | 1 << TCP_CLOSE_WAIT
     | 1 << TCP_FIN_WAIT1
     | 1 << TCP_FIN_WAIT2
     | 1 << TCP_LAST_ACK
@@ -30,7 +30,6 @@ const CONNECTED: u32 = WAITING
 const WAITING: u32 = 1 << TCP_ESTABLISHED | 1 << TCP_SYN_SENT | 1 << TCP_CLOSE_WAIT;
 const TCP_ESTABLISHED: u32 = 1;
 const TCP_SYN_SENT: u32 = 2;
-const TCP_SYN_RECV: u32 = 3;
 const TCP_FIN_WAIT1: u32 = 4;
 const TCP_FIN_WAIT2: u32 = 5;
 const TCP_CLOSE_WAIT: u32 = 8;
@@ -75,11 +74,22 @@ pub fn reset_unanswered(
     Ok((count, refused))
 }
 
-/// Both ends of the TCP connections of the calling thread's network namespace, this host's first.
+/// A TCP connection of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpConnection {
+    /// This host's end.
+    pub local: SocketAddr,
+    /// The other one.
+    pub remote: SocketAddr,
+    /// One of the two has closed it.
+    pub closing: bool,
+}
+
+/// The TCP connections of the calling thread's network namespace whose handshake is over.
 ///
 /// # Errors
 /// When the kernel does not list its sockets (CONFIG_INET_TCP_DIAG).
-pub fn tcp_connections() -> io::Result<Vec<(SocketAddr, SocketAddr)>> {
+pub fn tcp_connections() -> io::Result<Vec<TcpConnection>> {
     let mut socket = Socket::open_for(NETLINK_SOCK_DIAG)?;
     let mut found = Vec::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
@@ -89,7 +99,12 @@ pub fn tcp_connections() -> io::Result<Vec<(SocketAddr, SocketAddr)>> {
                 let port = u16::from_be_bytes(bytes_at::<2>(message, port_at)?);
                 Some(SocketAddr::new(address(message, address_at)?, port))
             };
-            found.extend(end(SOURCE, ID).zip(end(DESTINATION, ID + 2)));
+            let ends = end(SOURCE, ID).zip(end(DESTINATION, ID + 2));
+            found.extend(ends.map(|(local, remote)| TcpConnection {
+                local,
+                remote,
+                closing: message.get(1) != Some(&(TCP_ESTABLISHED as u8)),
+            }));
         })?;
     }
     Ok(found)

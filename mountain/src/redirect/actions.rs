@@ -3,23 +3,24 @@
 //! two of them leaves something that the next command puts right.
 
 mod choice;
+mod follow;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::net::IpAddr;
 use std::slice::from_ref;
 
-use anyhow::{Context, Error, Result};
+use anyhow::{Error, Result};
 
 use super::preflight::firewall::{self, Look, Passed};
 use super::preflight::HostReadings;
 use super::store::{Entry, RuleState, Store};
-use super::{bpf, fixes, module, nft, recover, Backend, Finding, Fix, Installed, Rule, Stats};
+use super::{bpf, fixes, module, nft, recover, Backend, Fix, Installed, Rule, Stats};
 use crate::host::namespaces::{named, within};
-use crate::host::text::count;
-use crate::netlink::{self, conntrack, RouteLookUps, RouteTo};
+use crate::netlink::conntrack;
 
 pub use choice::{check, choose, plan, Added, Wanted};
 pub(super) use choice::{look, look_alone, on_top, Beside};
+pub(crate) use follow::follow_all;
+pub(super) use follow::{follow, followed, moved, own_addresses, to_follow};
 
 /// Rules that are installed together, at most: so much nft takes at a time.
 pub const BATCH: usize = 4096;
@@ -195,18 +196,25 @@ fn install(store: &Store, rules: &[Installed]) -> Result<()> {
                 let one = store.one(|e| e.is_by(backend) && is_other(&e))?;
                 let others = || store.parse(|e| e.is_by(backend) && is_other(&e));
                 nft::install(&rules, &one, others)?;
-                let rules: Vec<_> = rules.iter().map(|i| i.rule.redirected()).collect();
-                let forgotten = conntrack::forget_direct(&rules);
-                warn(
-                    forgotten,
-                    "flows under way are not redirected until they pause",
-                );
+                forget_direct(&rules);
             }
             Backend::Module => module::install(&rules)?,
-            _ => bpf::install(&rules)?,
+            _ => {
+                bpf::install(&rules)?;
+                forget_direct(&rules);
+            }
         }
     }
     Ok(())
+}
+
+/// Has running UDP flows follow new rules.
+fn forget_direct(rules: &[Installed]) {
+    let rules: Vec<_> = rules.iter().map(|i| i.rule.redirected()).collect();
+    warn(
+        conntrack::forget_direct(&rules),
+        "flows under way are not redirected until they pause",
+    );
 }
 
 /// Tells what stands in the store beside these rules.
@@ -317,77 +325,6 @@ pub(super) fn renew(store: &mut Store, old: &[Installed], new: &[Installed]) -> 
         Ok(()) => e,
         Err(left) => e.context(half_made(&left)),
     })
-}
-
-/// A rule by nft as it would be planned today, if it would get another source or its target is behind another device
-/// by now. `findings`: of a look at it.
-pub(super) fn moved(old: &Installed, findings: &[Finding]) -> Option<Installed> {
-    let of_nft = findings.iter().find(|f| f.backend == Backend::Nft)?;
-    let now = of_nft.plan.as_ref()?;
-    let mut new = old.clone();
-    new.plan.snat = now.snat;
-    if new.plan.target_dev.as_ref().map(|d| &d.name) != now.target_dev.as_ref().map(|d| &d.name) {
-        new.plan.target_dev = now.target_dev.clone();
-    }
-    let differs = new.plan.snat != old.plan.snat || new.hairpin() != old.hairpin();
-    (old.plan.backend == Backend::Nft && differs).then_some(new)
-}
-
-/// Gives rules their new sources: `new` are [`moved`].
-///
-/// # Errors
-/// When the kernel refuses; all is as it was then.
-pub(super) fn follow(store: &mut Store, new: &[Installed]) -> Result<()> {
-    if new.is_empty() {
-        return Ok(());
-    }
-    let old = store.by_ids(new.iter().map(|i| i.id))?;
-    nft::exchange(&old, new)?;
-    store.replace(new)
-}
-
-/// Rules that [`moved`]. Only those are looked at whose source is no address of this host any more, or whose target is
-/// reached by another device: it would take too long for all of many.
-fn to_follow(store: &Store) -> Result<Vec<Installed>> {
-    let own: HashSet<IpAddr> = (netlink::addresses()
-        .context("cannot list the addresses")?
-        .into_iter())
-    .map(|(_, address)| address)
-    .collect();
-    let mut routes = RouteLookUps::open().context("cannot ask for routes")?;
-    let mut is_elsewhere = |rule: &Installed| match (rule.hairpin(), routes.to(rule.rule.to.ip())) {
-        (Some(name), Ok(RouteTo::Out { first, .. })) => {
-            nix::net::if_::if_nametoindex(name).ok() != Some(first.ifindex)
-        }
-        _ => false,
-    };
-    let mut suspects = store.all_of(Backend::Nft)?;
-    suspects.retain(|rule| {
-        rule.plan.snat.is_some_and(|source| !own.contains(&source)) || is_elsewhere(rule)
-    });
-    let (mut seen, mut new) = (HostReadings::default(), Vec::new());
-    let mut beside = Beside::read(store)?;
-    for rule in &suspects {
-        let beside = beside.except(Some(rule.id));
-        let findings = look(beside, &mut seen, &rule.rule, rule.may_fix(), None)?;
-        new.extend(moved(rule, &findings));
-    }
-    Ok(new)
-}
-
-/// What is said of them: of each of the first, and how many there are besides.
-pub(super) fn followed(new: &[Installed]) -> Vec<String> {
-    let mut said: Vec<String> = new.iter().take(SHOWN).map(|one| {
-        let source = one.plan.snat.map_or("no other".to_owned(), |ip| ip.to_string());
-        format!(
-            "rule {} ({}): this host's addresses or routes have changed: packets that need another source get {source} now",
-            one.id, one.rule
-        )
-    }).collect();
-    if new.len() > SHOWN {
-        said.push(format!("and {} more", count(new.len() - SHOWN, "rule")));
-    }
-    said
 }
 
 /// Rules by what moves their packets.
@@ -564,13 +501,14 @@ pub fn lost(rules: &[Installed]) -> HashMap<u32, String> {
 /// When what could be put back is refused.
 pub(crate) fn repair(store: &mut Store) -> Result<usize> {
     let mut back = nft::repair(store.all_of(Backend::Nft)?)?;
-    let new = to_follow(store)?;
-    follow(store, &new)?;
-    for line in followed(&new) {
-        eprintln!("mountain: {line}");
-    }
-    let all = store.all()?;
-    let lost = gone(&all)?;
+    follow_all(store);
+    let (all, own) = (store.all()?, own_addresses()?);
+    let mut lost = gone(&all)?;
+    // To its target a rule by BPF would send from an address that may be another host's by now.
+    let is_astray = |i: &&Installed| {
+        i.plan.backend.is_bpf() && i.plan.snat.is_some_and(|source| !own.contains(&source))
+    };
+    lost.extend(all.iter().filter(is_astray).map(|i| i.id));
     for old in all.into_iter().filter(|i| lost.contains(&i.id)) {
         // Its devices may be others by now, under their old names.
         let done = look_alone(store, &old.rule, Some(old.id), old.may_fix(), None)

@@ -37,7 +37,6 @@ const SKELETON: &str = include_str!("nft_table.nft");
 /// linux/netfilter/nf_tables.h.
 const NFT_MSG_NEWSETELEM: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 12);
 const NFT_MSG_GETSETELEM: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 13);
-const NFT_MSG_DELSETELEM: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 14);
 /// Also where there is none.
 const NFT_MSG_DESTROYSETELEM: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 30);
 const NFTA_SET_ELEM_LIST_SET: u16 = 2;
@@ -145,8 +144,8 @@ pub fn remove(rules: &[Installed], last: bool) -> Result<()> {
     if last {
         return nft::delete_table(TABLE).with_context(cannot_change);
     }
-    // Deleting what is not there fails; adding what is there does not.
-    elements(&[NFT_MSG_NEWSETELEM, NFT_MSG_DELSETELEM], rules)
+    // By their keys: a killed command may have left other sources.
+    elements(&[NFT_MSG_DESTROYSETELEM], rules)
 }
 
 /// Whether our table exists.

@@ -317,7 +317,10 @@ impl Watcher<'_> {
         let mut seen = std::mem::take(&mut self.seen);
         seen.with(&now);
         let mut beside = Beside::read(&store)?;
-        let Choices { choices, moved } = self.choose(&mut beside, &mut seen, &rules)?;
+        let Choices { choices, mut moved } = self.choose(&mut beside, &mut seen, &rules)?;
+        // The others: those that nothing is chosen for.
+        let by_bpf = rules.iter().any(|i| i.plan.backend.is_bpf());
+        moved.extend(actions::to_follow(&store, |i| i.fixed || by_bpf)?);
         let carried = self.lower(&choices)?;
         let by_far_ends = choices.values().filter(|choice| is_by_far_ends(choice));
         let by_far_ends = by_far_ends.map(|(rule, _)| &rule.rule);
@@ -373,19 +376,20 @@ impl Watcher<'_> {
     ) -> Result<Choices> {
         let (mut choices, mut moved) = (HashMap::new(), Vec::new());
         let fixed = rules.iter().find(|i| i.plan.backend.is_bpf());
-        for rule in rules.iter().filter(|i| i.plan.backend == Backend::Nft) {
-            let beside = beside.except(Some(rule.id));
-            let findings = actions::look(beside, seen, &rule.rule, false, None)?;
-            moved.extend(actions::moved(rule, &findings));
-            if rule.fixed {
-                continue;
-            }
+        let own = actions::own_addresses()?;
+        for rule in rules
+            .iter()
+            .filter(|i| !i.fixed && i.plan.backend == Backend::Nft)
+        {
             let choice = match fixed {
                 Some(fixed) => Err(format!(
                     "rule {} is by {}, and one set of programs is used at a time",
                     fixed.id, fixed.plan.backend
                 )),
                 None => {
+                    let beside = beside.except(Some(rule.id));
+                    let findings = actions::look(beside, seen, &rule.rule, false, None)?;
+                    moved.extend(actions::moved(rule, &findings, &own));
                     let plan = actions::on_top(&findings).cloned();
                     plan.ok_or_else(|| why_not(&findings))
                 }

@@ -111,8 +111,11 @@ fn capacity<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D
     within(deserializer, 0.001..=1e6).map(Some)
 }
 
+/// Largest `cost` of a path, ms.
+pub(crate) const HIGHEST_COST: f64 = 1e4;
+
 fn cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
-    within(deserializer, 0.0..=1e4).map(Some)
+    within(deserializer, 0.0..=HIGHEST_COST).map(Some)
 }
 
 impl ConfiguredPath {

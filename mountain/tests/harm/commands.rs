@@ -141,6 +141,50 @@ fn a_start_that_takes_too_long_is_taken_back() {
     net.client.mountain_says("down", "nothing is attached");
 }
 
+/// Ctrl-C reaches only what waits: the daemon has a session of its own.
+#[test]
+fn a_start_that_is_interrupted_is_taken_back() {
+    let net = two_providers();
+    net.client.sysctl("net.ipv4.ip_forward", "1");
+    let (_folder, path, args) = with_nft("#!/bin/sh\nexec sleep 120\n");
+    let mut command = net.client.command(MOUNTAIN);
+    command.args(args.split(' ')).env("PATH", path);
+    let up = Guard::piped(&mut command);
+    // Its rules are there, and it waits for nft.
+    let rules = || net.client.ip("rule").contains("proto 77");
+    wait_until("the daemon has begun", 3 * LEAVE, rules);
+    up.signal(Signal::SIGINT);
+    let output = up.finish();
+    assert!(!output.status.success());
+    assert_has(&stderr(&output), &["interrupted"]);
+    assert!(!rules(), "{}", net.client.ip("rule"));
+    net.client.mountain_says("down", "nothing is attached");
+}
+
+/// systemd does not try again, and what the last run has left would follow no gateway and no VPN any more.
+#[test]
+fn a_start_with_a_wrong_configuration_leaves_nothing_of_the_last_run() {
+    let net = two_providers();
+    let rules = || net.client.ip("rule").contains("proto 77");
+    let daemon = net
+        .client
+        .start(MOUNTAIN, &["up", "--foreground", "--adopt"]);
+    wait_until("it runs", LEAVE, || {
+        net.client.mountain("status").status.success()
+    });
+    assert!(rules());
+    daemon.signal(Signal::SIGKILL);
+    let _ = daemon.finish();
+    assert!(rules(), "flows go on by them until the next start");
+    let file = config("[steer]\ntolerence_ms = 10\n");
+    let wrong = format!("up --foreground --config {}", file.path().display());
+    // A dry run changes nothing.
+    net.client.mountain(&format!("{wrong} --dry-run"));
+    assert!(rules());
+    assert_eq!(net.client.mountain(&wrong).status.code(), Some(78));
+    assert!(!rules(), "{}", net.client.ip("rule"));
+}
+
 /// What stands between backquotes in a text.
 fn quoted(text: &str) -> Vec<&str> {
     text.split('`').skip(1).step_by(2).collect()

@@ -205,7 +205,10 @@ fn samples(
             .zip(before)
             .map_or(0.0, |(now, before)| now - before)
             / spacing;
-        last += step + (((passed - step as f64) / WRAP).round().max(0.0) * WRAP) as i64;
+        let wraps = ((passed - step as f64) / WRAP).round().max(0.0);
+        // As many as the losses leave room for: a clock that was set is no outage.
+        let room = (lost as f64 / WRAP).round();
+        last += step + (wraps.min(room) * WRAP) as i64;
         before = sent_us.or(before);
         let i = usize::try_from(last - from)
             .ok()

@@ -50,6 +50,8 @@ const IPS_CONFIRMED: u32 = 1 << 3;
 /// How long a connection of this host is kept without packets, as the kernel does by itself
 /// (net.netfilter.nf_conntrack_tcp_timeout_established).
 const TCP_IDLE: Duration = Duration::from_secs(5 * 24 * 3600);
+/// The same once one side has closed it (.._tcp_timeout_fin_wait).
+const TCP_CLOSING: Duration = Duration::from_secs(120);
 /// How often an entry in the way is deleted before this flow is left alone.
 const TRIES: usize = 3;
 
@@ -96,26 +98,28 @@ pub struct Running {
 /// When the kernel does not list its sockets, or refuses the entries.
 pub fn keep_direct(addresses: &HashSet<SocketAddr>) -> Result<()> {
     let all = sock_diag::tcp_connections().context("cannot list this host's TCP connections")?;
-    let mut socket = Socket::open_for(NETLINK_NETFILTER).context("cannot reach Netfilter")?;
-    for (local, remote) in all {
+    let mut flows = Vec::new();
+    for one in all {
+        let (local, remote) = (one.local, one.remote);
         let (client, from) = match (addresses.contains(&local), addresses.contains(&remote)) {
             (true, _) => (remote, local),
             (false, true) => (local, remote),
             (false, false) => continue,
         };
-        let flow = Running {
+        flows.push(Running {
             proto: libc::IPPROTO_TCP as u8,
             client,
             from,
             source: client,
             to: from,
-            left: TCP_IDLE,
+            left: if one.closing { TCP_CLOSING } else { TCP_IDLE },
             stage: Stage::Established,
-        };
-        let made = socket.request(NEW, NLM_F_CREATE | NLM_F_EXCL, &entry(&flow));
-        unless(made, &[libc::EEXIST]).context("connection tracking refuses an entry")?;
+        });
     }
-    Ok(())
+    all_of(&flows, |socket, flow| {
+        let made = socket.request(NEW, NLM_F_CREATE | NLM_F_EXCL, &entry(flow));
+        unless(made, &[libc::EEXIST]).map(drop)
+    })
 }
 
 /// Makes entries for these flows. One that has an entry already keeps it.
@@ -123,6 +127,14 @@ pub fn keep_direct(addresses: &HashSet<SocketAddr>) -> Result<()> {
 /// # Errors
 /// When the kernel refuses; other flows have their entries nevertheless.
 pub fn adopt(flows: &[Running]) -> Result<()> {
+    all_of(flows, enter)
+}
+
+/// Does something for each of them; where one fails, the others are done all the same.
+fn all_of(
+    flows: &[Running],
+    enter: impl Fn(&mut Socket, &Running) -> std::io::Result<()>,
+) -> Result<()> {
     let mut socket = Socket::open_for(NETLINK_NETFILTER).context("cannot reach Netfilter")?;
     let (mut failed, mut reason) = (0, None);
     for flow in flows {

@@ -530,16 +530,22 @@ impl Case<'_> {
     }
 }
 
-/// An address of the same subnet that lasts longer than a temporary one (RFC 8981), which the kernel prefers for
-/// connections of its own. Those that last come first.
+/// An address of the same subnet in the place of a temporary one (RFC 8981), which the kernel prefers for
+/// connections of its own.
 fn lasting(source: IpAddr, device: Option<&DeviceFacts>) -> IpAddr {
     let IpAddr::V6(v6) = source else {
         return source;
     };
     let subnet = |address: &Ipv6Addr| address.octets()[..8] == v6.octets()[..8];
-    let addresses = device.into_iter().flat_map(|d| &d.addresses);
-    let is_near = |address: &&IpAddr| matches!(address, IpAddr::V6(a) if subnet(a));
-    addresses.copied().find(|a| is_near(&a)).unwrap_or(source)
+    let Some(device) = device.filter(|d| d.passing.contains(&source)) else {
+        return source;
+    };
+    let is_near = |address: &IpAddr| matches!(address, IpAddr::V6(a) if subnet(a));
+    let mut lasting = device
+        .addresses
+        .iter()
+        .filter(|a| !device.passing.contains(a));
+    lasting.find(|a| is_near(a)).copied().unwrap_or(source)
 }
 
 /// A switch of the kernel, on.

@@ -186,9 +186,10 @@ fn a_rewritten_source_is_one_that_lasts() {
         ..rule("[fd08::17]:80", "[fd01::2]:80")
     };
     let facts = with(|f| {
-        f.devices[1].addresses = ["fe80::1", "fd02::1", "fd01::1", "fd01::abcd"]
+        f.devices[1].addresses = ["fe80::1", "fd02::1", "fd01::abcd", "fd01::1"]
             .map(ip)
             .to_vec();
+        f.devices[1].passing = vec![ip("fd01::abcd")];
         let RouteTo::Out { source, .. } = &mut f.route else {
             unreachable!("it is by a device");
         };
@@ -196,6 +197,11 @@ fn a_rewritten_source_is_one_that_lasts() {
     });
     let plan = of_for(&facts, &rule, Nft).plan.unwrap();
     assert_eq!(plan.snat, Some(ip("fd01::1")));
+    // One that the owner has chosen stays.
+    let mut chosen = facts;
+    chosen.devices[1].passing.clear();
+    let plan = of_for(&chosen, &rule, Nft).plan.unwrap();
+    assert_eq!(plan.snat, Some(ip("fd01::abcd")));
 }
 
 #[test]

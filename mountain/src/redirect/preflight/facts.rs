@@ -96,6 +96,8 @@ pub struct DeviceFacts {
     pub tcx: Vec<String>,
     /// Its own, IPv4 and IPv6.
     pub addresses: Vec<IpAddr>,
+    /// Those of IPv6 that do not last: temporary, deprecated.
+    pub passing: Vec<IpAddr>,
     /// If it is a veth, its other end.
     pub far: Far,
     /// Its settings below /proc/sys/net.

@@ -47,6 +47,8 @@ impl Known {
 struct AllDevices {
     /// With the index of the device.
     addresses: Vec<(u32, IpAddr)>,
+    /// Those of IPv6 that do not last.
+    passing: Vec<IpAddr>,
     qdiscs: QdiscKinds,
     /// /proc/net/vlan/config. Without VLAN devices the file may not be there.
     vlans: String,
@@ -56,6 +58,7 @@ impl AllDevices {
     fn read() -> Result<Self> {
         Ok(Self {
             addresses: netlink::addresses().context("cannot list the addresses")?,
+            passing: netlink::passing_addresses().context("cannot list the addresses")?,
             qdiscs: netlink::qdisc_kinds().context("cannot list the queueing disciplines")?,
             vlans: table("vlan/config"),
         })
@@ -240,6 +243,7 @@ fn device(
         xdp: xdp(ifindex).with_context(|| format!("cannot tell what XDP does on {}", link.name))?,
         tcx,
         addresses: own.map(|(_, address)| *address).collect(),
+        passing: all.passing.clone(),
         far,
         sysctls: sysctls(&link.name),
         qdiscs: netlink::qdiscs(ifindex, &all.qdiscs)

@@ -270,6 +270,70 @@ fn saved_rules_have_no_fix_that_nobody_gave() {
     assert!(has_fix(&tables[0]) && !has_fix(&tables[1]), "{saved}");
 }
 
+/// What is wrong elsewhere in the file keeps no redirect.
+#[test]
+fn a_mistake_in_another_section_keeps_the_redirects() {
+    let net = Net::serving();
+    let rule = "[[redirect]]\nproto = \"udp\"\nfrom = \"10.0.8.17:8080\"\nto = \"10.0.1.2:8083\"\n";
+    let file = config(&format!("[steer]\ntolerence_ms = 10\n\n{rule}"));
+    let path = file.path().display().to_string();
+    let output = net
+        .router
+        .mountain(&format!("redirect restore --config {path}"));
+    assert!(output.status.success(), "{output:?}");
+    assert_has(&stderr(&output), &["tolerence_ms", "are used all the same"]);
+    net.reaches("server");
+    net.redirect(&format!("save --config {path}"));
+    let saved = fs::read_to_string(&path).unwrap();
+    assert_has(&saved, &["tolerence_ms = 10", "10.0.8.17:8080"]);
+    // Of a redirect's own, none is taken.
+    fs::write(&path, format!("{rule}porto = 1\n")).unwrap();
+    let output = net
+        .router
+        .mountain(&format!("redirect restore --config {path}"));
+    assert_eq!(output.status.code(), Some(78));
+}
+
+/// A command that is killed between the kernel's tables and the record locks nobody out.
+#[test]
+fn a_source_that_was_half_changed_can_be_deleted_and_followed() {
+    let net = Net::serving();
+    net.redirect(&format!("add {RULE} --snat always"));
+    net.redirect("add --proto udp --from 10.0.8.17:81 --to 10.0.1.2:8083 --snat always");
+    net.router
+        .sysctl("net.ipv4.conf.all.promote_secondaries", "1");
+    renumber(&net, "10.0.1.1", "10.0.1.7");
+    let mut restore = net.router.command(MOUNTAIN);
+    restore.args(["redirect", "restore", "--config", "/dev/null"]);
+    let killed = restore
+        .env("MOUNTAIN_DIE_AFTER", "exchange")
+        .output()
+        .unwrap();
+    assert!(killed.status.code().is_none(), "{killed:?}");
+    net.redirect("del --proto udp --from 10.0.8.17:8080");
+    // The same `add` has the other one follow.
+    net.redirect("add --proto udp --from 10.0.8.17:81 --to 10.0.1.2:8083 --snat always");
+    assert_answers(&net.client.udp("10.0.8.18:0"), "10.0.8.17:81", "server");
+    net.redirect("del --all");
+    net.assert_clean();
+}
+
+/// The server has sent first, as WireGuard does: to connection tracking its clients' packets are answers.
+#[test]
+fn a_flow_that_the_server_began_follows_the_rule() {
+    for backend in BACKENDS {
+        let net = Net::new();
+        track(&net);
+        net.serve(&net.server, "server", "10.0.1.2:9000");
+        let client = net.client.udp("10.0.8.18:5000");
+        let old = net.router.udp(FROM);
+        old.send_to(b"first", "10.0.8.18:5000").unwrap();
+        client.recv_from(&mut [0; 100]).unwrap();
+        net.add("udp", FROM, "10.0.1.2:9000", backend);
+        assert_answers(&client, FROM, "server");
+    }
+}
+
 /// At the start of the machine a route or a device may be late.
 #[test]
 fn the_service_adds_a_rule_when_it_becomes_possible() {

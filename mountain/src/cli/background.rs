@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! `mountain up` in the background: the daemon is this program again, with a session of its own.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, Context, Result};
+use nix::sys::signal::{kill, killpg, Signal};
+use nix::unistd::Pid;
+
+use super::{down, log, status, ALREADY_RUNS};
+use crate::control::run_dir::{AlreadyRuns, RunDir};
+use crate::control::status::Status;
+use crate::host::folder;
+use crate::host::signals::{Asked, Ended};
+
+/// How long `up` waits for the daemon to answer.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long it waits without a message.
+const QUIET: Duration = Duration::from_secs(2);
+/// How long a daemon that did not may take to end by itself.
+const GIVE_UP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Starts this program again with its arguments, as the daemon, and waits until it answers or ends.
+pub(super) fn run() -> Result<()> {
+    let run_dir = RunDir::of_this_namespace()?;
+    if run_dir.is_running()? {
+        bail!(AlreadyRuns);
+    }
+    folder::make_private(run_dir.path()).map_err(|e| folder::cannot_make(run_dir.path(), e))?;
+    let log = log::open(&run_dir.log()).context("cannot write the log")?;
+    // Kept open: the daemon removes its folder when it fails.
+    let mut said = File::open(run_dir.log())?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .args(["up", "--foreground"])
+        .args(std::env::args_os().skip(2))
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log);
+    // SAFETY: setsid is async-signal-safe and has no other effect on this process.
+    unsafe {
+        command.pre_exec(|| {
+            nix::unistd::setsid()?;
+            Ok(())
+        });
+    }
+    // The daemon has a session of its own, and gets no Ctrl-C.
+    let asked = Asked::to_end()?;
+    let child = command.spawn().context("cannot start the daemon")?;
+    let status = wait_ready(child, &run_dir, &mut said, &asked)?;
+    print!("{}", status::status_text(&status));
+    println!(
+        "\nmountain runs in the background; log: {}",
+        run_dir.log().display()
+    );
+    Ok(())
+}
+
+/// Waits until the daemon that is `child` answers, or ends. Another one, which was started at the same moment, may
+/// answer in its place: `child` finds the lock taken then, and ends.
+fn wait_ready(
+    mut child: Child,
+    run_dir: &RunDir,
+    said: &mut File,
+    asked: &Asked,
+) -> Result<Status> {
+    let (begin, mut quiet) = (Instant::now(), true);
+    let end = begin + START_TIMEOUT;
+    loop {
+        let status = run_dir.status().ok().flatten();
+        if let Some(status) = status.filter(|status| status.pid == child.id()) {
+            return Ok(status);
+        }
+        if let Some(ended) = child.try_wait()? {
+            if ended.code() == Some(ALREADY_RUNS.into()) {
+                bail!(AlreadyRuns);
+            }
+            let text = last_said(said, "mountain: ")?;
+            bail!("{text}");
+        }
+        if Instant::now() > end {
+            let cleared = give_up(&mut child, run_dir);
+            let last = last_said(said, "\n").unwrap_or_default();
+            let mut text = format!(
+                "the daemon did not get ready within {} s and was ended: `mountain up --foreground` shows what takes so \
+                 long. It said last: {}",
+                START_TIMEOUT.as_secs(),
+                if last.is_empty() { "nothing" } else { &last }
+            );
+            if let Err(e) = cleared {
+                text += &format!("\n{e:#}");
+            }
+            bail!("{text}");
+        }
+        if quiet && begin.elapsed() > QUIET {
+            eprintln!("mountain: waiting for the daemon to read the host's routes and firewall");
+            quiet = false;
+        }
+        if asked.comes_within(Duration::from_millis(20))? {
+            give_up(&mut child, run_dir)?;
+            bail!(Ended);
+        }
+    }
+}
+
+/// What stands behind the last `mark` in what the daemon has said; all of it, if that is nowhere.
+fn last_said(said: &mut File, mark: &str) -> Result<String> {
+    let mut text = String::new();
+    said.seek(SeekFrom::Start(0))?;
+    said.read_to_string(&mut text)?;
+    let text = text.trim_end();
+    let last = text.rsplit_once(mark).map_or(text, |(_, last)| last);
+    Ok(last.to_owned())
+}
+
+/// Ends a daemon that does not get ready. On SIGTERM it takes back what it has added; if it hangs, it is killed, and
+/// that is done here.
+fn give_up(child: &mut Child, run_dir: &RunDir) -> Result<()> {
+    let end = Instant::now() + GIVE_UP_TIMEOUT;
+    let pid = Pid::from_raw(child.id().cast_signed());
+    // One that has just ended by itself is not there any more.
+    let _ = kill(pid, Signal::SIGTERM);
+    while child.try_wait()?.is_none() {
+        if Instant::now() > end {
+            // With the programs that it has started: an nft that ends later would still add its table.
+            let _ = killpg(pid, Signal::SIGKILL);
+            child.wait()?;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    down::clear_after(run_dir)
+}
