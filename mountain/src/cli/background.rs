@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
-use nix::sys::signal::{kill, killpg, Signal};
+use nix::sys::signal::{kill, killpg, SigSet, Signal};
 use nix::unistd::Pid;
 
 use super::{down, log, status, ALREADY_RUNS};
@@ -41,9 +41,12 @@ pub(super) fn run() -> Result<()> {
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log);
-    // SAFETY: setsid is async-signal-safe and has no other effect on this process.
+    let signals = SigSet::thread_get_mask()?;
+    // SAFETY: both are async-signal-safe and have no other effect on this process.
     unsafe {
-        command.pre_exec(|| {
+        command.pre_exec(move || {
+            // What is blocked here below would be for the daemon, too.
+            signals.thread_set_mask()?;
             nix::unistd::setsid()?;
             Ok(())
         });

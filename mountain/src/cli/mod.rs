@@ -374,7 +374,11 @@ impl Up {
             Err(e) => {
                 if self.foreground && !self.dry_run {
                     // Nobody starts it again, and what the last run has left would follow nothing any more.
-                    down::clear_after(&RunDir::of_this_namespace()?)?;
+                    let cleared =
+                        RunDir::of_this_namespace().and_then(|dir| down::clear_after(&dir));
+                    if let Err(left) = cleared {
+                        eprintln!("mountain: {left:#}");
+                    }
                 }
                 return Err(WrongConfiguration(e).into());
             }

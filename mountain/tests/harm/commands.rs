@@ -161,6 +161,19 @@ fn a_start_that_is_interrupted_is_taken_back() {
     net.client.mountain_says("down", "nothing is attached");
 }
 
+/// As the service manager of another system does.
+#[test]
+fn a_daemon_in_the_background_ends_by_sigterm() {
+    let net = two_providers();
+    net.client.mountain_ok("up --adopt");
+    let pid = i32::try_from(net.client.status().pid).unwrap();
+    kill(Pid::from_raw(pid), Signal::SIGTERM).unwrap();
+    wait_until("it is gone", LEAVE, || {
+        !net.client.ip("rule").contains("proto 77")
+    });
+    net.client.mountain_says("down", "nothing is attached");
+}
+
 /// systemd does not try again, and what the last run has left would follow no gateway and no VPN any more.
 #[test]
 fn a_start_with_a_wrong_configuration_leaves_nothing_of_the_last_run() {
