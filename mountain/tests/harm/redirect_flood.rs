@@ -39,7 +39,7 @@ fn client(v6: usize, port: u16) -> String {
 }
 
 /// A connection from this very port.
-fn connect(ns: &Ns, local: &str, to: &str) -> TcpStream {
+pub fn connect(ns: &Ns, local: &str, to: &str) -> TcpStream {
     let [local, to] = [local, to].map(|at| at.parse::<SocketAddr>().unwrap());
     let socket = ns.with(move || {
         let socket = Socket::new(Domain::for_address(local), Type::STREAM, None).unwrap();

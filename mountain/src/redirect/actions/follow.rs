@@ -61,11 +61,13 @@ pub(in crate::redirect) fn to_follow(
 ) -> Result<Vec<Installed>> {
     let own = own_addresses()?;
     let mut routes = RouteLookUps::open().context("cannot ask for routes")?;
-    let mut is_elsewhere = |rule: &Installed| match (rule.hairpin(), routes.to(rule.rule.to.ip())) {
-        (Some(name), Ok(RouteTo::Out { first, .. })) => {
-            nix::net::if_::if_nametoindex(name).ok() != Some(first.ifindex)
-        }
-        _ => false,
+    let mut is_elsewhere = |rule: &Installed| {
+        let Some(name) = rule.hairpin() else {
+            return false;
+        };
+        let by = nix::net::if_::if_nametoindex(name).ok();
+        let to = routes.to(rule.rule.to.ip());
+        to.is_ok_and(|to| matches!(to, RouteTo::Out { first, .. } if by != Some(first.ifindex)))
     };
     let mut suspects = store.all_of(Backend::Nft)?;
     suspects.retain(|rule| {

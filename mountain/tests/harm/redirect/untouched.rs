@@ -2,15 +2,14 @@
 //! What is no client's of a redirect goes where the kernel sends it, and a rule follows the host that it is on.
 
 use std::fs;
-use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::net::UdpSocket;
 use std::thread;
 
 use nix::sys::signal::Signal;
-use socket2::{Domain, Socket, Type};
 
 use super::net::{add, assert_answers, echo, Net};
 use super::watch::{assert_alive, carried, fast, wait_for, watch, FROM, RULE};
-use crate::redirect_flood::forge;
+use crate::redirect_flood::{connect, forge};
 use crate::support::*;
 
 const BACKENDS: [&str; 5] = ["nft", "tcx", "tcx-peer", "xdp", "xdp-redirect"];
@@ -59,20 +58,6 @@ fn answers_to_this_host_itself_are_not_redirected_while_somebody_watches() {
     assert_eq!(carried(&net), ["tcx-peer"]);
 }
 
-/// A socket at that address, connected to another.
-fn tcp_from(ns: &Ns, local: &str, to: &str) -> TcpStream {
-    let [local, to] = [local, to].map(|at| at.parse::<SocketAddr>().unwrap());
-    let socket = ns.with(move || {
-        let socket = Socket::new(Domain::for_address(local), Type::STREAM, None).unwrap();
-        socket.bind(&local.into()).unwrap();
-        socket.connect_timeout(&to.into(), LEAVE).unwrap();
-        socket
-    });
-    socket.set_read_timeout(Some(LEAVE)).unwrap();
-    socket.set_nonblocking(false).unwrap();
-    socket.into()
-}
-
 /// Masqueraded connections of hosts behind this one may have a rule's port.
 #[test]
 fn answers_to_masqueraded_hosts_are_not_redirected() {
@@ -98,7 +83,7 @@ fn answers_to_masqueraded_hosts_are_not_redirected() {
             let _ = std::io::copy(&mut &stream, &mut &stream);
             peer
         });
-        let mut stream = tcp_from(&net.server, "10.0.1.2:40000", "10.0.8.18:7001");
+        let mut stream = connect(&net.server, "10.0.1.2:40000", "10.0.8.18:7001");
         for _ in 0..3 {
             assert_alive(&mut stream);
         }
