@@ -320,7 +320,7 @@ pub(crate) fn load_config(file: Option<&Path>) -> Result<Config> {
     }
 }
 
-/// The redirects of the file. What else is wrong in it is said, and keeps none of them.
+/// The redirects of the file. Mistakes elsewhere in it are printed, and keep no redirect.
 pub(crate) fn load_redirects(file: Option<&Path>) -> Result<Vec<RedirectConfig>> {
     let Some(file) = config_file(file) else {
         return Ok(Vec::new());

@@ -493,13 +493,14 @@ fn add_late(
     let loaded = load_redirects(file.config.as_deref())?;
     let still: Vec<Wanted> = loaded.iter().map(|r| r.wanted()).collect();
     missing.retain(|one| still.contains(one));
-    if had_others && Store::open_within(SHORT)?.is_empty() {
+    // Whoever watches the firewall waits for no other command.
+    let there = Store::open_within(SHORT)?;
+    if had_others && there.is_empty() {
         // All were deleted, and so are those that are not there yet.
         missing.clear();
         return Ok(());
     }
-    // Whoever watches the firewall waits for no other command.
-    drop(Store::open_within(SHORT)?);
+    drop(there);
     let mut store = actions::open(true)?;
     let done = actions::add_possible(&mut store, missing, |_, _| ())?;
     *missing = done.refused;
@@ -515,7 +516,7 @@ fn watch(restore_first: Option<&ConfigFile>) -> Result<()> {
     let mut missing = restore_first.map_or_else(|| Ok(Vec::new()), restore)?;
     let stop = signals::told(&signals::asks_to_end())?;
     let say = |line: &str| eprintln!("mountain: {line}");
-    let had_others = !Store::open()?.is_empty();
+    let had_others = !missing.is_empty() && !Store::open()?.is_empty();
     let mut failed = String::new();
     let late = || {
         let Some(config) = restore_first.filter(|_| !missing.is_empty()) else {

@@ -112,7 +112,7 @@ impl Config {
     /// The redirects of `text`, whatever is wrong with the rest: that, too.
     ///
     /// # Errors
-    /// As [`Self::parse`], of what is no TOML or a redirect.
+    /// As [`Self::parse`], where the file is no TOML or a redirect is wrong.
     pub(crate) fn parse_redirects(
         text: &str,
         file: &Path,

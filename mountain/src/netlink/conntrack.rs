@@ -153,18 +153,16 @@ pub(crate) fn forget_direct(rules: &[Redirected]) -> Result<usize> {
         .filter(|r| r.proto == libc::IPPROTO_UDP as u8)
         .copied()
         .collect();
+    let addresses: HashSet<SocketAddr> = udp.iter().map(|rule| rule.from).collect();
     let begun_here = |entry: &Entry| {
         let original = entry.tuple(CTA_TUPLE_ORIG);
-        let source = original
-            .source
-            .zip(original.source_port)
-            .map(SocketAddr::from);
-        udp.iter()
-            .any(|rule| source == Some(rule.from) && original.proto == Some(rule.proto))
+        let source = original.source.zip(original.source_port);
+        original.proto == Some(libc::IPPROTO_UDP as u8)
+            && source.is_some_and(|source| addresses.contains(&source.into()))
     };
     let to_them = forget_to(&udp, |flow, rule| flow.to == rule.from)?;
     // Also where the server has sent first: its clients' packets are answers, which no rule takes.
-    let begun = |ipv6| match udp.iter().any(|rule| rule.from.is_ipv6() == ipv6) && !is_empty() {
+    let begun = |ipv6| match addresses.iter().any(|a| a.is_ipv6() == ipv6) && !is_empty() {
         true => forget(ipv6, &to(ipv6, None), begun_here),
         false => Ok(0),
     };

@@ -83,7 +83,7 @@ impl CostPart {
     }
 }
 
-/// Of the time per run, and pairs of what is held against each other.
+/// Repetitions of a time per run, and pairs of a comparison.
 fn repeats(args: &CommonArgs) -> u32 {
     args.quick_or(5, 15)
 }

@@ -166,8 +166,8 @@ fn samples(
         "{sent} probes are too many for a log with {} answers",
         answers.len()
     );
-    // Over a gap of more than half of what the 16 bits of icmp_seq can count, they do not say how many have been lost.
-    // Without any gap they are at the end.
+    // icmp_seq has 16 bits: it does not tell a gap from one that is 65,536 longer. Without any gap the losses are at the
+    // end.
     let lost = sent.saturating_sub(answers.len() as u64);
     let gap = |pair: &[Answer]| {
         pair[1]
