@@ -98,10 +98,9 @@ providers() {
     in_isp ip address add $internet6/128 dev lo
     in_isp ip address add $other/32 dev lo
     in_isp dnsmasq --conf-file=/dev/null --port=0 --bind-interfaces --interface="$(device 0 a)" --interface="$(device 1 a)" \
-        --dhcp-range=100.64.0.50,100.64.0.99,1h --dhcp-range=100.65.0.50,100.65.0.99,1h \
+        --dhcp-range=100.64.0.50,100.64.0.99,1h --dhcp-range=100.65.0.50,100.65.0.99,1h "$@" \
         --pid-file=/run/isp-dnsmasq.pid --dhcp-leasefile=/run/isp-leases
     in_isp python3 /tests/installed.py serve $internet $other $internet6 &
-    within "two default routes" 120 two_defaults
 }
 # In the order in which the kernel prefers them.
 defaults() { ip -4 -j route show default | jq -r 'sort_by(.metric)[].dev'; }
@@ -485,6 +484,33 @@ networkd() {
     goes_on "networkd starts anew" systemctl restart systemd-networkd
 }
 
+# The whole of it, as it comes up by itself.
+boot() {
+    local unit result
+    same "failed units" "$(systemctl --failed --plain --no-legend)" ''
+    for unit in mountain mountain-cc mountain-redirect; do
+        same "$unit runs" "$(systemctl is-active $unit)" active
+        same "$unit was started once" "$(systemctl show --property NRestarts --value $unit)" 0
+    done
+    same "cycles" "$(journalctl -b --no-pager -o cat | grep -i 'ordering cycle')" ''
+    within "both uplinks are measured" 60 settled 2
+    same "new connections use cc" "$(sysctl -n net.ipv4.tcp_congestion_control)" mountain
+    spread "after booting, TCP" tcp
+    spread "after booting, UDP" udp
+    result=$(in_isp python3 /tests/installed.py flows udp 10 100.64.0.60 9000 $internet)
+    printf 'redirected: %s\n' "$result"
+    check "redirected after booting: failed" "$(jq .failed <<<"$result")" == 0
+    # In the order in which it is done when it goes down.
+    works "it goes down" systemctl stop NetworkManager mountain mountain-cc mountain-redirect
+    same "by itself" "$(journalctl -b --no-pager -o cat -t systemd | grep -E 'timed out|SIGKILL')" ''
+    same "the kernel's cc again" "$(sysctl -n net.ipv4.tcp_congestion_control)" cubic
+    # Sockets that were made meanwhile keep it.
+    ip netns pids isp | xargs -r kill
+    # shellcheck disable=SC2016 # for sh to expand
+    within "no cc is left" 60 sh -c '[ "$(bpftool -j struct_ops list | jq length)" = 0 ]'
+    refused "rules are left" sh -c 'nft list ruleset | grep -q mountain'
+}
+
 remove() {
     works "the service stops" systemctl stop mountain
     works "the package goes" dpkg -P mountain
@@ -501,8 +527,19 @@ part() {
     echo "mountain-vm: end $1 $SECONDS"
 }
 
-part providers
+# By a unit of the machine that boots: a redirect there is for an address that is known before.
+if [[ ${1:-} == providers ]]; then
+    providers --dhcp-host=52:54:00:00:00:0a,100.64.0.60
+    exit
+fi
+[[ ${only:-} == boot ]] || part providers
+within "two default routes" 120 two_defaults
 { read -r wan0 && read -r wan1; } < <(defaults)
+if [[ ${only:-} == boot ]]; then
+    part boot
+    echo "mountain-vm: complete"
+    exit
+fi
 before=$(settings)
 part install_it
 for name in ${only:-outage cable sleeps crash upgrade ipv6 wifi vpn openvpn ipsec firewall simple_firewall containers redirects congestion_control pppoe networkd}; do
