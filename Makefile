@@ -11,6 +11,8 @@ ARGS ?=
 CONFIG ?=
 
 CARGO = scripts/cargo
+# The lab's emulator (rattan-env 0.1.1) takes C's char for signed, so the lab compiles on x86-64 only.
+CRATES = $(if $(filter x86_64,$(shell uname -m)),--workspace,--package mountain)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -34,8 +36,8 @@ setup-test:
 preflight:
 	@scripts/preflight $(MAKECMDGOALS)
 
-build: ## build target/release/mountain and mountain-lab
-	$(CARGO) build --release --locked --workspace
+build: ## build target/release/mountain and, on x86-64, mountain-lab
+	$(CARGO) build --release --locked $(CRATES)
 
 demo: preflight setup build ## (root) compare policies on two emulated uplinks, write report/index.html
 	@scripts/demo $(ARGS)

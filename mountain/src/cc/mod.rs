@@ -27,7 +27,6 @@ pub(crate) mod scope;
 mod settle_tests;
 pub mod status;
 
-use std::ffi::c_char;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
@@ -77,10 +76,11 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-fn c_name(name: &str) -> [c_char; NAME_MAX + 1] {
+/// For fields of the BPF object: `char` has a sign there, on every processor.
+fn c_name(name: &str) -> [i8; NAME_MAX + 1] {
     let mut out = [0; NAME_MAX + 1];
     for (to, from) in out.iter_mut().zip(name.bytes()) {
-        *to = from as c_char;
+        *to = from.cast_signed();
     }
     out
 }
