@@ -99,6 +99,12 @@ static __noinline int mtn_begin(struct __sk_buff *skb, const struct mtn_pkt *pkt
 	s.key = pkt->key;
 	s.mark = skb->mark;
 	s.dsfield = pkt->dsfield;
+	/* The kernel looks up forwarded packets as the superuser's (net/ipv4/route.c, net/ipv6/route.c). */
+	if (config.n_fib_rules &&
+	    mtn_selected_elsewhere(&s.key, s.mark, skb->ifindex, 0, s.dsfield)) {
+		mtn_count(MTN_PLACE_PASS_FIB_RULE);
+		return MTN_MAX_PATHS;
+	}
 	s.prefer = MTN_MAX_PATHS;
 	path = mtn_place_forwarded(&s, group);
 	if (path >= MTN_MAX_PATHS)

@@ -36,9 +36,10 @@
  * Left alone: other network namespaces (the programs are attached to a cgroup, which knows none),
  * sockets that are bound to an address or device or marked by their owner, UDP sockets that asked for a
  * port of their own unless a rule names them (servers; others may have been told the address),
- * destinations with a route of their own, local ones, multicast; for sendmsg, what an ip rule of the
- * user's selects, and a source per packet. (A device per packet without a source, IP_PKTINFO, cannot be
- * seen here.) Everything, when no path is known good, and while the daemon hangs or is stopped (alive.h).
+ * destinations with a route of their own, local ones, multicast; what an ip rule of the user's selects; sockets
+ * of tasks below a cgroup with a program at its egress, which may let them leave by one device only; for sendmsg, a
+ * source per packet. (A device per packet without a source, IP_PKTINFO, cannot be seen here.) Everything, when no
+ * path is known good, and while the daemon hangs or is stopped (alive.h).
  *
  * Nothing here ever refuses a call: each program returns 1.
  */
@@ -124,6 +125,7 @@ __u64 placed[MTN_MAX_PATHS];
 volatile __u64 recent[MTN_RECENT];
 
 #include "../common/fib_rules.h"
+#include "../common/held_cgroups.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -196,6 +198,37 @@ static __always_inline bool mtn_has_source(struct bpf_sock *sk)
 		return true;
 	return sk->family == AF_INET6 &&
 	       (sk->src_ip6[0] | sk->src_ip6[1] | sk->src_ip6[2] | sk->src_ip6[3]);
+}
+
+/* Does a program at the egress of a cgroup judge what the current task sends? */
+__noinline int mtn_is_task_held(void)
+{
+	int level;
+
+	for (level = 0; level < MTN_CGROUP_DEPTH; level++) {
+		__u64 id = bpf_get_current_ancestor_cgroup_id(level);
+
+		if (!id)	/* all were looked up */
+			return 0;
+		if (bpf_map_lookup_elem(&held_cgroups, &id))
+			return 1;
+	}
+	return 1;
+}
+
+/* Is a flow left alone: whatever the daemon knows may send it another way, or keep it from leaving by another one? */
+static __always_inline bool mtn_passes_others(struct mtn_new_flow *s)
+{
+	if (config.n_held_cgroups && mtn_is_task_held()) {
+		mtn_count(MTN_PLACE_PASS_CGROUP);
+		return true;
+	}
+	if (config.n_fib_rules &&
+	    mtn_selected_elsewhere(&s->key, s->mark, LOOPBACK_IFINDEX, s->uid, s->dsfield)) {
+		mtn_count(MTN_PLACE_PASS_FIB_RULE);
+		return true;
+	}
+	return false;
 }
 
 /* The socket's DS field, where some rule asks for it. */
@@ -275,6 +308,8 @@ static __always_inline int mtn_connect(struct bpf_sock_addr *ctx, struct mtn_new
 		goto out;
 	s->uid = mtn_uid(sk);
 	s->dsfield = mtn_dsfield(ctx, s->key.ipv6);
+	if (mtn_passes_others(s))
+		goto out;
 	rule = config.n_rules ? mtn_local_rule(s) : MTN_MAX_RULES;
 	/* A rule adds our bits to a mark of the owner's, unless they would take the place of his. */
 	if (rule >= MTN_MAX_RULES ? s->mark : s->mark & config.mark_mask) {
@@ -385,11 +420,8 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 	}
 	s->uid = mtn_uid(sk);
 	s->dsfield = mtn_dsfield(ctx, s->key.ipv6);
-	if (config.n_fib_rules &&
-	    mtn_selected_elsewhere(&s->key, s->mark, LOOPBACK_IFINDEX, s->uid, s->dsfield)) {
-		mtn_count(MTN_PLACE_PASS_FIB_RULE);
+	if (mtn_passes_others(s))
 		return MTN_MAX_PATHS;
-	}
 
 	whole.cookie = bpf_get_socket_cookie(ctx);
 	pair.cookie = whole.cookie;

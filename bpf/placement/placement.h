@@ -34,6 +34,7 @@ enum mtn_placement_stat {
 	MTN_PLACE_PASS_PAUSED,	/* the routing has changed and is being read again */
 	MTN_PLACE_PASS_RUNNING,	/* datagrams of a socket that was there before anything was placed */
 	MTN_PLACE_PASS_UNATTENDED, /* the daemon hangs or is stopped */
+	MTN_PLACE_PASS_CGROUP,	/* a program at the egress of a cgroup may judge by device */
 	MTN_PLACE_STAT_MAX,
 };
 
@@ -93,6 +94,8 @@ struct mtn_placement_config {
 	__u32 generation;	/* of destinations, groups and rules; never 0 in its low 16 bits */
 	__u32 paused;		/* no new flow is placed; exchanges in progress go on */
 	__u32 n_uplink_nets;	/* more than MTN_MAX_UPLINK_NETS: not all of them are known */
+	__u32 n_held_cgroups;
+	__u32 pad;
 };
 
 /* Where a forwarded flow was placed: one aligned word, so that no run sees half of one. */

@@ -1,26 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/*
- * Cgroups with programs at their egress. Such a program has judged a packet for the device that the
- * kernel chose (RestrictNetworkInterfaces= of systemd, above all), so packets of sockets below these
- * cgroups stay there.
- */
+/* Packets of sockets below cgroups with programs at their egress: they stay where these have seen them. */
 #ifndef MOUNTAIN_CGROUPS_H
 #define MOUNTAIN_CGROUPS_H
 
-/* Deepest cgroup whose ancestors are all looked up; sockets in deeper ones stay. */
-#define MTN_CGROUP_DEPTH	32
+#include "../common/held_cgroups.h"
 
 /* Whether the kernel can tell a packet's cgroup. */
 const volatile __u8 knows_cgroups = 1;
-
-/* Ids of cgroups. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MTN_MAX_CGROUPS);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u64);
-	__type(value, __u8);
-} held_cgroups SEC(".maps");
 
 /* A function of its own to the verifier, which would else follow each case of it to the end. */
 __noinline int mtn_is_held_cgroup(struct __sk_buff *skb)

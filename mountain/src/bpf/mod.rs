@@ -8,6 +8,7 @@ mod skel {
     #![allow(clippy::all, non_snake_case, non_camel_case_types, dead_code)]
     include!(concat!(env!("OUT_DIR"), "/steer.skel.rs"));
 }
+mod cgroups;
 pub(crate) mod encode;
 pub mod flows;
 pub mod foreign;
@@ -427,21 +428,7 @@ impl Steer {
     /// # Errors
     /// When there are more than 4096.
     pub fn bar_cgroups(&mut self, ids: &BTreeSet<u64>) -> Result<()> {
-        let held = &self.skel.maps.held_cgroups;
-        let write = || -> Result<()> {
-            // First, as there may be no room for the old and the new ones together. Those in both stay.
-            let is_stale = |key: &Vec<u8>| !ids.contains(&read_from::<u64>(key));
-            let stale: Vec<Vec<u8>> = held.keys().filter(is_stale).collect();
-            for key in &stale {
-                held.delete(key)?;
-            }
-            for id in ids {
-                held.update(&id.to_ne_bytes(), &[1], MapFlags::ANY)
-                    .context("a BPF table is full")?;
-            }
-            Ok(())
-        };
-        write().context("too many cgroups with programs")?;
+        cgroups::write(&self.skel.maps.held_cgroups, ids)?;
         publish(&mut self.bss().config.n_held_cgroups, ids.len() as u32);
         Ok(())
     }

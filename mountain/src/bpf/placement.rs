@@ -9,7 +9,7 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/placement.skel.rs"));
 }
 
-use std::collections::{btree_map::Entry, BTreeMap};
+use std::collections::{btree_map::Entry, BTreeMap, BTreeSet};
 use std::fs::File;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -23,7 +23,7 @@ use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapFlags};
 
 use super::hooks::{self, DeviceHook, Order};
-use super::{bytes_of, encode, publish, tries, ProgramGroup, SteerMode};
+use super::{bytes_of, cgroups, encode, publish, tries, ProgramGroup, SteerMode};
 use crate::host::descriptors;
 use crate::topology::{FibRule, PathMasks, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
 use skel::types::{self, mtn_any, mtn_rule_wants};
@@ -266,6 +266,16 @@ impl PlacementPrograms {
     /// As [`super::Steer::say_alive`].
     pub(crate) fn say_alive(&mut self, now_ns: u64) {
         publish(&mut self.bss().config.alive_ns, now_ns);
+    }
+
+    /// Leaves sockets of tasks below these cgroups, given by their ids, to the kernel.
+    ///
+    /// # Errors
+    /// As [`super::Steer::bar_cgroups`].
+    pub(crate) fn bar_cgroups(&mut self, ids: &BTreeSet<u64>) -> Result<()> {
+        cgroups::write(&self.skel.maps.held_cgroups, ids)?;
+        publish(&mut self.bss().config.n_held_cgroups, ids.len() as u32);
+        Ok(())
     }
 
     /// Whether new flows are left to the kernel for the moment. Exchanges in progress keep their address.

@@ -148,7 +148,7 @@ pub fn check_into(report: &mut Report, config: &Config, up: &str, try_load: Opti
     }
     config::check(report, &topology, config);
     check_paths(report, &topology);
-    placement::check(report, &topology, &config.placement, up);
+    placement::check(report, &topology, config, up);
     firewall::check(report, &topology);
     check_sysctls(report, &topology, config.placement.enabled);
     sockets::check_new(report, &topology, config);

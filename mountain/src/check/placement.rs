@@ -4,21 +4,25 @@
 use std::collections::BTreeSet;
 
 use super::Report;
+use crate::config::Config;
 use crate::daemon::firewall::read;
+use crate::daemon::topology::reserves;
 use crate::host::cgroup;
 use crate::host::sysctl::forwards;
 use crate::host::text::count;
 use crate::netlink;
 use crate::placement::config::{Forward, PlacementConfig};
 use crate::placement::forwarding::{by_metric, strict};
-use crate::placement::{all_left, but_for, preview, Left};
+use crate::placement::{but_for, preview, Left};
 use crate::steer::alike::Difference;
 use crate::topology::Topology;
 
-pub(super) fn check(report: &mut Report, topology: &Topology, config: &PlacementConfig, up: &str) {
+pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config, up: &str) {
     if !topology.places() {
         return;
     }
+    let reserves = reserves(topology, config);
+    let config = &config.placement;
     if !config.enabled {
         report.ok(
             "uplinks",
@@ -60,20 +64,20 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Placement
             );
         }
     }
-    let left = left_by_firewall(topology);
-    if let Some(why) = &left.all {
-        report.warn("marks", all_left(why), "");
+    let left = left_by_firewall(topology, &reserves);
+    for told in left.told() {
+        report.warn("new flows", told, "");
     }
     check_forwarding(report, topology, config, &left);
 }
 
-fn left_by_firewall(topology: &Topology) -> Left {
+fn left_by_firewall(topology: &Topology, reserves: &BTreeSet<usize>) -> Left {
     // New flows meet what is at the egress of the device that they leave by.
     match read(&BTreeSet::new()) {
-        Ok(firewall) => Left::by(topology, |question| firewall.difference(question)),
+        Ok(firewall) => Left::by(topology, reserves, |question| firewall.difference(question)),
         Err(e) => {
             let why = Difference::new(format!("the firewall cannot be read: {e}"));
-            Left::by(topology, |_| Some(why.clone()))
+            Left::by(topology, reserves, |_| Some(why.clone()))
         }
     }
 }

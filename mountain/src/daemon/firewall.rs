@@ -17,6 +17,7 @@ use tokio::time::sleep_until;
 use tracing::{info, warn};
 
 use self::announcements::{Announcements, Whose};
+use super::topology::reserves;
 use super::{Daemon, ADOPT_MS};
 use crate::bpf::foreign::{self, CgroupProgram};
 use crate::control::status::CgroupStatus;
@@ -99,8 +100,8 @@ impl Follower {
     }
 
     /// Waits until a topology's questions are answered, but not for ever.
-    async fn first(&mut self, topology: &Topology) {
-        let questions = questions(topology);
+    async fn first(&mut self, topology: &Topology, reserves: &BTreeSet<usize>) {
+        let questions = questions(topology, reserves);
         self.ask(questions.clone());
         let is_answered = |answers: &Answers| {
             let mut questions = questions.iter();
@@ -124,9 +125,11 @@ impl Follower {
     }
 
     /// Which new flows do not choose their uplink.
-    pub(super) fn left(&self, topology: &Topology) -> Left {
+    pub(super) fn left(&self, topology: &Topology, reserves: &BTreeSet<usize>) -> Left {
         let answers = self.answers.borrow();
-        Left::by(topology, |question| self.answer(&answers, question))
+        Left::by(topology, reserves, |question| {
+            self.answer(&answers, question)
+        })
     }
 
     fn answer(&self, answers: &Answers, question: &Question) -> Option<Difference> {
@@ -144,10 +147,10 @@ impl Follower {
     }
 }
 
-fn questions(topology: &Topology) -> BTreeSet<Question> {
+fn questions(topology: &Topology, reserves: &BTreeSet<usize>) -> BTreeSet<Question> {
     let moving = topology.groups.iter().filter(|group| group.kind.moves());
     let running = moving.map(|group| Question::of(group, topology));
-    running.chain(Left::questions(topology)).collect()
+    running.chain(Left::questions(topology, reserves)).collect()
 }
 
 async fn follow(mut asked: watch::Receiver<BTreeSet<Question>>, sender: watch::Sender<Answers>) {
@@ -435,7 +438,8 @@ fn bpf_hook(ipv6: bool) -> io::Result<Option<Hook>> {
 impl Daemon {
     /// Takes what the firewall has to say of a topology before it is adopted.
     pub(super) async fn first_look_at_firewall(&mut self, topology: &Topology) {
-        self.firewall.first(topology).await;
+        let reserves = reserves(topology, &self.config);
+        self.firewall.first(topology, &reserves).await;
         if let Err(e) = self.bar_cgroups() {
             self.cannot_follow(&e);
         }
@@ -451,7 +455,8 @@ impl Daemon {
     /// Asks about the topology that is adopted now, and takes what is known.
     pub(super) fn ask_firewall(&mut self) {
         let topology = self.paths.topology();
-        self.firewall.ask(questions(topology));
+        let reserves = reserves(topology, &self.config);
+        self.firewall.ask(questions(topology, &reserves));
         let held = self.firewall.held(topology);
         self.paths.hold(held);
     }
@@ -489,7 +494,10 @@ impl Daemon {
     /// Has new flows choose their uplink, or not, as the firewall is now.
     fn leave_new(&mut self) {
         if let Some(placer) = &mut self.placer {
-            placer.leave_new(self.firewall.left(self.paths.topology()));
+            let topology = self.paths.topology();
+            let reserves = reserves(topology, &self.config);
+            placer.leave_new(self.firewall.left(topology, &reserves));
+            self.write_verdict();
         }
     }
 
@@ -518,29 +526,36 @@ impl Daemon {
         if programs == self.held_cgroups {
             return Ok(());
         }
-        let ids: BTreeSet<u64> = programs.iter().map(|program| program.cgroup_id).collect();
+        let ids = ids(&programs);
         if let Some(steer) = &mut self.steer {
             steer.bar_cgroups(&ids)?;
+        }
+        if let Some(placer) = &mut self.placer {
+            placer.bar_cgroups(&ids)?;
         }
         self.held_cgroups = programs;
         self.say_held_cgroups();
         Ok(())
     }
 
-    /// Says which of them are news, where any flow would be moved.
+    /// Says which of them are news, where anything would be done.
     pub(super) fn say_held_cgroups(&mut self) {
-        let mut groups = self.paths.topology().groups.iter();
-        if !groups.any(|group| group.kind.moves()) {
+        if self.paths.topology().groups.is_empty() {
             return;
         }
         let held = self.held_cgroups.iter();
         let new = held.filter(|p| !self.told_cgroups.contains(p));
         let new: Vec<CgroupStatus> = new.map(CgroupStatus::from).collect();
         if let Some(text) = CgroupStatus::told_in_a_line(&new) {
-            info!("not moved: {text}");
+            info!("left to the kernel: {text}");
         }
         self.told_cgroups.clone_from(&self.held_cgroups);
     }
+}
+
+/// The cgroups of these programs.
+pub(super) fn ids(programs: &[CgroupProgram]) -> BTreeSet<u64> {
+    programs.iter().map(|program| program.cgroup_id).collect()
 }
 
 #[cfg(test)]

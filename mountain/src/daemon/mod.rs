@@ -16,7 +16,7 @@ mod reading;
 mod report;
 mod server;
 pub(crate) mod snat_sources;
-mod topology;
+pub(crate) mod topology;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -425,7 +425,7 @@ impl Daemon {
     }
 
     /// Writes the masks that the present policy gives each group.
-    fn write_verdict(&mut self) {
+    pub(super) fn write_verdict(&mut self) {
         let Some(steer) = &mut self.steer else { return };
         let verdict = self.policy.current();
         for (i, &masks) in verdict.groups.iter().enumerate() {
@@ -433,8 +433,14 @@ impl Daemon {
                 steer.set_masks(i, masks);
             }
             if let Some(placer) = &mut self.placer {
-                let latency = self.policy.for_new_flows(i);
-                placer.set_masks(i, PathMasks { latency, ..masks });
+                let mut masks = PathMasks {
+                    latency: self.policy.for_new_flows(i),
+                    ..masks
+                };
+                if placer.is_left(i) && self.paths.has_preferred(i, masks.alive) {
+                    (masks.latency, masks.bulk) = (0, 0);
+                }
+                placer.set_masks(i, masks);
             }
         }
     }

@@ -219,6 +219,7 @@ mod tests {
             table: 254,
             prefixes: vec!["0.0.0.0/0".parse().unwrap()],
             members: paths.iter().map(member).collect(),
+            preferred: None,
             told_by: Default::default(),
         }
     }

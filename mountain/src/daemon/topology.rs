@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use ipnet::IpNet;
 use tracing::{info, warn};
 
+use super::firewall::ids;
 use super::ids::PathIds;
 use super::probing::{leaves_by_gateway, measured_near, near_text, way};
 use super::{Daemon, ADOPT_MS};
@@ -20,7 +21,7 @@ use crate::steer::alike::Difference;
 use crate::steer::config::METERED_COST_MS;
 use crate::steer::policy::PathInput;
 use crate::steer::rendezvous::{inv_weight, path_salt};
-use crate::topology::{Filter, Kind, Path, PathMasks, Topology};
+use crate::topology::{Filter, Kind, Member, Path, PathMasks, Topology};
 
 /// The paths in use, by id, and the topology they come from.
 #[derive(Default)]
@@ -208,6 +209,16 @@ impl Paths {
         })
     }
 
+    /// Whether the path that the kernel takes for a group is one of these members.
+    pub(crate) fn has_preferred(&self, group: usize, members: u16) -> bool {
+        let Some(group) = self.topology.groups.get(group) else {
+            return false;
+        };
+        let preferred = |member: &Member| Some(member.path) == group.preferred;
+        let at = group.members.iter().position(preferred);
+        at.is_some_and(|at| members >> at & 1 == 1)
+    }
+
     /// Remembers the masks of a group; returns whether they differ from the last ones.
     pub(crate) fn masks_changed(&mut self, group: usize, masks: PathMasks) -> bool {
         match self.masks.get_mut(group) {
@@ -294,9 +305,22 @@ fn is_held(held: &[Option<Difference>], group: usize) -> bool {
     held.get(group).is_some_and(Option::is_some)
 }
 
+/// Whether a path's traffic costs money: then it is a reserve.
+fn is_metered(path: &Path, config: &Config) -> bool {
+    let entry = config.path(&path.ifname, path.key.gateway);
+    entry.and_then(|e| e.metered).unwrap_or(path.modem)
+}
+
+/// The paths, by index, that are used while the others are dead.
+pub(crate) fn reserves(topology: &Topology, config: &Config) -> BTreeSet<usize> {
+    let paths = topology.paths.iter().enumerate();
+    let reserves = paths.filter(|(_, path)| is_metered(path, config));
+    reserves.map(|(index, _)| index).collect()
+}
+
 pub(super) fn configured(path: &Path, config: &Config) -> ConfiguredPath {
     let entry = config.path(&path.ifname, path.key.gateway);
-    let metered = entry.and_then(|e| e.metered).unwrap_or(path.modem);
+    let metered = is_metered(path, config);
     // The kernel would send nothing there while another one is up, or half of all: paid for without need.
     let usual_ms = if metered { METERED_COST_MS } else { 0.0 };
     let cost_ms = entry.and_then(|e| e.cost).unwrap_or(usual_ms);
@@ -428,7 +452,9 @@ impl Daemon {
             return Ok(());
         }
         let known = self.paths.known();
-        let left = self.firewall.left(topology);
+        let left = self
+            .firewall
+            .left(topology, &reserves(topology, &self.config));
         if let Some(placer) = &mut self.placer {
             placer.leave_new(left);
             return placer.update(topology, groups, &known);
@@ -437,6 +463,7 @@ impl Daemon {
         let made = Placer::new(&self.config.placement, &self.config.rule).and_then(|mut placer| {
             placer.set_mode(mode);
             placer.leave_new(left);
+            placer.bar_cgroups(&ids(&self.held_cgroups))?;
             placer.update(topology, groups, &known)?;
             Ok(placer)
         });

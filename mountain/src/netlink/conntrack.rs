@@ -112,8 +112,13 @@ impl Entry<'_> {
         (self.tuple(CTA_TUPLE_REPLY).destination != Some(source)).then_some(source)
     }
 
-    /// Whether it bears this mark, and is of a flow that can go on from another address.
-    fn is_stuck(&self, mark: u32, mask: u32) -> bool {
+    /// Whether it bears this mark, and is of a flow that can go on from another address. What leaves from one of
+    /// `elsewhere` has gone another way all the same, as by a routing rule of the owner's.
+    fn is_stuck(&self, mark: u32, mask: u32, elsewhere: &BTreeSet<IpAddr>) -> bool {
+        let from = self.tuple(CTA_TUPLE_REPLY).destination;
+        if from.is_some_and(|from| elsewhere.contains(&from)) {
+            return false;
+        }
         let proto = || self.tuple(CTA_TUPLE_ORIG).proto;
         let has_connection = || proto().is_none_or(|p| !CONNECTIONLESS.contains(&p.into()));
         let status = || self.0.be32(CTA_STATUS);
@@ -229,15 +234,23 @@ fn is_empty() -> bool {
 }
 
 /// Deletes the entries, of one family and with a mark within a mask, of flows that can go on from another
-/// address: those without a connection, and what was never answered. Says how many.
+/// address: those without a connection, and what was never answered. Not those that leave from an address
+/// `elsewhere`. Says how many.
 ///
 /// # Errors
 /// When the kernel refuses to list or delete.
-pub(crate) fn forget_marked(ipv6: bool, mark: u32, mask: u32) -> Result<usize> {
+pub(crate) fn forget_marked(
+    ipv6: bool,
+    mark: u32,
+    mask: u32,
+    elsewhere: &BTreeSet<IpAddr>,
+) -> Result<usize> {
     let mut request = header(ipv6);
     push_attribute(&mut request, CTA_MARK, &mark.to_be_bytes());
     push_attribute(&mut request, CTA_MARK_MASK, &mask.to_be_bytes());
-    forget(ipv6, &request, |entry| entry.is_stuck(mark, mask))
+    forget(ipv6, &request, |entry| {
+        entry.is_stuck(mark, mask, elsewhere)
+    })
 }
 
 /// Those of these addresses from which a connection is under way whose other end sees another
@@ -391,7 +404,7 @@ mod tests {
         ] {
             let bytes = entry(proto, mark, status);
             let entry = Entry(Attributes::after(&bytes, 0));
-            let stuck = entry.is_stuck(MARK, 0xff00_0000);
+            let stuck = entry.is_stuck(MARK, 0xff00_0000, &BTreeSet::new());
             assert_eq!(stuck, expected, "protocol {proto}, mark {mark:#x}");
         }
     }

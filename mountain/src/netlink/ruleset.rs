@@ -190,6 +190,8 @@ pub enum Chains {
     All,
     /// Those that translate addresses.
     Nat,
+    /// All others.
+    ButNat,
     /// All but those after which the kernel routes a packet of this host again, where they have changed it
     /// (nft_chain_route.c, iptable_mangle.c).
     ButRerouting,

@@ -106,7 +106,11 @@ impl Placer {
             return;
         }
         let uplink = &self.uplinks[&id];
-        match conntrack::forget_marked(uplink.ipv6, uplink.mark, self.config.mark_mask.bits()) {
+        let others = self.uplinks.iter().filter(|(other, _)| **other != id);
+        let elsewhere: BTreeSet<IpAddr> = others.flat_map(|(_, u)| u.addresses.clone()).collect();
+        let elsewhere = &elsewhere - &uplink.addresses.iter().copied().collect();
+        let mask = self.config.mark_mask.bits();
+        match conntrack::forget_marked(uplink.ipv6, uplink.mark, mask, &elsewhere) {
             Ok(0) => {}
             Ok(n) => info!("{n} forwarded flows leave an uplink that is dead"),
             Err(e) => warn!("{e:#}"),

@@ -2,6 +2,7 @@
 //! New flows that are left to the kernel because of the firewall.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 use tracing::{info, warn};
@@ -21,6 +22,8 @@ const LEFT_MAX: usize = 32;
 pub(crate) struct Left {
     /// All, those of this host too.
     pub all: Option<Difference>,
+    /// By group: those that begin there, while the path lives that the kernel takes.
+    pub by_group: Vec<Option<Difference>>,
     /// Forwarded ones.
     pub forwarded: Option<Difference>,
     /// Forwarded ones from these networks.
@@ -54,9 +57,10 @@ impl LeftNets {
 }
 
 impl Left {
-    /// What `answer` says of a topology.
+    /// What `answer` says of a topology, some of whose paths, by index, are reserves.
     pub(crate) fn by(
         topology: &Topology,
+        reserves: &BTreeSet<usize>,
         answer: impl Fn(&Question) -> Option<Difference>,
     ) -> Self {
         let is_reading = Cell::new(false);
@@ -71,6 +75,8 @@ impl Left {
             questions.find_map(|question| answer(&question))
         };
         let all = marks(true);
+        let leaving = |group| answer(&Question::of_leaving(group, topology, reserves)?);
+        let by_group = topology.groups.iter().map(leaving).collect();
         let by_nat = || {
             let mut questions = starting(topology).map(|group| Question::of_new(group, topology));
             questions.find_map(|question| answer(&question))
@@ -90,10 +96,32 @@ impl Left {
         let forwarded = (all.clone()).or_else(|| marks(false)).or_else(by_nat);
         Self {
             all,
+            by_group,
             forwarded,
             nets,
             is_reading: is_reading.get(),
         }
+    }
+
+    /// Which new flows of this host are left to the kernel, and why.
+    pub(crate) fn told(&self) -> Vec<String> {
+        if let Some(why) = &self.all {
+            return vec![format!(
+                "new connections are left to the kernel: {}",
+                why.what
+            )];
+        }
+        let mut told: Vec<String> = (self.by_group.iter().flatten())
+            .map(|why| {
+                format!(
+                    "new connections are left to the kernel while the uplink that it takes is alive: {}; name an uplink \
+                     by a [[rule]], or have one be a reserve (`metered = true` in its [[path]])",
+                    why.what
+                )
+            })
+            .collect();
+        told.dedup();
+        told
     }
 
     /// Of forwarded flows, where `forward` says which are wanted: why none is placed, and the networks whose flows
@@ -117,13 +145,15 @@ impl Left {
     }
 
     /// All that [`Left::by`] may ask.
-    pub(crate) fn questions(topology: &Topology) -> Vec<Question> {
+    pub(crate) fn questions(topology: &Topology, reserves: &BTreeSet<usize>) -> Vec<Question> {
         let of_group = |group| {
+            let leaving = Question::of_leaving(group, topology, reserves);
             let marks = [true, false].map(|own| Question::of_marks(group, topology, own));
             let nat = Question::of_new(group, topology);
             let nets = Question::of_nets(group, topology).into_iter();
             let nets = nets.take(NETS_MAX).map(|(_, question)| question);
-            marks.into_iter().flatten().chain([nat]).chain(nets)
+            let marks = marks.into_iter().flatten();
+            marks.chain(leaving).chain([nat]).chain(nets)
         };
         starting(topology).flat_map(of_group).collect()
     }
@@ -160,14 +190,22 @@ impl Placer {
         self.programs.set_nets(&nets);
     }
 
-    /// Says whether new flows of this host are left to the kernel, if that is news.
+    /// Whether new flows of a group are left to the kernel while the path lives that it takes.
+    pub(crate) fn is_left(&self, group: usize) -> bool {
+        self.left.by_group.get(group).is_some_and(Option::is_some)
+    }
+
+    /// Says which new flows of this host are left to the kernel, if that is news.
     pub(super) fn say_left(&mut self) {
-        let said = self.left.all.as_ref().map(all_left);
-        match &said {
-            _ if self.said_left == said || self.left.is_reading => return,
-            Some(said) => warn!("{said}"),
-            None => info!("new connections of this host choose their uplink again"),
+        let said = self.left.told();
+        if self.said_left == said || self.left.is_reading {
+            return;
         }
+        if said.is_empty() {
+            info!("new connections of this host choose their uplink again");
+        }
+        let news = said.iter().filter(|one| !self.said_left.contains(one));
+        news.for_each(|one| warn!("{one}"));
         self.said_left = said;
     }
 }
@@ -196,11 +234,6 @@ pub(crate) fn but_for(nets: &LeftNets) -> String {
     }
 }
 
-/// Why all new flows are left to the kernel.
-pub(crate) fn all_left(why: &Difference) -> String {
-    format!("new connections are left to the kernel: {}", why.what)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -214,6 +247,7 @@ mod tests {
             table: 254,
             prefixes: Vec::new(),
             members: Vec::new(),
+            preferred: None,
             told_by: Default::default(),
         };
         let net = |i| InnerNet {
@@ -229,13 +263,14 @@ mod tests {
 
     #[test]
     fn more_networks_than_can_be_asked_about_are_left_and_said() {
-        let all_translated = |nets| Left::by(&topology(nets), |_| None);
+        let all_translated = |nets| Left::by(&topology(nets), &BTreeSet::new(), |_| None);
         let left = all_translated(NETS_MAX);
         assert_eq!(
             left.of_forwarded(Forward::Auto),
             (None, &LeftNets::default())
         );
-        assert_eq!(Left::questions(&topology(NETS_MAX + 2)).len(), NETS_MAX + 1);
+        let asked = Left::questions(&topology(NETS_MAX + 2), &BTreeSet::new());
+        assert_eq!(asked.len(), NETS_MAX + 1);
 
         let left = all_translated(NETS_MAX + 2);
         let (why, nets) = left.of_forwarded(Forward::Auto);
@@ -252,7 +287,7 @@ mod tests {
         let (why, nets) = left.of_forwarded(Forward::Auto);
         assert!(why.unwrap().contains("too many networks") && nets.is_empty());
 
-        let none_translated = Left::by(&topology(NETS_MAX), |question| {
+        let none_translated = Left::by(&topology(NETS_MAX), &BTreeSet::new(), |question| {
             let is_about_net = matches!(question.about, About::Source(_));
             is_about_net.then(|| Difference::new("it does not"))
         });

@@ -39,7 +39,7 @@ use crate::topology::{Kind, PathMasks, Topology};
 use config::{PlacementConfig, RuleConfig, RuleUse, SpreadBy};
 use dead::Dead;
 use forwarding::Forwarding;
-pub(crate) use left::{all_left, but_for, Left};
+pub(crate) use left::{but_for, Left};
 use routing::{describe, plan, PlacementPlan};
 pub use status::PlacementStatus;
 use suspension::Suspensions;
@@ -83,7 +83,7 @@ pub struct Placer {
     suspensions: Suspensions,
     /// What the firewall leaves to the kernel, and what was said of that.
     left: Left,
-    said_left: Option<String>,
+    said_left: Vec<String>,
     /// Addresses of uplinks that have no rule, as connections from them are translated.
     held: BTreeSet<IpAddr>,
     /// What is said of uplinks that new flows do not choose.
@@ -130,7 +130,7 @@ impl Placer {
             forwarding: Forwarding::default(),
             suspensions: Suspensions::default(),
             left: Left::default(),
-            said_left: None,
+            said_left: Vec::new(),
             held: BTreeSet::new(),
             closed: BTreeSet::new(),
             leaves: false,
@@ -242,6 +242,14 @@ impl Placer {
         let (groups, not_ours) = destinations(topology, groups);
         let wanted = bpf::destinations(&groups, &not_ours);
         (self.programs.dests(), wanted)
+    }
+
+    /// Leaves new flows of tasks below these cgroups, given by their ids, to the kernel.
+    ///
+    /// # Errors
+    /// When there are too many.
+    pub(crate) fn bar_cgroups(&mut self, ids: &BTreeSet<u64>) -> Result<()> {
+        self.programs.bar_cgroups(ids)
     }
 
     /// Whether anything is adopted at the moment.

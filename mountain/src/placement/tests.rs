@@ -15,6 +15,7 @@ fn only_default_routes_of_groups_that_start_are_destinations() {
         table: 254,
         prefixes: nets(prefixes),
         members: Vec::new(),
+        preferred: None,
         told_by: Default::default(),
     };
     let topology = Topology {

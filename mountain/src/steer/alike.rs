@@ -14,8 +14,9 @@
 //! or a port that something else than NAT has changed: the program knows of NAT. What a flow table sends on bears no mark
 //! and no TOS that the firewall would have set before routing.
 //!
-//! Of new flows it is asked whether their marks change what the firewall does before routing, and whether it
-//! translates their sources.
+//! Of new flows it is asked whether their marks change what the firewall does before routing, whether it
+//! translates their sources, and whether it lets the same packets leave by all uplinks. Programs at its hooks and
+//! filters of traffic control are not evaluated for those.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -50,6 +51,8 @@ pub(crate) enum About {
     Running,
     /// Only what it does to source addresses: of flows that choose their uplink before they meet the firewall.
     Nat,
+    /// Whether it lets the packets of new flows leave by one device and not by another.
+    Leaving,
     /// Whether it translates what comes from a network behind this host to anywhere.
     Source(InnerNet),
     /// What it does before routing to packets that bear marks of ours, where rules of the FIB go by marks.
@@ -86,6 +89,24 @@ impl Question {
             unchanged: BTreeSet::new(),
             ..Self::of(group, topology)
         }
+    }
+
+    /// About what leaves of the flows that begin in a group: where the kernel takes one path for all, another one must
+    /// not stop what that lets through. `reserves` (indexes of paths) have flows only while the others are dead, and
+    /// what they stop would not have arrived.
+    pub(crate) fn of_leaving(
+        group: &Group,
+        topology: &Topology,
+        reserves: &BTreeSet<usize>,
+    ) -> Option<Self> {
+        let members = group.members.iter().map(|member| member.path);
+        let shared = members.filter(|path| !reserves.contains(path));
+        let paths = shared.chain([group.preferred?]);
+        Some(Self {
+            about: About::Leaving,
+            devices: paths.map(|path| topology.paths[path].key.ifindex).collect(),
+            ..Self::of_new(group, topology)
+        })
     }
 
     /// About the networks behind this host whose flows begin in a group.
@@ -166,6 +187,9 @@ impl Firewall {
         if question.devices.len() < 2 {
             return None;
         }
+        if question.about == About::Leaving {
+            return self.leaving(question);
+        }
         // A program at these hooks cannot translate.
         let by_nat = question.about != About::Running;
         if let Some(hook) = self.bpf[usize::from(question.ipv6)].filter(|_| !by_nat) {
@@ -189,9 +213,8 @@ impl Firewall {
             return None;
         }
         let known = |index: &u32| self.devices.iter().find(|device| device.ifindex == *index);
-        let devices: Option<Vec<&Link>> = question.devices.iter().map(known).collect();
-        let gone = || Some(Difference::new("one of the devices is gone"));
-        let Some(devices) = devices else {
+        let gone = || Some(Difference::new(GONE));
+        let Some(devices) = self.devices_of(question) else {
             return gone();
         };
         let place = |hook: Hook| Place::new(Packets::of(question.ipv6), hook);
@@ -211,6 +234,44 @@ impl Firewall {
             .into_iter()
             .find_map(|hook| at_place(&self.ruleset, place(hook), &devices))
             .or_else(|| self.rewriting(question, devices.first()?))
+    }
+
+    /// Those that a question names; `None` when one of them is gone.
+    fn devices_of(&self, question: &Question) -> Option<Vec<&Link>> {
+        let known = |index: &u32| self.devices.iter().find(|device| device.ifindex == *index);
+        question.devices.iter().map(known).collect()
+    }
+
+    /// The first rule that lets packets of new flows leave by one device and not by another.
+    fn leaving(&self, question: &Question) -> Option<Difference> {
+        if self.ruleset.is_empty() {
+            return None;
+        }
+        let Some(devices) = self.devices_of(question) else {
+            return Some(Difference::new(GONE));
+        };
+        let residue = |hook: Hook, device: &Link| {
+            let place = Place::new(Packets::of(question.ipv6), hook).chains(Chains::ButNat);
+            let facts = Facts {
+                begins: true,
+                ..facts(hook, device)
+            };
+            self.ruleset.residue(&place, &facts).verdicts()
+        };
+        let (one, others) = devices.split_first()?;
+        AFTER_ROUTING.into_iter().find_map(|hook| {
+            let reference = residue(hook, one);
+            others.iter().find_map(|other| {
+                let rule = reference.difference(&residue(hook, other))?;
+                Some(Difference {
+                    what: format!(
+                        "the firewall does not let the same packets leave by {} and by {}, by {rule}",
+                        one.name, other.name
+                    ),
+                    rule: Some(rule.to_string()),
+                })
+            })
+        })
     }
 
     /// The first device by which connections from a network, which come in by `from`, begin untranslated. Those to
@@ -302,6 +363,8 @@ impl Firewall {
         })
     }
 }
+
+const GONE: &str = "one of the devices is gone";
 
 /// A host of the Internet that no rule is about (a root name server), IPv4 and IPv6, and such a port.
 const ANYWHERE: [IpAddr; 2] = [

@@ -177,6 +177,7 @@ impl<'a> Builder<'a> {
                     table: route.table,
                     prefixes: vec![route.prefix],
                     members,
+                    preferred: None,
                     told_by: BTreeSet::new(),
                 });
             }

@@ -145,6 +145,8 @@ pub struct Group {
     pub prefixes: Vec<IpNet>,
     /// At most [`MAX_GROUP_PATHS`]; sorted by path index.
     pub members: Vec<Member>,
+    /// The path, by index, that the kernel takes for all: of [`Kind::Place`].
+    pub preferred: Option<usize>,
     /// What rules and other routes ask for that may send packets out by one of the members. Where the
     /// firewall changes it after routing, such a packet looks like one of the group.
     pub told_by: BTreeSet<Rewritable>,

@@ -88,6 +88,7 @@ fn concerns(family: Family, base: &Base, place: &Place, facts: &Facts) -> bool {
     let of_kind = match place.chains {
         Chains::All => true,
         Chains::Nat => base.kind == "nat",
+        Chains::ButNat => base.kind != "nat",
         Chains::ButRerouting => {
             base.hook != Hook::Output || !matches!(&*base.kind, "route" | "mangle")
         }

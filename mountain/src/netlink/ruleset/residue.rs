@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What rules may still do to a packet, in a form that can be compared.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::rc::Rc;
 
@@ -42,6 +42,14 @@ pub enum EffectKind {
 }
 
 impl EffectKind {
+    /// Whether it may keep a packet from going on as it was routed.
+    fn stops(self) -> bool {
+        matches!(
+            self,
+            Self::Drop | Self::Queue | Self::Forward | Self::Unknown
+        )
+    }
+
     /// Whether all that do this end the packet's way through the chain.
     pub(super) fn ends(self) -> bool {
         matches!(self, Self::Nat | Self::Queue | Self::Drop)
@@ -311,6 +319,29 @@ impl<'a> Residue<'a> {
         statements.iter().any(|(kind, _)| kinds.contains(kind))
     }
 
+    /// Only what may keep a packet from leaving, and what decides about that.
+    pub fn verdicts(&self) -> Self {
+        let mut known = HashMap::new();
+        let chains = self.chains.iter().map(|chain| {
+            let body = deciding(&chain.body, &mut known);
+            let lines = match chain.drops {
+                true => body.lines.clone(),
+                false => settle(body.lines.clone(), false),
+            };
+            Hooked {
+                body: Rc::new(Body::new(lines)),
+                ..chain.clone()
+            }
+        });
+        let stops = |chain: &Hooked<'a>| {
+            let chains = vec![chain.clone()];
+            let statements = Self { chains }.statements();
+            statements.iter().any(|(kind, _)| kind.stops())
+        };
+        let chains = chains.filter(stops).collect();
+        Self { chains }
+    }
+
     /// The first rule by which the two differ: one that holds for either alone. `None`: they do the
     /// same to every packet.
     pub fn difference(&self, other: &Residue<'_>) -> Option<RuleRef> {
@@ -337,6 +368,44 @@ fn last_line<'a, 'b>(body: &'b Body<'a>) -> Option<&'b ResidueLine<'a>> {
         End::Jump(inner) | End::Goto(inner) => last_line(inner).or(Some(last)),
         _ => Some(last),
     }
+}
+
+/// A body without what neither stops a packet nor decides whether something does.
+fn deciding<'a>(
+    body: &Rc<Body<'a>>,
+    known: &mut HashMap<*const Body<'a>, Rc<Body<'a>>>,
+) -> Rc<Body<'a>> {
+    if let Some(done) = known.get(&Rc::as_ptr(body)) {
+        return done.clone();
+    }
+    let mut lines = Vec::new();
+    for line in &body.lines {
+        let mut steps = line.steps.clone();
+        steps.retain(|step| match step {
+            Step::If(_) => true,
+            Step::Do(kind, _) => kind.stops(),
+        });
+        let does = steps.iter().any(|step| matches!(step, Step::Do(..)));
+        let end = match &line.end {
+            End::Jump(inner) => match deciding(inner, known) {
+                inner if inner.lines.is_empty() => End::Continue,
+                inner => End::Jump(inner),
+            },
+            End::Goto(inner) => match deciding(inner, known) {
+                inner if inner.lines.is_empty() => End::Return,
+                inner => End::Goto(inner),
+            },
+            // Its last step lets the packet through.
+            End::Stop if !does => End::Accept,
+            end => end.clone(),
+        };
+        if does || !matches!(end, End::Continue) {
+            lines.push(Rc::new(ResidueLine::new(steps, end, line.origin)));
+        }
+    }
+    let done = Rc::new(Body::new(lines));
+    known.insert(Rc::as_ptr(body), done.clone());
+    done
 }
 
 fn first_difference(ours: &Body<'_>, theirs: &Body<'_>) -> RuleRef {

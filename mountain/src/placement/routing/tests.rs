@@ -37,6 +37,7 @@ fn group(kind: Kind, paths: &[usize]) -> Group {
             .iter()
             .map(|&path| Member { path, weight: 1 })
             .collect(),
+        preferred: None,
         told_by: Default::default(),
     }
 }

@@ -439,12 +439,15 @@ impl Builder<'_> {
                 weight,
             })
             .collect();
+        // They are in the kernel's order.
+        let preferred = members.first().map(|member| member.path);
         members.sort_by_key(|member| member.path);
         self.topology.groups.push(Group {
             kind: Kind::Place,
             table: TABLE_MAIN,
             prefixes: vec![best.prefix],
             members,
+            preferred,
             told_by: Default::default(),
         });
         self.adopted.insert(best.prefix, TABLE_MAIN);

@@ -127,6 +127,7 @@ fn that_flows_chose_is_remembered_as_long_as_an_uplink_is_left() {
         table: TABLE_MAIN,
         prefixes: vec!["0.0.0.0/0".parse().unwrap()],
         members: Vec::new(),
+        preferred: None,
         told_by: BTreeSet::new(),
     };
     let placing = Topology {
