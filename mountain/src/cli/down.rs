@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use anyhow::{bail, Context, Result};
+use anyhow::{anyhow, bail, Context, Result};
 use clap::Args;
 
 use crate::cli::need_root;
-use crate::control::run_dir::{self, Request, RunDir};
+use crate::control::run_dir::{self, Request, RunDir, Unanswered};
 use crate::host::{descriptors, namespaces};
 use crate::{placement, redirect};
 
@@ -56,7 +56,13 @@ impl Down {
 /// In the network namespace of the calling thread.
 fn here() -> Result<Found> {
     let run_dir = RunDir::of_this_namespace()?;
-    match run_dir.ask(&Request::Stop)? {
+    let answer = run_dir
+        .ask(&Request::Stop)
+        .map_err(|e| match e.is::<Unanswered>() {
+            true => anyhow!("{e}: {END_IT}"),
+            false => e,
+        })?;
+    match answer {
         Some(_) if is_gone(&run_dir)? => {
             clear_after(&run_dir)?;
             Ok(Found::Daemon)

@@ -19,6 +19,7 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::status::Status;
 use crate::host::atomic_file::is_at;
@@ -28,7 +29,7 @@ use crate::steer::PolicyKind;
 
 /// Parent of the folders, one per network namespace.
 const BASE: &str = "/run/mountain";
-/// How long a client waits for the daemon's answer.
+/// How long a client waits for each step of the daemon's: that it takes the connection, and that it answers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// A folder without a lock that is as old belongs to a start that has failed.
 const ABANDONED: Duration = Duration::from_secs(60);
@@ -86,6 +87,22 @@ impl fmt::Display for AlreadyRuns {
 }
 
 impl Error for AlreadyRuns {}
+
+/// A daemon runs, and has neither answered nor closed the connection in time.
+#[derive(Debug)]
+pub(crate) struct Unanswered;
+
+impl fmt::Display for Unanswered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "mountain runs in this network namespace but did not answer within {} s (is it stopped, or does it hang?)",
+            ANSWER_TIMEOUT.as_secs()
+        )
+    }
+}
+
+impl Error for Unanswered {}
 
 /// The folder of this network namespace's daemon.
 #[derive(Clone, Debug)]
@@ -223,12 +240,22 @@ impl RunDir {
         )
     }
 
+    /// Connects to the daemon. The kernel waits no longer for a place among those that it has not accepted yet than for
+    /// sending. Of a daemon that stands still all places are taken in the end, by clients that have given up.
+    fn connect(&self) -> io::Result<UnixStream> {
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        socket.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+        socket.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        socket.connect(&SockAddr::unix(self.socket())?)?;
+        Ok(socket.into())
+    }
+
     /// Asks the daemon. `None` when there is none.
     ///
     /// # Errors
-    /// What the daemon answered, or that it runs and does not answer.
+    /// What the daemon answered, or that it runs and does not answer ([`Unanswered`], where it is silent).
     pub(crate) fn ask(&self, request: &Request) -> Result<Option<Value>> {
-        let mut stream = match UnixStream::connect(self.socket()) {
+        let mut stream = match self.connect() {
             Ok(stream) => stream,
             Err(e) => match e.kind() {
                 ErrorKind::PermissionDenied => {
@@ -236,10 +263,10 @@ impl RunDir {
                 }
                 // A socket file without a listener is left over from a daemon that was killed.
                 ErrorKind::NotFound | ErrorKind::ConnectionRefused => return Ok(None),
+                ErrorKind::WouldBlock => bail!(Unanswered),
                 _ => return Err(e).context(UNANSWERED),
             },
         };
-        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         let mut line = serde_json::to_string(request)?;
         line.push('\n');
         // A connection that was closed already shows in the answer.
@@ -252,6 +279,7 @@ impl RunDir {
             Err(e) if e.kind() == ErrorKind::ConnectionReset && self.wait_gone(ENDING)? => {
                 return Ok(None)
             }
+            Err(e) if e.kind() == ErrorKind::WouldBlock => bail!(Unanswered),
             other => other.context(UNANSWERED)?,
         };
         match serde_json::from_str(&answer).context("the daemon's answer is not understood")? {
@@ -330,6 +358,28 @@ mod tests {
             }
         }
         daemon.join().unwrap();
+    }
+
+    #[test]
+    fn a_daemon_that_stands_still_keeps_no_command_waiting() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = RunDir(dir.path().to_owned());
+        let listener = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        let address = SockAddr::unix(run_dir.socket()).unwrap();
+        listener.bind(&address).unwrap();
+        listener.listen(0).unwrap();
+        let since = Instant::now();
+        // One gets a place and no answer, the others not even that.
+        std::thread::scope(|scope| {
+            let ask = || run_dir.ask(&Request::Status).unwrap_err();
+            for client in [(); 3].map(|()| scope.spawn(ask)) {
+                let said = client.join().unwrap();
+                assert!(said.is::<Unanswered>(), "{said:#}");
+                assert!(!format!("{said:#}").contains("os error"), "{said:#}");
+            }
+        });
+        let took = since.elapsed();
+        assert!(took < 3 * ANSWER_TIMEOUT, "{took:?}");
     }
 
     #[test]

@@ -6,6 +6,9 @@ use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::thread;
 
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::Pid;
+
 use crate::support::*;
 
 /// Two devices without link-layer headers, in two namespaces, joined by a program that carries the
@@ -185,6 +188,20 @@ fn while_the_daemon_stands_still_the_kernel_decides() {
     wait_until("it is steered again", LEAVE, || {
         traffic.during(HALF).nearly_all_arrived()
     });
+}
+
+#[test]
+fn a_daemon_that_stands_still_is_to_be_killed() {
+    let net = Net::new();
+    net.up();
+    let pid = Pid::from_raw(net.client.pid());
+    let stopped = net.client.stop_daemon();
+    let said = net.client.mountain_fails("down", "did not answer");
+    assert_has(&said, &["pgrep", "kill -9"]);
+    assert!(!said.contains("os error"), "{said}");
+    kill(pid, Signal::SIGKILL).unwrap();
+    drop(stopped);
+    net.client.mountain_ok("down");
 }
 
 #[test]
