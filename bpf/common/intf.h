@@ -75,7 +75,7 @@ enum mtn_stat {
 	MTN_STAT_PASS_MTU,		/* larger than the MTU of every eligible path */
 	MTN_STAT_PASS_NEIGH,		/* an eligible path's neighbour is not valid, no Ethernet, or down */
 	MTN_STAT_PASS_NO_PATH,		/* no path known good: the kernel decides */
-	MTN_STAT_PASS_PARSE,		/* not IP, VLAN, truncated */
+	MTN_STAT_PASS_PARSE,		/* not IP, truncated */
 	MTN_STAT_FLOW_EVICTED,		/* entries of flows in use that a new flow took */
 	MTN_STAT_PASS_SOURCE,		/* the source is not known to be movable */
 	MTN_STAT_PASS_FOREIGN,		/* this host's routing did not send it here: a guest's frame */

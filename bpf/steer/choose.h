@@ -49,15 +49,33 @@ static __always_inline __u32 mtn_member_path(const struct mtn_group *g, __u32 me
 }
 
 /*
+ * Whether a packet is on its way through this device from another path's, which stands on it, as macvlan does. It has
+ * been counted there. Guests of other network namespaces have no paths. A function of its own as the next one.
+ */
+__noinline int mtn_is_from_above(struct __sk_buff *skb)
+{
+	__u32 device = mtn_routed_elsewhere(skb), i;
+
+	if (!device)
+		return 0;
+	for (i = 0; i < MTN_MAX_PATHS && i < config.n_paths; i++) {
+		if (paths[i].ifindex == device && (paths[i].flags & MTN_PATH_NEIGH_VALID))
+			return 1;
+	}
+	return 0;
+}
+
+/*
  * The path a packet is on: its device and the link-layer address the kernel wrote. MTN_MAX_PATHS if it is on
- * none. A function of its own to the verifier, which would else follow each path to the program's end.
+ * none, as with a VLAN's tag. A function of its own to the verifier, which would else follow each path to the program's
+ * end.
  */
 __noinline int mtn_path_here(struct __sk_buff *skb, struct mtn_link_header *link)
 {
 	bool ipv6 = skb->protocol == bpf_htons(ETH_P_IPV6);
 	__u32 i;
 
-	if (!link)
+	if (!link || skb->vlan_present)
 		return MTN_MAX_PATHS;
 	for (i = 0; i < MTN_MAX_PATHS && i < config.n_paths; i++) {
 		struct mtn_path *p = &paths[i];
@@ -65,7 +83,7 @@ __noinline int mtn_path_here(struct __sk_buff *skb, struct mtn_link_header *link
 		if (p->ifindex == skb->ifindex && p->ipv6 == ipv6 &&
 		    (p->flags & MTN_PATH_NEIGH_VALID) &&
 		    !__builtin_memcmp(p->mac, &link->to, sizeof(link->to)))
-			return i;
+			return mtn_is_from_above(skb) ? MTN_MAX_PATHS : i;
 	}
 	return MTN_MAX_PATHS;
 }

@@ -37,6 +37,7 @@ typedef struct {
 } possible_net_t;
 
 struct net_device {
+	int ifindex;
 	const unsigned char *dev_addr;
 	void *rx_handler;
 	possible_net_t nd_net;
@@ -93,12 +94,37 @@ static __always_inline bool mtn_origin_is_readable(void)
 	       bpf_core_field_exists(struct dst_entry, dev) &&
 	       bpf_core_field_exists(struct rtable, rt_uses_gateway) &&
 	       bpf_core_field_exists(struct rt6_info, rt6i_flags) &&
+	       bpf_core_field_exists(struct net_device, ifindex) &&
 	       bpf_core_field_exists(struct net_device, dev_addr) &&
 	       bpf_core_field_exists(struct net_device, rx_handler) &&
 	       bpf_core_field_exists(struct net_device, nd_net) &&
 	       bpf_core_field_exists(struct sock, __sk_common) &&
 	       bpf_core_field_exists(struct sock_common, skc_family) &&
 	       bpf_core_field_exists(struct sock_common, skc_net);
+}
+
+/*
+ * Index of the device that the packet was routed to, if that is another one than this, of this network namespace;
+ * else 0.
+ */
+static __always_inline __u32 mtn_routed_elsewhere(struct __sk_buff *ctx)
+{
+	struct net_device *dev, *to;
+	struct dst_entry *dst;
+	struct sk_buff *skb;
+
+	if (!mtn_origin_is_readable())
+		return 0;
+	skb = bpf_cast_to_kern_ctx(ctx);
+	dst = (struct dst_entry *)(skb->_skb_refdst & ~SKB_DST_NOREF);
+	if (!dst)
+		return 0;
+	dst = bpf_rdonly_cast(dst, bpf_core_type_id_kernel(struct dst_entry));
+	if (dst->dev == skb->dev)
+		return 0;
+	dev = bpf_rdonly_cast(skb->dev, bpf_core_type_id_kernel(struct net_device));
+	to = bpf_rdonly_cast(dst->dev, bpf_core_type_id_kernel(struct net_device));
+	return to->nd_net.net == dev->nd_net.net ? to->ifindex : 0;
 }
 
 /* Has this host's routing sent the packet, whose link-layer addresses are @link, to this device? */

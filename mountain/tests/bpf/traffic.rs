@@ -12,7 +12,7 @@ use crate::rig::{ejected, ifindex, ms, only, patient};
 use crate::support::arrivals::received;
 use crate::support::stream::{send, sink, wait_acknowledged};
 use crate::support::tcx::{program_ids_on, programs_on};
-use mountain::bpf::{PathMasks as Masks, Settings, Steer, SteerProgram};
+use mountain::bpf::{PathMasks as Masks, ProgramPath, Settings, Steer, SteerProgram};
 use nix::sys::socket::{setsockopt, sockopt};
 use testkit::TestNamespace;
 
@@ -211,6 +211,60 @@ fn a_device_made_again_with_the_same_index_has_the_program() {
             assert_eq!(programs_on("again0"), 1);
             ns.ip("link del again0");
         }
+    });
+}
+
+/// Two uplinks on one wire lead to one router.
+#[test]
+fn what_comes_from_a_device_above_is_counted_there_alone() {
+    with_server(|net| {
+        let sink = Sink::start(&net.server, false);
+        let mut steer = steer_two(&patient());
+        let counted = |steer: &Steer| [0, 4].map(|id| steer.traffic(id).unwrap().packets);
+        let address = &["10.30.0.9/24"];
+        let known = "neigh replace 10.30.0.2 lladdr 02:00:00:00:02:00 nud permanent dev";
+        for (name, kind) in [("v0", "vlan id 20"), ("m0", "macvlan mode bridge")] {
+            let link = format!("link add link u0 name {name} type {kind}");
+            if !net.client.try_ip(&link) {
+                eprintln!("skipped: this kernel has no {kind}");
+                continue;
+            }
+            net.client.bring_up(name, address);
+            net.client.ip(&format!("{known} {name}"));
+            let route = format!("10.98.1.0/24 via 10.30.0.2 dev {name} metric 500");
+            net.client.ip(&format!("route append {route}"));
+            let above = ProgramPath {
+                ifindex: ifindex(name),
+                ..path(0)
+            };
+            steer.set_path(4, &above).unwrap();
+            let devices = ["u0", "u1", name].map(ifindex);
+            steer.attach_to(&devices).unwrap();
+            for (dev, want) in [("u0", [10, 0]), (name, [0, 10])] {
+                let before = counted(&steer);
+                let source = Source::new(client(false), sink.addr);
+                setsockopt(&source.socket, sockopt::BindToDevice, &dev.into()).unwrap();
+                pace(&mut [source], 10, ms(3));
+                let after = counted(&steer);
+                assert_eq!(
+                    [0, 1].map(|i| after[i] - before[i]),
+                    want,
+                    "{kind}: by {dev}"
+                );
+            }
+        }
+        // A guest's device may well have the index of one of ours.
+        steer.attach_to(&["u0", "u1"].map(ifindex)).unwrap();
+        let guest = TestNamespace::new("guest");
+        net.client.ip(&format!("link set m0 netns {}", guest.name));
+        guest.bring_up("m0", address);
+        guest.ip(&format!("{known} m0"));
+        guest.ip("route add default via 10.30.0.2");
+        let before = counted(&steer);
+        let mut guests = guest.with(|| [Source::new("10.30.0.9".parse().unwrap(), sink.addr)]);
+        pace(&mut guests, 10, ms(3));
+        let after = counted(&steer);
+        assert_eq!([0, 1].map(|i| after[i] - before[i]), [10, 0], "a guest's");
     });
 }
 
