@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
 use ipnet::IpNet;
+use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapFlags};
 
@@ -167,6 +168,16 @@ impl PlacementPrograms {
         }
         self.sockets = links;
         Ok(())
+    }
+
+    /// Whether somebody has taken a program off the cgroup. Nothing tells of that.
+    pub(crate) fn is_taken_off(&self) -> bool {
+        let is_off = |link: &Link| match link.info().map(|link| link.info) {
+            Ok(LinkTypeInfo::Cgroup(at)) => at.cgroup_id == 0,
+            // Nothing says that it is.
+            _ => false,
+        };
+        self.sockets.iter().any(is_off)
     }
 
     /// Leaves datagrams of these sockets, by cookie, to the kernel until they rest.

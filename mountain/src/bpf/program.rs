@@ -15,6 +15,7 @@ use libbpf_rs::{MapCore, ProgramMut};
 
 use super::skel::{OpenSteerSkel, SteerSkel, SteerSkelBuilder};
 use super::{foreign, hooks, object, Steer};
+use crate::netlink;
 
 /// What is behind the links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +77,14 @@ impl Steer {
     pub fn program(&self) -> &libbpf_rs::Program<'_> {
         let skel = self.baseline.as_ref().unwrap_or(&self.skel);
         &skel.progs.mountain_steer
+    }
+
+    /// Names of the devices that somebody has taken the program off. Nothing tells of that.
+    pub(crate) fn taken_off(&self) -> Vec<String> {
+        let links = self.links.iter();
+        let off = links.filter(|(at, link)| !hooks::is_at(link.as_fd(), **at));
+        // Of a device that is gone the kernel tells.
+        off.filter_map(|(at, _)| netlink::link::name(*at)).collect()
     }
 
     /// The baseline's program over the maps that there are.

@@ -60,7 +60,7 @@ const RATES_WITHOUT_PATHS: Duration = Duration::from_millis(500);
 const ADOPT_MS: u64 = 2_000;
 /// A change that could not be followed is tried again after this.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
-/// Poll interval for what nothing announces: forwarding, translation, cgroups, the MTU of IPv6.
+/// Poll interval for what nothing announces: forwarding, translation, cgroups, the MTU of IPv6, detached programs.
 const FORWARDING: Duration = Duration::from_secs(5);
 /// Samples from which on a path's cost is held against others.
 const COSTED: u64 = 20;

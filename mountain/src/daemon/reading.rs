@@ -21,7 +21,7 @@ use tracing::{info, warn};
 use super::topology::{left, moved};
 use super::{Daemon, ADOPT_MS, FORWARDING, TRY_AGAIN};
 use crate::bpf::tries::{self, Entries, Shared};
-use crate::bpf::{destinations, now_ns, ProgramGroup, SteerMode, ALIVE_NS};
+use crate::bpf::{destinations, now_ns, ProgramGroup, Steer, SteerMode, ALIVE_NS};
 use crate::steer::PolicyKind;
 use crate::topology::{read_on_blocking, Filter, Memory, Topology};
 
@@ -315,8 +315,8 @@ impl Daemon {
     }
 
     /// Follows a change again that could not be followed, as that of a device which was down again by
-    /// then. Looks now and then for what nothing announces: another MTU of IPv6, and, while adoption is suspended, that a
-    /// bridge has learned where the gateway is, or that a ppp device has its session.
+    /// then. Looks now and then for what nothing announces: another MTU of IPv6, that the program was taken off, and,
+    /// while adoption is suspended, that a bridge has learned where the gateway is, or that a ppp device has its session.
     pub(super) fn try_again(&mut self) {
         let mut suspended = self.paths.topology().suspended.iter();
         let is_suspended = suspended.any(|suspended| !suspended.whole);
@@ -330,6 +330,20 @@ impl Daemon {
             if is_suspended || self.paths.has_other_mtu() {
                 self.reader.ask();
             }
+            self.look_for_program();
+        }
+    }
+
+    /// Has a reading attach the program again where somebody has taken it off. Flows have gone by the kernel's paths
+    /// since then: they stay there, as after any pause.
+    fn look_for_program(&mut self) {
+        let taken_off = self.steer.as_ref().map(Steer::taken_off);
+        let devices = taken_off.unwrap_or_default().join(", ");
+        if !devices.is_empty() {
+            self.suspend(format!(
+                "somebody has taken the steering program off {devices}"
+            ));
+            self.reader.ask_soon();
         }
     }
 

@@ -295,14 +295,26 @@ impl Placer {
         self.look_at_forwarding();
     }
 
-    /// Attaches to the cgroup; anew where another one has taken its place.
+    /// Attaches to the cgroup; anew where another one has taken its place, or somebody has taken the programs off.
     fn follow_cgroup(&mut self) -> Result<()> {
         let id = fs::metadata(&self.cgroup)
             .with_context(|| format!("cannot open the cgroup {}", self.cgroup.display()))?
             .ino();
-        if self.cgroup_id != Some(id) {
-            self.programs.attach_cgroup(&self.cgroup)?;
-            self.cgroup_id = Some(id);
+        let is_known = self.cgroup_id == Some(id);
+        if is_known && !self.programs.is_taken_off() {
+            return Ok(());
+        }
+        if is_known {
+            // For what has begun meanwhile the kernel has chosen.
+            self.leave_unconnected();
+        }
+        self.programs.attach_cgroup(&self.cgroup)?;
+        self.cgroup_id = Some(id);
+        if is_known {
+            warn!(
+                "somebody had taken the programs that place new flows off {}: they are attached again",
+                self.cgroup.display()
+            );
         }
         Ok(())
     }

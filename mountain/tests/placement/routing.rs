@@ -326,6 +326,15 @@ fn cgroups_that_come_later_are_followed() {
     both_are_used(&net, SERVER[1]);
 }
 
+#[test]
+fn programs_that_somebody_takes_off_the_cgroup_are_attached_again() {
+    let net = Home::new().running();
+    assert_eq!(tcx::cut_links(net.home.pid(), "cgroup"), 4);
+    wait_until("new flows are placed again", LEAVE, || {
+        by_uplink(&net.flows().open("udp", EACH, SERVER[0]))[1] >= 8
+    });
+}
+
 /// Has a provider advertise itself and prefixes (with preferred lifetimes) to the home.
 fn advertise(net: &Home, uplink: usize, prefixes: &[(&str, u32)]) {
     let mut command = net.providers.command("python3");

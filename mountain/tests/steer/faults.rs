@@ -191,6 +191,20 @@ fn while_the_daemon_stands_still_the_kernel_decides() {
 }
 
 #[test]
+fn a_program_that_somebody_takes_off_is_attached_again() {
+    let mut net = Net::new();
+    let log = net.start("up --foreground");
+    wait_said(&log, "running");
+    assert_eq!(tcx::cut_links(net.client.pid(), "tcx"), 2);
+    wait_said(&log, "taken the steering program off");
+    wait_until("it is attached again", LEAVE, || {
+        let attached = net.client.with(|| ["u0", "u1"].map(tcx::programs_on));
+        attached == [1, 1]
+    });
+    wait_said(&log, "steering goes on");
+}
+
+#[test]
 fn a_daemon_that_stands_still_is_to_be_killed() {
     let net = Net::new();
     net.up();

@@ -4,7 +4,7 @@
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, OwnedFd};
 
-use mountain::bpf::hooks::{attach, link, programs, DeviceHook, LoadedProgram, Order};
+use mountain::bpf::hooks::{attach, cut, link, programs, DeviceHook, LoadedProgram, Order};
 use mountain::redirect::bpf::PROGRAM_PREFIX;
 use testkit::ifindex;
 
@@ -32,6 +32,27 @@ pub fn redirect_program(hook: DeviceHook, dev: &str) -> Option<OwnedFd> {
     let mut loaded = loaded(hook, dev).into_iter();
     let ours = loaded.find(|p| p.name.starts_with(PROGRAM_PREFIX));
     ours.map(|p| p.fd)
+}
+
+/// Takes off what a process has attached by links of a kind, `tcx` or `cgroup`, as `bpftool link detach` does. Returns
+/// how many these were.
+pub fn cut_links(pid: i32, kind: &str) -> usize {
+    let folder = std::fs::read_dir(format!("/proc/{pid}/fdinfo")).unwrap();
+    // Descriptors come and go.
+    let infos = folder
+        .flatten()
+        .filter_map(|fd| std::fs::read_to_string(fd.path()).ok());
+    let link = |info: String| -> Option<u32> {
+        let value = |key: &str| {
+            info.lines()
+                .find_map(|line| Some(line.strip_prefix(key)?.trim()))
+        };
+        let id = value("link_id:")?.parse().ok()?;
+        (value("link_type:") == Some(kind)).then_some(id)
+    };
+    let links: Vec<u32> = infos.filter_map(link).collect();
+    links.iter().for_each(|link| cut(*link).unwrap());
+    links.len()
 }
 
 /// Attaches a program of somebody else's to a tcx hook of a device of this thread's namespace. It passes everything, and
