@@ -202,7 +202,7 @@ impl Paths {
             ipv6: p.key.ipv6,
             gateway: p.key.gateway?,
             mac: p.gateway_mac,
-            ethernet: p.ethernet && !self.may_offload(p.key.ifindex),
+            ethernet: self.topology.can_redirect(p) && !self.may_offload(p.key.ifindex),
             up: p.up,
             salt: path_salt(format!("{} via {:?}", p.ifname, p.key.gateway).as_bytes()),
             cost_weight: ARGMAX_COST_WEIGHT,

@@ -8,7 +8,8 @@ use ipnet::IpNet;
 use libc::RTN_UNICAST;
 
 use self::addresses::{
-    inner_devices, inner_nets, next_hops, own_addresses, source_address, tunnels, uplink_nets,
+    inner_devices, inner_nets, ipvlans, next_hops, own_addresses, source_address, tunnels,
+    uplink_nets,
 };
 use super::read::Filter;
 use super::rules::{self, Reach};
@@ -432,6 +433,7 @@ impl<'a> Builder<'a> {
         self.topology.uplink_bound_sources = pinned.into_iter().collect();
         self.topology.not_ours = minimal(&others, &self.adopted);
         self.topology.fib_rules = fib_rules;
+        self.topology.ipvlans = ipvlans(self.snapshot, &devices);
         for index in 0..self.topology.groups.len() {
             self.topology.groups[index].told_by = self.told_by(&self.topology.groups[index]);
         }

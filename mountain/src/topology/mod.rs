@@ -209,6 +209,8 @@ pub struct Topology {
     pub uplink_bound_sources: Vec<IpAddr>,
     /// The host's other addresses: packets from them may take any path.
     pub own_sources: Vec<IpAddr>,
+    /// Devices of paths that are ipvlans and stand on another path's device. They share its link-layer address.
+    pub ipvlans: BTreeSet<u32>,
     /// Multipath routes found but not adopted, each with the reason, for `mountain check`.
     pub skipped: Vec<String>,
     /// Families whose new flows would choose, but are left to the kernel for the time being.
@@ -253,6 +255,12 @@ pub struct ByMark {
 }
 
 impl Topology {
+    /// Whether packets can be redirected to and from a path. What is redirected to an ipvlan comes by the device below,
+    /// looks as if it had been routed there, and would be redirected again and again.
+    pub(crate) fn can_redirect(&self, path: &Path) -> bool {
+        path.ethernet && !self.ipvlans.contains(&path.key.ifindex)
+    }
+
     /// Whether some group's new flows choose their path.
     pub fn places(&self) -> bool {
         self.groups.iter().any(|group| group.kind.places())

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use libc::RTN_UNICAST;
 
+use crate::netlink::kinds::Lower;
 use crate::netlink::link::{Address, Link};
 use crate::netlink::nexthop::NextHop;
 use crate::netlink::snapshot::{Route, Snapshot, TABLE_MAIN};
@@ -132,6 +133,17 @@ pub(super) fn inner_nets(snapshot: &Snapshot, uplinks: &BTreeSet<u32>) -> Vec<In
     let mut nets: Vec<(bool, InnerNet)> = nets.collect();
     nets.sort();
     nets.into_iter().map(|(_, net)| net).collect()
+}
+
+/// Those of these devices that are ipvlans on another one of them.
+pub(super) fn ipvlans(snapshot: &Snapshot, devices: &BTreeSet<u32>) -> BTreeSet<u32> {
+    let is_on_another = |link: &Link| {
+        link.kind.as_deref() == Some("ipvlan")
+            && matches!(link.lower, Lower::Here(lower) if devices.contains(&lower))
+    };
+    let links = snapshot.links.iter();
+    let found = links.filter(|(ifindex, link)| devices.contains(*ifindex) && is_on_another(link));
+    found.map(|(ifindex, _)| *ifindex).collect()
 }
 
 /// Where connections of the networks behind this host come in: by devices that are no uplinks, nor ports

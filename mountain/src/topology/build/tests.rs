@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 use super::*;
+use crate::netlink::kinds::Lower;
 use crate::netlink::link::Tunnel;
 use crate::netlink::snapshot::Action;
 use proptest::prelude::*;
@@ -166,6 +167,32 @@ fn tunnels_that_name_an_uplink_keep_to_it() {
     let bound: [IpAddr; 2] = [5, 7].map(|n| Ipv4Addr::new(10, 7, 0, n).into());
     let why = "to many ends, and to one that a multipath route is for";
     assert_eq!(topology.uplink_bound_sources, bound, "{why}");
+}
+
+#[test]
+fn nothing_is_moved_to_an_ipvlan_whose_lower_device_is_a_path() {
+    let mut snapshot = with_rules(vec![look_up(10, 254)]);
+    let devices = [2, 3, 4, 5];
+    for (ifindex, kind, lower) in [
+        (2, None, Lower::None),
+        (3, Some("ipvlan"), Lower::Here(2)),
+        (4, Some("macvlan"), Lower::Here(2)),
+        (5, Some("ipvlan"), Lower::Here(9)),
+    ] {
+        let link = Link {
+            ethernet: true,
+            kind: kind.map(str::to_owned),
+            lower,
+            ..Link::default()
+        };
+        snapshot.links.insert(ifindex, link);
+    }
+    snapshot.routes.push(route(254, "10.1.0.0/16", &devices));
+    let topology = build(&snapshot, &Filter::default());
+    let paths = topology.paths.iter();
+    let redirected = paths.filter(|path| topology.can_redirect(path));
+    let redirected: Vec<u32> = redirected.map(|path| path.key.ifindex).collect();
+    assert_eq!(redirected, [2, 4, 5]);
 }
 
 #[test]
