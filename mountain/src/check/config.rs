@@ -35,6 +35,13 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
             "for a far target, give each path its own and a route: `ip route add TARGET via GATEWAY dev DEVICE`",
         );
     }
+    if let Some(why) = without_effect(topology, config) {
+        report.warn(
+            "configuration",
+            format!("[[rule]] has no effect: {why}"),
+            "",
+        );
+    }
     if !topology.places() || !config.placement.enabled {
         return;
     }
@@ -74,6 +81,16 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
     }
 }
 
+/// Why no new flow meets the rules, if there are any.
+fn without_effect(topology: &Topology, config: &Config) -> Option<&'static str> {
+    match (config.rule.is_empty(), config.placement.enabled) {
+        (true, _) => None,
+        (_, false) => Some("`enabled = false` in [placement]"),
+        (_, true) if topology.has_placed() => None,
+        _ => Some("no new flow chooses its path here, running flows move"),
+    }
+}
+
 /// Whether the path and the cgroup that a rule names are there.
 fn applies(rule: &RuleConfig, names: &[String]) -> anyhow::Result<()> {
     if let RuleUse::Path(name) = &rule.wants {
@@ -87,4 +104,47 @@ fn applies(rule: &RuleConfig, names: &[String]) -> anyhow::Result<()> {
         cgroup::id(&cgroup::root()?, cgroup)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::topology::Group;
+
+    /// What is said of a configuration where there is a group of a kind.
+    fn said(kind: Kind, text: &str) -> Vec<String> {
+        let group = Group {
+            kind,
+            table: 254,
+            prefixes: Vec::new(),
+            members: Vec::new(),
+            told_by: Default::default(),
+        };
+        let topology = Topology {
+            groups: vec![group],
+            ..Topology::default()
+        };
+        let config = Config::parse(text, Path::new("test.toml")).unwrap();
+        let mut report = Report::default();
+        check(&mut report, &topology, &config);
+        let items = report.items.into_iter();
+        items.map(|item| item.what).collect()
+    }
+
+    #[test]
+    fn rules_that_no_flow_meets_are_told() {
+        let rule = "[[rule]]\nmatch = { proto = \"tcp\" }\nuse = \"bulk\"\n";
+        let moving = said(Kind::Move, rule);
+        assert_eq!(moving.len(), 1, "{moving:?}");
+        testkit::assert_has(
+            &moving[0],
+            &["[[rule]] has no effect", "running flows move"],
+        );
+        assert_eq!(said(Kind::Move, "").len(), 0);
+        assert_eq!(said(Kind::Place, rule).len(), 0);
+        let off = format!("[placement]\nenabled = false\n{rule}");
+        testkit::assert_has(&said(Kind::Place, &off)[0], &["`enabled = false`"]);
+    }
 }
