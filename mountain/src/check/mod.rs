@@ -156,6 +156,14 @@ pub fn check_into(report: &mut Report, config: &Config, up: &str, try_load: Opti
 }
 
 fn check_privileges(report: &mut Report) {
+    if capabilities::are_of_a_namespace() {
+        report.fail(
+            "privileges",
+            "this is a user namespace: the kernel loads no BPF programs from there",
+            "run Mountain on the host, or in a container without a user namespace (a privileged one)",
+        );
+        return;
+    }
     match capabilities::missing().as_slice() {
         [] => report.ok("privileges", "all that are needed"),
         missing => report.fail(

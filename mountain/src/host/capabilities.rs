@@ -19,6 +19,19 @@ pub(crate) fn is_admin() -> bool {
     effective() & SYS_ADMIN != 0
 }
 
+/// Whether this process is in a user namespace other than the machine's first. Capabilities there do not count where BPF
+/// programs are loaded.
+pub(crate) fn are_of_a_namespace() -> bool {
+    // A kernel without user namespaces has no such file.
+    let map = fs::read_to_string("/proc/self/uid_map");
+    map.is_ok_and(|map| !is_of_the_first(&map))
+}
+
+/// Whether a user namespace with these users is the first: it has all, each as itself.
+fn is_of_the_first(uid_map: &str) -> bool {
+    uid_map.split_whitespace().eq(["0", "0", "4294967295"])
+}
+
 /// Those that steering needs and the calling thread lacks. Without /proc, all of them.
 pub(crate) fn missing() -> Vec<&'static str> {
     missing_of(effective())
@@ -43,6 +56,15 @@ fn missing_of(effective: u64) -> Vec<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_user_namespace_is_told_by_its_users() {
+        assert!(is_of_the_first("         0          0 4294967295\n"));
+        // `unshare -Ur`, an unprivileged container, and one whose users are not mapped yet.
+        for map in ["0 0 1\n", "0 100000 65536\n", "0 0 1\n1 100000 65536\n", ""] {
+            assert!(!is_of_the_first(map), "{map}");
+        }
+    }
 
     #[test]
     fn administrators_need_no_finer_capabilities() {

@@ -5,21 +5,29 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::Duration;
 
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 use serde_json::Value;
+use tempfile::TempDir;
 
 use crate::support::*;
 
-#[test]
-fn without_root_it_says_so() {
+/// The program in a folder where everybody may run it.
+fn for_everybody() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = dir.path().join("mountain");
     fs::copy(MOUNTAIN, &program).unwrap();
+    (dir, program)
+}
+
+#[test]
+fn without_root_it_says_so() {
+    let (_dir, program) = for_everybody();
     for args in [
         "up",
         "down",
@@ -34,6 +42,20 @@ fn without_root_it_says_so() {
         assert!(!output.status.success(), "{args:?}");
         assert_has(&stderr(&output), &["needs root"]);
     }
+}
+
+#[test]
+fn the_root_of_a_user_namespace_is_told_that_it_is_none() {
+    let (_dir, program) = for_everybody();
+    let check = [
+        "--user",
+        "--map-root-user",
+        program.to_str().unwrap(),
+        "check",
+    ];
+    let output = Ns::new("c").output("unshare", &check);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_has(&stdout(&output), &["✗ privileges", "user namespace"]);
 }
 
 #[test]
