@@ -413,15 +413,12 @@ impl Up {
 
 fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {
     let mut report = check::Report::default();
-    let mut config = match load_config(file) {
-        Ok(config) => config,
-        // `up` would refuse one in the usual place; the host can be looked at all the same.
-        Err(e) if file.is_none() => {
-            report.fail("configuration", format!("{e:#}"), "mend that line");
-            Config::default()
-        }
-        Err(e) => return Err(e),
-    };
+    // `up` would refuse it; the host can be looked at all the same.
+    let mut config = load_config(file).unwrap_or_else(|e| {
+        let todo = "mend it: `mountain up` does not start with this file";
+        report.fail("configuration", format!("{e:#}"), todo);
+        Config::default()
+    });
     // What runs here is judged as it was started.
     let running = RunDir::of_this_namespace().and_then(|run_dir| run_dir.status());
     let adopt = adopt || running.is_ok_and(|status| status.is_some_and(|status| status.adopts));

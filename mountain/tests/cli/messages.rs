@@ -139,6 +139,13 @@ fn a_bad_configuration_is_named_by_file_line_and_key() {
     assert_has(&said, &["cost_weight"]);
     let said = ns.mountain_fails("up --config /nonexistent.toml", "/nonexistent.toml");
     assert_eq!(said.matches("No such file").count(), 1, "{said}");
+    let check = ns.mountain(&format!("check --json --config {name}"));
+    assert_eq!(check.status.code(), Some(1));
+    let report: Value = serde_json::from_slice(&check.stdout).unwrap();
+    let items = report["items"].as_array().unwrap();
+    let is_named = |item: &&Value| item["name"] == "configuration" && item["level"] == "fail";
+    let found = items.iter().find(is_named).expect("what is wrong");
+    assert_has(found["what"].as_str().unwrap(), &["cost_weight"]);
     let foreground = format!("up --foreground --config {name}");
     assert_ends_service(ns.mountain(&foreground));
     assert_ends_service(ns.mountain("up --no-such-option"));
