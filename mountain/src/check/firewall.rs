@@ -3,12 +3,13 @@
 
 use super::{count, describe, Report};
 use crate::bpf::foreign;
-use crate::control::status::CgroupStatus;
+use crate::control::status::{CgroupStatus, GroupStatus, Status};
 use crate::daemon::firewall::{egress_devices, read};
-use crate::steer::alike::Question;
+use crate::steer::alike::{Difference, Question};
 use crate::topology::{Group, Kind, Topology};
 
-pub(super) fn check(report: &mut Report, topology: &Topology) {
+/// `running`: what the daemon says that runs here. It may lack a privilege that this process has, and hold flows for that.
+pub(super) fn check(report: &mut Report, topology: &Topology, running: Option<&Status>) {
     let moving = topology.groups.iter().filter(|group| group.kind.moves());
     let moving: Vec<&Group> = moving.collect();
     if moving.is_empty() {
@@ -29,7 +30,8 @@ pub(super) fn check(report: &mut Report, topology: &Topology) {
     };
     let mut alike = 0;
     for (group, question) in moving.into_iter().zip(&questions) {
-        let Some(difference) = firewall.difference(question) else {
+        let held = running.and_then(|status| held_by(&status.groups, group));
+        let Some(difference) = held.or_else(|| firewall.difference(question)) else {
             alike += 1;
             continue;
         };
@@ -56,9 +58,24 @@ pub(super) fn check(report: &mut Report, topology: &Topology) {
             format!("treats all devices alike in {}", count(alike, "group")),
         );
     }
-    match foreign::cgroup_egress() {
-        Ok(programs) => {
-            let held: Vec<CgroupStatus> = programs.iter().map(CgroupStatus::from).collect();
+    check_cgroups(report, running);
+}
+
+/// Why the daemon leaves a group's running flows to the kernel.
+fn held_by(groups: &[GroupStatus], group: &Group) -> Option<Difference> {
+    let is_same = |its: &&GroupStatus| (its.table, &its.prefixes) == (group.table, &group.prefixes);
+    let held = groups.iter().find(is_same)?.held.clone();
+    held.filter(|difference| !difference.is_reading())
+}
+
+fn check_cgroups(report: &mut Report, running: Option<&Status>) {
+    let held = match running {
+        Some(status) => Ok(status.held_cgroups.clone()),
+        None => foreign::cgroup_egress()
+            .map(|programs| programs.iter().map(CgroupStatus::from).collect()),
+    };
+    match held {
+        Ok(held) => {
             if let Some(text) = CgroupStatus::told_in_a_line(&held) {
                 report.warn("firewall", format!("not moved: {text}"), "");
             }
@@ -68,5 +85,37 @@ pub(super) fn check(report: &mut Report, topology: &Topology) {
             format!("no running flow is moved: {e:#}"),
             "run as root (sudo)",
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_daemon_holds_a_group_for_counts() {
+        let group = |table, prefix: &str| Group {
+            kind: Kind::Move,
+            table,
+            prefixes: vec![prefix.parse().unwrap()],
+            members: Vec::new(),
+            told_by: Default::default(),
+        };
+        let why = Difference::new("programs are listed only with CAP_SYS_ADMIN");
+        let status = |held: &Difference| GroupStatus {
+            kind: Kind::Move,
+            table: 254,
+            prefixes: vec!["0.0.0.0/0".parse().unwrap()],
+            members: Vec::new(),
+            verdict: None,
+            held: Some(held.clone()),
+        };
+        let groups = [status(&why)];
+        assert_eq!(held_by(&groups, &group(254, "0.0.0.0/0")), Some(why));
+        assert_eq!(held_by(&groups, &group(254, "::/0")), None);
+        assert_eq!(held_by(&groups, &group(100, "0.0.0.0/0")), None);
+        // That is over in a moment, and no finding.
+        let reading = [status(&Difference::reading())];
+        assert_eq!(held_by(&reading, &group(254, "0.0.0.0/0")), None);
     }
 }

@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use crate::cc;
 use crate::config::Config;
+use crate::control::status::Status;
 use crate::host::stdout::lines;
 use crate::host::text::count;
 use crate::host::{capabilities, kernel, sysctl};
@@ -121,8 +122,14 @@ pub type TryLoad<'a> = &'a dyn Fn(&Topology) -> anyhow::Result<String>;
 
 /// Checks what `up`, the command line that would start steering here, is about: the calling thread's
 /// network namespace with this configuration; and whether the program can be loaded if `try_load` is
-/// given. Adds to what `report` already holds.
-pub fn check_into(report: &mut Report, config: &Config, up: &str, try_load: Option<TryLoad<'_>>) {
+/// given. `running`: what the daemon says that runs here. Adds to what `report` already holds.
+pub fn check_into(
+    report: &mut Report,
+    config: &Config,
+    up: &str,
+    try_load: Option<TryLoad<'_>>,
+    running: Option<&Status>,
+) {
     check_privileges(report);
     check_kernel(report);
     check_cc(report);
@@ -149,7 +156,7 @@ pub fn check_into(report: &mut Report, config: &Config, up: &str, try_load: Opti
     config::check(report, &topology, config);
     check_paths(report, &topology);
     placement::check(report, &topology, config, up);
-    firewall::check(report, &topology);
+    firewall::check(report, &topology, running);
     check_sysctls(report, &topology, config.placement.enabled);
     sockets::check_new(report, &topology, config);
     sockets::check_live(report, &topology, config);

@@ -421,7 +421,8 @@ fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {
     });
     // What runs here is judged as it was started.
     let running = RunDir::of_this_namespace().and_then(|run_dir| run_dir.status());
-    let adopt = adopt || running.is_ok_and(|status| status.is_some_and(|status| status.adopts));
+    let running = running.ok().flatten();
+    let adopt = adopt || running.as_ref().is_some_and(|status| status.adopts);
     let mut up = "mountain up".to_owned();
     if adopt && !config.placement.adopt {
         up += " --adopt";
@@ -431,7 +432,8 @@ fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {
     }
     config.placement.adopt |= adopt;
     let try_load = |topology: &Topology| try_load(topology, &config);
-    check::check_into(&mut report, &config, &up, Some(&try_load));
+    let running = running.as_ref();
+    check::check_into(&mut report, &config, &up, Some(&try_load), running);
     match json {
         true => print_json(&report)?,
         false => print_report(&report),

@@ -19,7 +19,7 @@ fn check() -> Report {
 
 fn check_with(config: &Config, up: &str, try_load: Option<TryLoad<'_>>) -> Report {
     let mut report = Report::default();
-    check_into(&mut report, config, up, try_load);
+    check_into(&mut report, config, up, try_load, None);
     report
 }
 
