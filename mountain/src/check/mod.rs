@@ -23,7 +23,7 @@ use crate::host::stdout::lines;
 use crate::host::text::count;
 use crate::host::{capabilities, kernel, sysctl};
 use crate::netlink;
-use crate::topology::{read_topology_blocking, Filter, Group, Topology};
+use crate::topology::{read_topology_blocking, Filter, Group, Kind, Topology};
 
 /// How a finding is to be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -282,7 +282,8 @@ fn say_no_route(report: &mut Report, filter: &Filter, up: &str) {
             "no multipath route that can be steered",
             "with a single uplink there is nothing to choose. With two, make one route of both: `ip route replace \
              default nexthop via GATEWAY1 dev DEVICE1 nexthop via GATEWAY2 dev DEVICE2`, with your gateways and \
-             devices (for IPv6: `ip -6 route`)",
+             devices. For IPv6: `ip -6 route replace default metric N nexthop ...`, with a lower metric than those of the \
+             default routes that are there",
         );
         return;
     };
@@ -294,13 +295,14 @@ fn say_no_route(report: &mut Report, filter: &Filter, up: &str) {
         ),
         format!(
             "`{up} --adopt` lets new flows choose among them; or make one route of them: `{}`",
-            route_command(group, &others, "")
+            route_command(&others, 0, "")
         ),
     );
 }
 
-/// The ip(8) command that makes one multipath route of a group; `options` stand before the next hops.
-fn route_command(group: &Group, topology: &Topology, options: &str) -> String {
+/// The ip(8) command that makes one multipath route of the group with this index; `options` stand before the next hops.
+fn route_command(topology: &Topology, group: usize, options: &str) -> String {
+    let (group, metric) = (&topology.groups[group], topology.metrics[group]);
     let family = if is_ipv6(group) { " -6" } else { "" };
     let prefix = match group.prefixes.first() {
         Some(prefix) if prefix.prefix_len() > 0 => prefix.to_string(),
@@ -309,6 +311,15 @@ fn route_command(group: &Group, topology: &Topology, options: &str) -> String {
     let mut command = format!("ip{family} route replace {prefix}");
     if group.table != 254 {
         command += &format!(" table {}", group.table);
+    }
+    // Default routes that differ in it stay, and so does their order to a VPN's: the new one stands right before them.
+    // Where none is named, IPv6 takes 1024.
+    let metric = match group.kind {
+        Kind::Place => metric.saturating_sub(1).max(u32::from(is_ipv6(group))),
+        Kind::Move | Kind::PlaceAndMove => metric,
+    };
+    if metric > 0 {
+        command += &format!(" metric {metric}");
     }
     command += options;
     for member in &group.members {

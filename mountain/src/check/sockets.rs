@@ -13,7 +13,7 @@ use crate::topology::{is_translated_later, Group, Topology};
 
 /// Which source address the kernel gives to new sockets: one of an uplink ties them to it.
 pub(super) fn check_new(report: &mut Report, topology: &Topology, config: &Config) {
-    for group in &topology.groups {
+    for (index, group) in topology.groups.iter().enumerate() {
         let Some(destination) = some_destination(group, topology) else {
             continue;
         };
@@ -43,7 +43,7 @@ pub(super) fn check_new(report: &mut Report, topology: &Topology, config: &Confi
                 format!(
                     "have the route name an address of the host itself, here ADDRESS: \
                      `ip address add ADDRESS dev lo && {}`",
-                    route_command(group, topology, " src ADDRESS")
+                    route_command(topology, index, " src ADDRESS")
                 ),
             ),
             Ok(source) if stays_private(source, any_of(prefix), config) => report.warn(

@@ -131,9 +131,8 @@ impl<'a> Builder<'a> {
             0 => String::new(),
             other => format!(" metric {other}"),
         };
-        self.topology
-            .skipped
-            .push(format!("{}{metric}{table}: {reason}", route.prefix));
+        let text = format!("{}{metric}{table}: {reason}", route.prefix);
+        self.topology.skipped.push(text);
     }
 
     /// Makes the route's prefix part of a group, or says why not.
@@ -181,6 +180,7 @@ impl<'a> Builder<'a> {
                     preferred: None,
                     told_by: BTreeSet::new(),
                 });
+                self.topology.metrics.push(route.metric);
             }
         }
         self.adopted.insert(route.prefix, route.table);
@@ -206,7 +206,10 @@ impl<'a> Builder<'a> {
                 continue;
             }
             if other.metric < route.metric {
-                return Err(format!("a route with metric {} comes first", other.metric));
+                return Err(format!(
+                    "a route with metric {} comes first: to use this one, delete that one or give this one a lower metric",
+                    other.metric
+                ));
             }
             if other.metric == route.metric {
                 return Err("another route has the same prefix and metric".to_owned());
@@ -410,12 +413,8 @@ impl<'a> Builder<'a> {
                 }
             }
         }
-        let devices: BTreeSet<u32> = self
-            .topology
-            .paths
-            .iter()
-            .map(|path| path.key.ifindex)
-            .collect();
+        let paths = self.topology.paths.iter();
+        let devices: BTreeSet<u32> = paths.map(|path| path.key.ifindex).collect();
         let addresses = self.snapshot.addresses.iter();
         let (pinned, own): (Vec<&Address>, Vec<&Address>) =
             addresses.partition(|address| devices.contains(&address.ifindex));

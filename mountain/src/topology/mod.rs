@@ -196,6 +196,8 @@ pub struct Topology {
     pub paths: Vec<Path>,
     /// Sets of next hops that flows can be steered among.
     pub groups: Vec<Group>,
+    /// Of each group the metric of its first prefix's route; of default routes that differ in it, the lowest.
+    pub metrics: Vec<u32>,
     /// Routes of the groups' tables, and of tables looked up before them (`local`), that are not
     /// multipath ones of ours and lie inside a group's prefix, and, where some flows choose when they start, what
     /// IPsec policies are about: a destination in one of them is not

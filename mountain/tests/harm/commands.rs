@@ -230,6 +230,28 @@ fn a_check_of_two_providers_offers_what_works_as_printed() {
     assert_has(&text, &["u0 via 10.30.0.2", "u1 via 10.30.1.2"]);
 }
 
+/// Without a metric IPv6 would take 1024, and the kernel go on with what is there.
+#[test]
+fn the_route_that_a_check_offers_for_ipv6_is_the_one_that_the_kernel_takes() {
+    let net = two_providers();
+    for (i, metric) in [(0, 100), (1, 600)] {
+        net.client.ip(&format!("route del default metric {metric}"));
+        let route = format!("default via fd30:{i}::2 dev u{i} metric {metric}");
+        net.client.ip(&format!("-6 route add {route}"));
+    }
+    let check = stdout(&net.client.mountain("check"));
+    let hints = quoted(check.lines().find(|line| line.contains("→")).expect(&check));
+    net.client.run(hints[1]);
+    let hops = "::/0: u0 via fd30::2 (weight 1), u1 via fd30:1::2 (weight 1)";
+    net.client.mountain_says("check", hops);
+    let devices = (1..40).map(|n| net.client.ip(&format!("-6 route get 2001:db8::{n}")));
+    let devices: Vec<String> = devices.collect();
+    for device in ["dev u0", "dev u1"] {
+        let is_used = devices.iter().any(|route| route.contains(device));
+        assert!(is_used, "{device}: {devices:?}");
+    }
+}
+
 #[test]
 fn a_check_reads_the_configuration_as_up_would() {
     let net = two_providers();

@@ -157,7 +157,8 @@ fn routes_that_cannot_be_adopted_are_listed_with_the_reason() {
     assert_skipped(&topology, "10.20.0.0/16", "u0 has no gateway");
     assert_skipped(&topology, "10.21.0.0/16", "fewer than two");
     assert_skipped(&topology, "10.22.0.0/16", "17 next hops");
-    assert_skipped(&topology, "10.23.0.0/16 metric 20", "metric 10 comes first");
+    let hidden = "metric 10 comes first: to use this one, delete that one or give";
+    assert_skipped(&topology, "10.23.0.0/16 metric 20", hidden);
     assert_skipped(&topology, "10.24.0.0/16", "TOS 0x10");
     assert_skipped(&topology, "2001:db8:1::/48", "source address");
     assert_skipped(&topology, "10.25.0.0/16", "blackhole");

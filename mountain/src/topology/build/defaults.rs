@@ -450,6 +450,7 @@ impl Builder<'_> {
             preferred,
             told_by: Default::default(),
         });
+        self.topology.metrics.push(best.metric);
         self.adopted.insert(best.prefix, TABLE_MAIN);
         Ok(())
     }

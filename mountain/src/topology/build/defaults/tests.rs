@@ -94,6 +94,7 @@ fn routes_that_differ_in_metric_are_a_group_when_asked_for() {
     let both = devices(&topology, 0);
     assert_eq!(both, ["fibre", "lte"], "the preferred first");
     assert!(topology.groups[0].members.iter().all(|m| m.weight == 1));
+    assert_eq!(topology.metrics, [100], "the lowest");
     assert_eq!(topology.paths[0].preferred_source, Some(ip("192.0.2.10")));
     assert_eq!(topology.paths[1].preferred_source, None);
     assert_eq!(topology.paths[0].options.metrics, home.routes[1].metrics);
