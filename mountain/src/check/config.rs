@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What the configuration names and this host does not have.
 
-use std::collections::BTreeSet;
-
 use super::{Level, Report};
 use crate::config::Config;
-use crate::daemon::probing::{measured_near, near_text, way};
+use crate::daemon::probing::{doubts, measured_near, way};
 use crate::host::cgroup;
 use crate::placement::config::{RuleConfig, RuleUse};
 use crate::topology::{Kind, Topology};
@@ -23,17 +21,9 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
             "mend `dev` and `gateway`, or remove the table",
         );
     }
-    let near = measured_near(topology, config, way).into_iter();
-    let near: BTreeSet<String> = near
-        .map(|index| &topology.paths[index])
-        .map(|path| config.path_name(&path.ifname, path.key.gateway))
-        .collect();
-    if !near.is_empty() {
-        report.warn(
-            "configuration",
-            near_text(near),
-            "for a far target, give each path its own and a route: `ip route add TARGET via GATEWAY dev DEVICE`",
-        );
+    let near = measured_near(topology, config, way);
+    for doubt in doubts(topology, config, &near, way) {
+        report.warn("configuration", doubt.what, doubt.todo);
     }
     if let Some(why) = without_effect(topology, config) {
         report.warn(

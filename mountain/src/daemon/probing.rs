@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
+use super::topology::configured;
 use super::{now_us, Daemon, TICK, TICK_IDLE};
 use crate::config::Config;
 use crate::measure::probe::{Answer, Target};
 use crate::netlink::egress_route;
 use crate::steer::policy::pace::IDLE_US;
 use crate::steer::policy::Event;
-use crate::topology::{Path, Topology};
+use crate::topology::{Group, Path, Topology};
 
 /// The gateway by which a path's probes to an address leave: the kernel's choice among those of the device.
 pub(crate) fn way(path: &Path, target: IpAddr) -> Option<IpAddr> {
@@ -79,13 +80,81 @@ fn far_target(path: &Path, config: &Config) -> Option<Target> {
     (Some(target.ip()) != path.key.gateway).then_some(target)
 }
 
+/// Why the figures of some paths are not what the configuration seems to ask for, or cannot be compared.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Doubt {
+    pub what: String,
+    pub todo: &'static str,
+}
+
+/// What is to be said of the way in which the paths of a topology are measured. `near`: see [`measured_near`], `way`: see
+/// [`way`].
+pub(crate) fn doubts(
+    topology: &Topology,
+    config: &Config,
+    near: &BTreeSet<usize>,
+    way: impl Fn(&Path, IpAddr) -> Option<IpAddr>,
+) -> BTreeSet<Doubt> {
+    let is_far = |index: &usize| {
+        let path = &topology.paths[*index];
+        let target = far_target(path, config).filter(|_| !near.contains(index));
+        target.is_some_and(|target| way(path, target.ip()).is_some())
+    };
+    let far: BTreeSet<usize> = (0..topology.paths.len()).filter(is_far).collect();
+    let unlike = topology.groups.iter();
+    let unlike = unlike.filter_map(|group| unlike_text(group, topology, config, &far));
+    let unlike = unlike.map(|what| Doubt {
+        what,
+        todo: "give all paths of the route the same `probe_target`",
+    });
+    let near = near
+        .iter()
+        .map(|&index| name(&topology.paths[index], config));
+    let near: BTreeSet<String> = near.collect();
+    let near = (!near.is_empty()).then(|| Doubt {
+        what: near_text(near),
+        todo: "for a far target, give each path its own and a route: `ip route add TARGET via GATEWAY dev DEVICE`",
+    });
+    unlike.chain(near).collect()
+}
+
+fn name(path: &Path, config: &Config) -> String {
+    config.path_name(&path.ifname, path.key.gateway)
+}
+
 /// What [`measured_near`] is, of the paths of these names.
-pub(crate) fn near_text(names: BTreeSet<String>) -> String {
+fn near_text(names: BTreeSet<String>) -> String {
     format!(
         "{}: probes go to the gateways, not to `probe_target`: several paths have one device, and the kernel \
          sends all that goes to a far target by that device to one of their gateways",
         Vec::from_iter(names).join(", ")
     )
+}
+
+/// What is said of a group if some of its paths are among those that are measured `far`, and others are measured to their
+/// gateways: all flows would leave the longer ways for good. What is metered is a reserve anyway, and not compared.
+fn unlike_text(
+    group: &Group,
+    topology: &Topology,
+    config: &Config,
+    far: &BTreeSet<usize>,
+) -> Option<String> {
+    let compared = group.members.iter().map(|member| member.path);
+    let is_usual = |index: &usize| !configured(&topology.paths[*index], config).input.metered;
+    let compared: Vec<usize> = compared.filter(is_usual).collect();
+    let n_far = compared.iter().filter(|&index| far.contains(index)).count();
+    if n_far == 0 || n_far == compared.len() {
+        return None;
+    }
+    let parts = compared.iter().enumerate().map(|(i, &index)| {
+        let path = &topology.paths[index];
+        let verb = if i == 0 { " is measured" } else { "" };
+        let target = far_target(path, config).map(|target| target.ip().to_string());
+        let target = target.unwrap_or_else(|| "its gateway".to_owned());
+        format!("{}{verb} to {target}", name(path, config))
+    });
+    let parts = parts.collect::<Vec<_>>().join(", ");
+    Some(format!("{parts}: their delays cannot be compared"))
 }
 
 impl Daemon {
@@ -169,7 +238,8 @@ impl Daemon {
                 if silent {
                     warn!(
                         "path {name}: none of {} probes to {target} was answered: the kernel decides wherever it is one \
-                         of the paths; set another `probe_target` if this one does not answer pings",
+                         of the paths; if this one does not answer pings, set another `probe_target` for all paths of \
+                         its route",
                         stats.sent
                     );
                 } else {
@@ -183,8 +253,7 @@ impl Daemon {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::topology::configured;
-    use crate::topology::{Group, Kind, Member, PathKey, RouteOptions};
+    use crate::topology::{Kind, Member, PathKey, RouteOptions};
 
     fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()
@@ -305,5 +374,58 @@ mod tests {
         let gateway = config(&[("u1", "192.0.2.1")]);
         let near = measured_near(&lan(), &gateway, |_, _| None);
         assert_eq!(near, BTreeSet::from([1]));
+    }
+
+    /// Two uplinks of a route, and what is said of how they are measured.
+    fn doubted(
+        entries: &str,
+        modem: bool,
+        way: fn(&Path, IpAddr) -> Option<IpAddr>,
+    ) -> Vec<String> {
+        let second = Path {
+            modem,
+            ..path(2, "198.51.100.1")
+        };
+        let topology = Topology {
+            paths: vec![path(1, "192.0.2.1"), second],
+            groups: vec![group(&[0, 1])],
+            ..Topology::default()
+        };
+        let config = Config::parse(entries, std::path::Path::new("test.toml")).unwrap();
+        let near = measured_near(&topology, &config, way);
+        let doubts = doubts(&topology, &config, &near, way);
+        doubts.into_iter().map(|doubt| doubt.what).collect()
+    }
+
+    #[test]
+    fn paths_of_a_route_that_are_measured_over_unlike_distances_are_told() {
+        let by_own = |path: &Path, _: IpAddr| path.key.gateway;
+        let first = "[[path]]\ndev = \"u1\"\nprobe_target = \"203.0.113.7\"\n";
+        let told =
+            "u1 is measured to 203.0.113.7, u2 to its gateway: their delays cannot be compared";
+        assert_eq!(doubted(first, false, by_own), [told]);
+        let none = Vec::<String>::new();
+        assert_eq!(doubted("", false, by_own), none);
+        // On the uplink's own link it is as near as a gateway.
+        assert_eq!(doubted(first, false, |_, _| None), none);
+        let second = "[[path]]\ndev = \"u2\"\nprobe_target = \"203.0.113.7\"\n";
+        assert_eq!(doubted(&format!("{first}{second}"), false, by_own), none);
+        // A reserve costs more than any way is long.
+        assert_eq!(doubted(first, true, by_own), none);
+        let usual = format!("{first}[[path]]\ndev = \"u2\"\nmetered = false\n");
+        assert_eq!(doubted(&usual, true, by_own), [told]);
+    }
+
+    #[test]
+    fn paths_that_are_all_measured_near_are_told_for_that_alone() {
+        let far = config(&[("u1", "203.0.113.7")]);
+        let by_first = |_: &Path, _| Some(ip("192.0.2.1"));
+        let near = measured_near(&lan(), &far, by_first);
+        let doubts = doubts(&lan(), &far, &near, by_first);
+        let what: Vec<&str> = doubts.iter().map(|doubt| doubt.what.as_str()).collect();
+        let [near] = what[..] else {
+            panic!("{what:?}");
+        };
+        testkit::assert_has(near, &["u1: probes go to the gateways"]);
     }
 }

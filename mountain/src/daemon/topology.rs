@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use super::firewall::ids;
 use super::ids::PathIds;
-use super::probing::{leaves_by_gateway, measured_near, near_text, way};
+use super::probing::{doubts, leaves_by_gateway, measured_near, way, Doubt};
 use super::{Daemon, ADOPT_MS};
 use crate::bpf::{ProgramGroup, ProgramPath, Sources};
 use crate::config::Config;
@@ -34,8 +34,8 @@ pub(crate) struct Paths {
     masks: Vec<Option<PathMasks>>,
     /// Of each group, why its flows are not moved.
     held: Vec<Option<Difference>>,
-    /// Paths that are measured to their gateways, whatever the configuration says.
-    near: BTreeSet<usize>,
+    /// What is to be said of how the paths are measured.
+    doubts: BTreeSet<Doubt>,
     /// Devices that carry out IPsec by themselves, so that packets are plain here; `None`: any may.
     offloading: Option<BTreeSet<u32>>,
 }
@@ -235,11 +235,11 @@ impl Paths {
         self.id_of = self.ids.assign(&keys);
         let before = std::mem::take(&mut self.by_id);
         let near = measured_near(&topology, config, way);
-        self.near = near.iter().filter_map(|&index| self.id(index)).collect();
-        for (path, id) in topology.paths.iter().zip(&self.id_of) {
+        self.doubts = doubts(&topology, config, &near, way);
+        for (index, (path, id)) in topology.paths.iter().zip(&self.id_of).enumerate() {
             let Some(id) = *id else { continue };
             let mut known = configured(path, config);
-            if self.near.contains(&id) {
+            if near.contains(&index) {
                 known.target = path.key.gateway.map(Target::Icmp).or(known.target);
             }
             let target = known.target.map(Target::ip);
@@ -353,11 +353,10 @@ impl Daemon {
         let known_reasons = self.paths.topology.skipped.clone();
         let same_reasons = known_reasons == topology.skipped;
         let first = !self.paths.any();
-        let near = self.paths.near.clone();
+        let doubts = self.paths.doubts.clone();
         self.paths.replace(topology, &self.config);
-        if self.paths.near != near && !self.paths.near.is_empty() {
-            let names = self.paths.near.iter().map(|id| self.paths.name(*id));
-            warn!("{}", near_text(names.map(str::to_owned).collect()));
+        for new in self.paths.doubts.difference(&doubts) {
+            warn!("{}: {}", new.what, new.todo);
         }
         if !same_routing || (self.paths.topology.groups.is_empty() && !same_reasons) {
             self.say_groups();

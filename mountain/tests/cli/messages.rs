@@ -284,6 +284,16 @@ fn two_gateways_on_one_device_are_each_measured() {
     assert_eq!(targets(&net, "192.0.2.").len(), 2);
 }
 
+/// All flows would leave the one with the longer way.
+#[test]
+fn a_far_target_for_one_path_of_a_route_is_doubted() {
+    let mut net = Net::new();
+    let config = "[[path]]\ndev = \"u0\"\nprobe_target = \"10.98.1.1\"\n";
+    let log = net.start_configured(config);
+    wait_said(&log, "u0 is measured to 10.98.1.1, u1 to its gateway");
+    wait_said(&log, "give all paths of the route the same `probe_target`");
+}
+
 #[test]
 fn unreachable_probe_targets_are_said_and_routing_goes_on() {
     let mut net = Net::new();

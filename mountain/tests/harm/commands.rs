@@ -259,6 +259,11 @@ fn a_check_reads_the_configuration_as_up_would() {
     for (text, told, fails) in [
         ("[[path]]\ndev = \"nope0\"\n", "path 1 (nope0)", false),
         (
+            "[[path]]\ndev = \"u0\"\nprobe_target = \"10.98.1.1\"\n",
+            "u0 is measured to 10.98.1.1, u1 to its gateway",
+            false,
+        ),
+        (
             "[[path]]\ndev = \"u0\"\nname = \"dsl\"\n[[rule]]\nmatch = {}\nuse = \"nosuch\"\n",
             "rule 1 is not in force: there is no path nosuch; known are dsl, u1",
             false,
