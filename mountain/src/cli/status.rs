@@ -16,7 +16,7 @@ use crate::placement::kind_text;
 use crate::report::table::{align, head, row, Words};
 use crate::steer::explain::{ms, Outcome};
 use crate::steer::PolicyKind;
-use crate::topology::Kind;
+use crate::topology::{destinations_told, Kind};
 
 /// Shows the daemon's status.
 pub(crate) fn status(json: bool) -> Result<()> {
@@ -139,11 +139,10 @@ pub(crate) fn status_text(status: &Status) -> String {
 }
 
 fn push_group(out: &mut String, number: usize, group: &GroupStatus, paths: &[PathStatus]) {
-    let prefixes: Vec<String> = group.prefixes.iter().map(ToString::to_string).collect();
     let _ = writeln!(
         out,
         "\ngroup {number}: {} (table {}){}",
-        prefixes.join(", "),
+        destinations_told(&group.prefixes),
         table_name(group.table),
         match group.kind {
             Kind::Move => String::new(),

@@ -21,7 +21,7 @@ use crate::steer::alike::Difference;
 use crate::steer::config::METERED_COST_MS;
 use crate::steer::policy::PathInput;
 use crate::steer::rendezvous::{inv_weight, path_salt};
-use crate::topology::{Filter, Kind, Member, Path, PathMasks, Topology};
+use crate::topology::{destinations_told, Filter, Kind, Member, Path, PathMasks, Topology};
 
 /// The paths in use, by id, and the topology they come from.
 #[derive(Default)]
@@ -532,7 +532,6 @@ impl Daemon {
     fn say_groups(&self) {
         let t = &self.paths.topology;
         for (i, g) in t.groups.iter().enumerate() {
-            let prefixes: Vec<_> = g.prefixes.iter().map(|p| p.to_string()).collect();
             let members: Vec<_> = g
                 .members
                 .iter()
@@ -541,7 +540,7 @@ impl Daemon {
                 .collect();
             info!(
                 "group {i}: {} (table {}) by {}: {}",
-                prefixes.join(", "),
+                destinations_told(&g.prefixes),
                 g.table,
                 members.join(", "),
                 placement::kind_text(g.kind)

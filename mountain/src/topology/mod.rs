@@ -33,6 +33,20 @@ pub(crate) const MAX_GROUPS: usize = 64;
 /// Most destinations of [`Topology::kept`]: VPN servers are few.
 pub(crate) const MAX_KEPT: usize = 64;
 
+/// Of several destinations, how many are named to people.
+const DESTINATIONS_TOLD: usize = 3;
+
+/// Destinations in words: the first ones, and how many more there are. A group may have a full routing table of them.
+pub(crate) fn destinations_told(prefixes: &[IpNet]) -> String {
+    let told = prefixes.iter().take(DESTINATIONS_TOLD);
+    let told: Vec<String> = told.map(IpNet::to_string).collect();
+    let told = told.join(", ");
+    match prefixes.len().saturating_sub(DESTINATIONS_TOLD) {
+        0 => told,
+        more => format!("{told} and {more} more"),
+    }
+}
+
 /// What identifies a path: a next hop of the kernel's routing table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PathKey {
@@ -271,5 +285,25 @@ impl Topology {
     /// Whether flows choose their path when they start, or have chosen it before that was suspended.
     pub(crate) fn has_placed(&self) -> bool {
         self.places() || !self.suspended.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_destinations_the_first_ones_are_named() {
+        let nets = |n: u8| -> Vec<IpNet> {
+            let net = |i| IpNet::from(IpAddr::from([10, i, 0, 0]));
+            (0..n).map(net).collect()
+        };
+        assert_eq!(destinations_told(&nets(1)), "10.0.0.0/32");
+        let three = "10.0.0.0/32, 10.1.0.0/32, 10.2.0.0/32";
+        assert_eq!(destinations_told(&nets(3)), three);
+        assert_eq!(
+            destinations_told(&nets(200)),
+            format!("{three} and 197 more")
+        );
     }
 }
