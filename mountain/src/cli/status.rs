@@ -11,10 +11,12 @@ use serde_json::Value;
 use super::{need_root, print_answer};
 use crate::bpf::flows::{Move, MoveReason};
 use crate::control::run_dir::{Request, RunDir};
-use crate::control::status::{CgroupStatus, Decisions, GroupStatus, Moves, PathStatus, Status};
+use crate::control::status::{
+    CgroupStatus, Decisions, GroupStatus, MemberStatus, Moves, PathStatus, Status,
+};
 use crate::placement::kind_text;
 use crate::report::table::{align, head, row, Words};
-use crate::steer::explain::{ms, Outcome};
+use crate::steer::explain::{in_group, ms, Outcome};
 use crate::steer::PolicyKind;
 use crate::topology::{destinations_told, Kind};
 
@@ -161,19 +163,19 @@ fn push_group(out: &mut String, number: usize, group: &GroupStatus, paths: &[Pat
     let mut rows = vec![head(titles)];
     for member in &group.members {
         let path = paths.iter().find(|path| path.id == member.path);
-        rows.extend(path.map(|path| path_row(path, group.kind.places())));
+        rows.extend(path.map(|path| member_row(member, path, group.kind.places())));
     }
     for line in align(&rows, Words::In(&[0, 1, 9])).lines() {
         let _ = writeln!(out, "  {line}");
     }
 }
 
-fn path_row(path: &PathStatus, places: bool) -> Vec<String> {
+fn member_row(member: &MemberStatus, path: &PathStatus, places: bool) -> Vec<String> {
     let judged = &path.judged;
     // Without samples there is nothing to show yet, not a delay of 0.
     let figure = |value: Option<f64>| value.filter(|_| judged.samples != 0);
     let ms = |us| figure(us).map_or("-".into(), |us| format!("{:.1}", us / 1000.0));
-    let state = match judged.state.as_str() {
+    let state = match member.state.as_str() {
         "unknown" => "measuring",
         state => state,
     };
@@ -183,12 +185,12 @@ fn path_row(path: &PathStatus, places: bool) -> Vec<String> {
         &state,
         &ms(Some(judged.p50_us)),
         &ms(Some(judged.p95_us)),
-        &ms(judged.cost_us),
+        &ms(member.cost_us),
         &figure(Some(judged.loss)).map_or("-".into(), |l| format!("{:.1}%", l * 100.0)),
         &format!("{}/{}", path.flows.latency, path.flows.bulk),
         &placed.map_or("-".into(), |n| n.to_string()),
         &format!("{:.2}", path.rate_bps / 1e6),
-        &judged.reason,
+        &member.reason,
     ])
 }
 
@@ -203,7 +205,7 @@ fn decisions_text(all: &Decisions) -> String {
         let _ = writeln!(
             out,
             "{ago:8.1} s ago  {}: {} -> {}\n    why:    {}\n    proved: {}",
-            decision.name,
+            in_group(&decision.name, decision.prefix),
             decision.from,
             decision.to,
             decision.why,

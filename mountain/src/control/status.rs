@@ -16,7 +16,7 @@ use crate::host::stdout::plain;
 use crate::measure::probe::PathStats;
 use crate::placement::PlacementStatus;
 use crate::steer::alike::Difference;
-use crate::steer::explain::Outcome;
+use crate::steer::explain::{Outcome, Use};
 use crate::steer::PolicyKind;
 use crate::topology::{Kind, PathMasks};
 
@@ -79,13 +79,21 @@ pub struct GroupStatus {
     pub held: Option<Difference>,
 }
 
-/// One path of a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// One path of a group. A path may be good in one group and left in another, where it is held against other paths.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MemberStatus {
     /// The path's [`PathStatus::id`].
     pub path: usize,
     /// Route weight.
     pub weight: u16,
+    /// In this group; the words of [`Judged::state`].
+    pub state: String,
+    /// What flows of this group may use it for.
+    pub used_for: Use,
+    /// In this group; `None` while too little is known.
+    pub cost_us: Option<f64>,
+    /// Why it is in this state, for people.
+    pub reason: String,
 }
 
 /// One path.
@@ -121,7 +129,7 @@ pub struct PathStatus {
     pub traffic: Option<PathTraffic>,
     /// Only of the `argmax-load` policy.
     pub averages: Option<Averages>,
-    /// By the policy in force.
+    /// By the policy in force, in the first of its groups; [`MemberStatus`] has it for each.
     #[serde(flatten)]
     pub judged: Judged,
 }
@@ -131,7 +139,7 @@ pub struct PathStatus {
 pub struct Judged {
     /// Device and gateway, as decisions name the path.
     pub name: String,
-    /// `unknown`, `good`, `ejected`, `held` or `dead`.
+    /// `unknown`, `silent`, `good`, `ejected`, `held` or `dead`.
     pub state: String,
     /// Why it is in this state, for people.
     pub reason: String,
@@ -254,6 +262,8 @@ pub(crate) struct DecisionStatus {
     pub at_us: u64,
     /// Name of the path.
     pub name: String,
+    /// First destination of the group that it was judged in, where there were several groups.
+    pub prefix: Option<IpNet>,
     /// What it was used for: `all`, `bulk-only`, `nothing` or `least-bad`.
     pub from: String,
     /// What it is used for since; the words of `from`.

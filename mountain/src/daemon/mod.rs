@@ -413,14 +413,10 @@ impl Daemon {
             placer.look_at_counters();
         }
         self.say_unresolved();
-        let before = self.decided_us;
         if let Some(verdict) = self.policy.tick(now_us()) {
             tracing::debug!(?verdict, "verdict");
-            for d in self.policy.decisions().filter(|d| d.at_us > before) {
-                info!("{}: {:?} -> {:?}: {}", d.name, d.from, d.to, d.why);
-                self.decided_us = d.at_us;
-            }
         }
+        self.say_decisions();
         self.write_verdict();
     }
 

@@ -4,6 +4,7 @@
 use anyhow::{Context, Result};
 use serde::Serialize;
 use serde_json::{json, Value};
+use tracing::info;
 
 use super::{now_us, Daemon, COSTED};
 use crate::bpf::flows::{Class, Flow};
@@ -13,6 +14,7 @@ use crate::control::status::{
     Averages, CgroupStatus, DecisionStatus, Decisions, FlowCounts, GroupStatus, Judged,
     MemberStatus, Moves, PathStatus, Status,
 };
+use crate::steer::explain::{in_group, PathInGroup};
 
 /// A flow counts as live when it sent a packet within this.
 const LIVE_NS: u64 = 10_000_000_000;
@@ -35,7 +37,20 @@ impl Daemon {
         }
     }
 
+    /// Logs what has been decided since the last look, with the group's first destination where there are several.
+    pub(super) fn say_decisions(&mut self) {
+        let groups = &self.paths.topology().groups;
+        for d in self.policy.decisions_since(self.decided_us) {
+            let group = groups.get(d.group).filter(|_| groups.len() > 1);
+            d.prefix = group.and_then(|group| group.prefixes.first().copied());
+            let path = in_group(&d.name, d.prefix);
+            info!("{path}: {:?} -> {:?}: {}", d.from, d.to, d.why);
+            self.decided_us = d.at_us;
+        }
+    }
+
     fn status(&self) -> Result<Status> {
+        let judged = self.policy.status(now_us());
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -45,8 +60,8 @@ impl Daemon {
             dry_run: self.options.dry_run,
             adopts: self.options.filter.adopt,
             uptime_s: self.started.elapsed().as_secs_f64(),
-            groups: self.groups_status(),
-            paths: self.paths_status()?,
+            groups: self.groups_status(&judged),
+            paths: self.paths_status(&judged)?,
             counters: self.steer.as_ref().map(Steer::stats).transpose()?,
             placement: self.placer.as_ref().map(|s| s.status()).transpose()?,
             skipped: self.paths.topology().skipped.clone(),
@@ -62,14 +77,20 @@ impl Daemon {
         !in_grace && !self.reader.is_busy() && self.suspended.is_none()
     }
 
-    fn groups_status(&self) -> Vec<GroupStatus> {
+    fn groups_status(&self, judged: &[PathInGroup]) -> Vec<GroupStatus> {
         let verdict = self.policy.current();
         let groups = self.paths.topology().groups.iter().enumerate();
         let status = groups.map(|(i, group)| {
             let members = group.members.iter().filter_map(|member| {
+                let path = self.paths.id(member.path)?;
+                let judged = judged.iter().find(|s| s.group == i && s.path == path)?;
                 Some(MemberStatus {
-                    path: self.paths.id(member.path)?,
+                    path,
                     weight: member.weight,
+                    state: judged.state.to_owned(),
+                    used_for: judged.used_for,
+                    cost_us: judged.cost_us,
+                    reason: reason(judged),
                 })
             });
             GroupStatus {
@@ -84,8 +105,7 @@ impl Daemon {
         status.collect()
     }
 
-    fn paths_status(&self) -> Result<Vec<PathStatus>> {
-        let judged = self.policy.status(now_us());
+    fn paths_status(&self, judged: &[PathInGroup]) -> Result<Vec<PathStatus>> {
         let live = match &self.steer {
             Some(steer) => steer.flows().dump(now_ns().saturating_sub(LIVE_NS)),
             None => Vec::new(),
@@ -161,12 +181,21 @@ fn value(answer: impl Serialize) -> Result<Value> {
     Ok(serde_json::to_value(answer)?)
 }
 
-/// What the policy says of a path, with a reason also before there is a judgement.
-fn of_policy(status: &impl Serialize) -> Result<Judged> {
+/// What the policy says of a path.
+fn of_policy(status: &PathInGroup) -> Result<Judged> {
     let value = serde_json::to_value(status)?;
-    let mut judged: Judged = serde_json::from_value(value).context("the state of a path")?;
-    if judged.state == "unknown" || judged.state == "good" && judged.samples < COSTED {
-        judged.reason = format!("measuring has just begun: {} probes so far", judged.samples);
+    let judged: Judged = serde_json::from_value(value).context("the state of a path")?;
+    Ok(Judged {
+        reason: reason(status),
+        ..judged
+    })
+}
+
+/// Why a path is used so, also before there is a judgement.
+fn reason(status: &PathInGroup) -> String {
+    let is_young = status.state == "good" && (status.samples as u64) < COSTED;
+    match status.state == "unknown" || is_young {
+        true => format!("measuring has just begun: {} probes so far", status.samples),
+        false => status.reason.clone(),
     }
-    Ok(judged)
 }

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 /// Decisions kept.
@@ -37,7 +38,7 @@ pub enum Load {
 }
 
 /// What a path may be used for within a group.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Use {
     /// Both classes.
@@ -109,6 +110,8 @@ pub struct Decision {
     pub name: String,
     /// Index of the group that the path was judged in.
     pub group: usize,
+    /// First destination of that group, where there are several groups. The policy does not know it.
+    pub prefix: Option<IpNet>,
     /// What the path was used for before.
     pub from: Use,
     /// What it is used for since.
@@ -130,7 +133,7 @@ pub struct PathInGroup {
     pub name: String,
     /// Index of the group.
     pub group: usize,
-    /// `unknown`, `good`, `ejected` (left), `held` (fit again, waiting), `dead`.
+    /// `unknown`, `silent` (never answered), `good`, `ejected` (left), `held` (fit again, waiting), `dead`.
     pub state: &'static str,
     /// What flows of this group may use it for.
     pub used_for: Use,
@@ -176,6 +179,12 @@ impl Log {
         self.ring.iter()
     }
 
+    /// Those after a time, oldest first.
+    pub fn since(&mut self, at_us: u64) -> impl Iterator<Item = &mut Decision> {
+        let from = self.ring.partition_point(|d| d.at_us <= at_us);
+        self.ring.range_mut(from..)
+    }
+
     /// Decisions whose outcome is due.
     pub fn due(&mut self, now_us: u64) -> impl Iterator<Item = &mut Decision> {
         self.ring
@@ -183,6 +192,14 @@ impl Log {
             .rev()
             .take_while(move |d| d.at_us + 4 * JUDGED_AFTER_US > now_us)
             .filter(move |d| d.outcome.is_none() && d.at_us + JUDGED_AFTER_US <= now_us)
+    }
+}
+
+/// A path, and the group that is meant where there are several.
+pub(crate) fn in_group(name: &str, prefix: Option<IpNet>) -> String {
+    match prefix {
+        Some(prefix) => format!("{name} for {prefix}"),
+        None => name.to_owned(),
     }
 }
 
@@ -208,6 +225,7 @@ mod tests {
             path: 0,
             name: "a".into(),
             group: 0,
+            prefix: None,
             from: Use::All,
             to: Use::Nothing,
             why: String::new(),
@@ -222,6 +240,18 @@ mod tests {
         (0..1500).for_each(|i| log.push(decision(i)));
         let kept: Vec<u64> = log.iter().map(|d| d.at_us).collect();
         assert_eq!((kept.len(), kept[0], kept[999]), (KEPT, 500, 1499));
+    }
+
+    #[test]
+    fn decisions_since_a_time_are_those_after_it() {
+        let mut log = Log::default();
+        for at_us in [1, 2, 2, 5] {
+            log.push(decision(at_us));
+        }
+        let mut times = |since| -> Vec<u64> { log.since(since).map(|d| d.at_us).collect() };
+        assert_eq!(times(0), [1, 2, 2, 5]);
+        assert_eq!(times(2), [5]);
+        assert!(times(5).is_empty());
     }
 
     #[test]

@@ -15,6 +15,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::support::*;
+use mountain::steer::explain::Use;
 
 /// The program in a folder where everybody may run it.
 fn for_everybody() -> (TempDir, PathBuf) {
@@ -395,6 +396,39 @@ fn reflect_listens_on_loopback_only_unless_asked_and_ends_at_sigterm() {
     assert!(child.finish().status.success());
 }
 
+#[test]
+fn a_path_of_several_groups_is_judged_in_each() {
+    let mut net = Net::new();
+    net.join(2);
+    net.client.ip("route add 10.97.0.0/24 src 10.98.0.1 \
+             nexthop via 10.30.0.2 dev u0 nexthop via 10.30.2.2 dev u2");
+    let cost = |dev: &str, ms: u32| format!("[[path]]\ndev = \"{dev}\"\ncost = {ms}\n");
+    let _log = net.start_configured(&(cost("u0", 20) + &cost("u2", 50)));
+    let state = |prefix: &str, device: &str| {
+        let status = net.client.status();
+        let mut groups = status.groups.iter();
+        let group = groups.find(|g| g.prefixes[0].to_string() == prefix);
+        let path = net.client.path_by(device, false).id;
+        let mut members = group.expect(prefix).members.iter();
+        let member = members.find(|m| m.path == path).expect(device);
+        (member.state.clone(), member.used_for)
+    };
+    let left = ("ejected".to_owned(), Use::Nothing);
+    wait_until("each group leaves its dearer path", 2 * LEAVE, || {
+        state("10.98.1.0/24", "u0") == left && state("10.97.0.0/24", "u2") == left
+    });
+    assert_eq!(state("10.97.0.0/24", "u0"), ("good".into(), Use::All));
+    let status = net.client.mountain_ok("status");
+    let (_, second) = status.split_once("10.97.0.0/24").expect("the group");
+    let second = second.split("\n\n").next().unwrap();
+    assert_has(second, &["  u0    good", "  u2    ejected"]);
+    let decisions = [
+        "u0 for 10.98.1.0/24: all -> nothing",
+        "u2 for 10.97.0.0/24: all -> nothing",
+    ];
+    assert_has(&net.client.mountain_ok("explain"), &decisions);
+}
+
 /// The names of an object's members, in their order in the alphabet.
 fn keys(value: &Value) -> String {
     let object = value.as_object().unwrap_or_else(|| panic!("{value}"));
@@ -414,7 +448,7 @@ fn the_keys_of_status_are_these() {
     for (object, expected) in [
         (&status, STATUS),
         (group, GROUP),
-        (&group["members"][0], "path weight"),
+        (&group["members"][0], MEMBER),
         (&group["verdict"], "alive bulk ejected full latency"),
         (&path["probes"], "answered ignored last_error sent"),
         (&path["flows"], "bulk latency"),
@@ -434,6 +468,7 @@ const STATUS: &str =
     "adopts counters dry_run groups held_cgroups kernel_told paths pid placement policy \
     settled skipped suspended translated_sources uptime_s version";
 const GROUP: &str = "held kind members prefixes table verdict";
+const MEMBER: &str = "cost_us path reason state used_for weight";
 /// The policy adds others.
 const PATH: &str =
     "cost_us device forward_only gateway gateway_resolved id ipv6 loss name p50_us p95_us placed \

@@ -36,6 +36,7 @@ impl Policy {
                 path,
                 name: self.paths[path].input.name.clone(),
                 group: g,
+                prefix: None,
                 from,
                 to,
                 why: self.why(g, m, to, &grounds, now_us),
@@ -191,6 +192,11 @@ impl Policy {
     /// The last decisions, oldest first.
     pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
         self.log.iter()
+    }
+
+    /// The decisions after a time, oldest first, to add what the policy does not know.
+    pub(crate) fn decisions_since(&mut self, at_us: u64) -> impl Iterator<Item = &mut Decision> {
+        self.log.since(at_us)
     }
 
     /// Compares, two seconds after a decision, the path with the others.
