@@ -12,7 +12,7 @@ use super::{need_root, print_answer};
 use crate::bpf::flows::{Move, MoveReason};
 use crate::control::run_dir::{Request, RunDir};
 use crate::control::status::{
-    CgroupStatus, Decisions, GroupStatus, MemberStatus, Moves, PathStatus, Status,
+    CgroupStatus, Decisions, FlowCounts, GroupStatus, MemberStatus, Moves, PathStatus, Status,
 };
 use crate::placement::kind_text;
 use crate::report::table::{align, head, row, Words};
@@ -83,6 +83,9 @@ pub(crate) fn status_text(status: &Status) -> String {
     );
     if let Some(why) = &status.suspended {
         let _ = writeln!(out, "nothing is steered for now: {why}");
+    }
+    if status.policy == PolicyKind::Ecmp {
+        let _ = writeln!(out, "the kernel decides: what follows is not carried out");
     }
     for (i, group) in status.groups.iter().enumerate() {
         push_group(&mut out, i, group, &status.paths);
@@ -158,6 +161,9 @@ fn push_group(out: &mut String, number: usize, group: &GroupStatus, paths: &[Pat
             "  running flows stay where the kernel sends them: {}",
             held.what
         );
+        if group.kind == Kind::Move {
+            let _ = writeln!(out, "  what follows is not carried out");
+        }
     }
     let titles = "path|state|p50 ms|p95 ms|cost ms|loss|latency/bulk|placed|Mbit/s|why";
     let mut rows = vec![head(titles)];
@@ -180,6 +186,7 @@ fn member_row(member: &MemberStatus, path: &PathStatus, places: bool) -> Vec<Str
         state => state,
     };
     let placed = path.placed.filter(|_| places);
+    let flows = |flows: FlowCounts| format!("{}/{}", flows.latency, flows.bulk);
     row([
         &judged.name,
         &state,
@@ -187,7 +194,7 @@ fn member_row(member: &MemberStatus, path: &PathStatus, places: bool) -> Vec<Str
         &ms(Some(judged.p95_us)),
         &ms(member.cost_us),
         &figure(Some(judged.loss)).map_or("-".into(), |l| format!("{:.1}%", l * 100.0)),
-        &format!("{}/{}", path.flows.latency, path.flows.bulk),
+        &path.flows.map_or("-".into(), flows),
         &placed.map_or("-".into(), |n| n.to_string()),
         &format!("{:.2}", path.rate_bps / 1e6),
         &member.reason,
@@ -200,11 +207,16 @@ fn decisions_text(all: &Decisions) -> String {
         return "no decision yet: no path has changed its state\n".into();
     }
     let mut out = String::new();
+    if let Some(why) = &all.kernel_decides {
+        let _ = writeln!(out, "the kernel decides now: {why}");
+    }
     for decision in &all.decisions {
         let ago = all.now_us.saturating_sub(decision.at_us) as f64 / 1e6;
+        let idle = decision.not_carried_out.as_ref();
+        let idle = idle.map_or(String::new(), |why| format!("    not carried out: {why}\n"));
         let _ = writeln!(
             out,
-            "{ago:8.1} s ago  {}: {} -> {}\n    why:    {}\n    proved: {}",
+            "{ago:8.1} s ago  {}: {} -> {}\n    why:    {}\n{idle}    proved: {}",
             in_group(&decision.name, decision.prefix),
             decision.from,
             decision.to,

@@ -119,8 +119,9 @@ pub struct PathStatus {
     pub forward_only: bool,
     /// Of this path, since it was found.
     pub probes: PathStats,
-    /// Flows that use it now.
-    pub flows: FlowCounts,
+    /// Flows that use it now; `None` while the program follows none: no group of the path moves running flows, the
+    /// kernel decides for all that do, or nothing is attached.
+    pub flows: Option<FlowCounts>,
     /// New flows that were placed here; absent without placement.
     pub placed: Option<u64>,
     /// Egress rate, bit/s.
@@ -251,6 +252,8 @@ impl CgroupStatus {
 pub(crate) struct Decisions {
     /// CLOCK_MONOTONIC, µs.
     pub now_us: u64,
+    /// Why no decision is carried out at present.
+    pub kernel_decides: Option<String>,
     /// Oldest first.
     pub decisions: Vec<DecisionStatus>,
 }
@@ -270,6 +273,8 @@ pub(crate) struct DecisionStatus {
     pub to: String,
     /// The reason, for people.
     pub why: String,
+    /// Why the kernel went on deciding when it was made.
+    pub not_carried_out: Option<String>,
     /// Absent until it is known.
     pub outcome: Option<Outcome>,
     /// What else there is, such as the grounds; it depends on the policy.

@@ -8,13 +8,14 @@ use tracing::info;
 
 use super::{now_us, Daemon, COSTED};
 use crate::bpf::flows::{Class, Flow};
-use crate::bpf::{now_ns, Steer};
+use crate::bpf::{now_ns, Steer, SteerMode};
 use crate::control::run_dir::{Request, Response};
 use crate::control::status::{
     Averages, CgroupStatus, DecisionStatus, Decisions, FlowCounts, GroupStatus, Judged,
     MemberStatus, Moves, PathStatus, Status,
 };
 use crate::steer::explain::{in_group, PathInGroup};
+use crate::steer::PolicyKind;
 
 /// A flow counts as live when it sent a packet within this.
 const LIVE_NS: u64 = 10_000_000_000;
@@ -37,16 +38,46 @@ impl Daemon {
         }
     }
 
-    /// Logs what has been decided since the last look, with the group's first destination where there are several.
+    /// Logs what has been decided since the last look, and adds to it what the policy does not know: the group's first
+    /// destination, where there are several groups, and why the kernel decides all the same.
     pub(super) fn say_decisions(&mut self) {
+        let kernel_decides = self.kernel_decides();
         let groups = &self.paths.topology().groups;
+        let (held, places) = (self.paths.held(), self.placer.is_some());
         for d in self.policy.decisions_since(self.decided_us) {
-            let group = groups.get(d.group).filter(|_| groups.len() > 1);
-            d.prefix = group.and_then(|group| group.prefixes.first().copied());
+            let group = groups.get(d.group);
+            let named = group.filter(|_| groups.len() > 1);
+            d.prefix = named.and_then(|group| group.prefixes.first().copied());
+            // A group whose running flows stay may place new ones.
+            let is_idle = group.is_some_and(|group| !(group.kind.places() && places));
+            let held = held.get(d.group).and_then(Option::as_ref);
+            let held = held.filter(|_| is_idle).map(|held| held.what.clone());
+            d.not_carried_out = kernel_decides.clone().or(held);
             let path = in_group(&d.name, d.prefix);
             info!("{path}: {:?} -> {:?}: {}", d.from, d.to, d.why);
             self.decided_us = d.at_us;
         }
+    }
+
+    /// Why no decision is carried out now, in whichever group.
+    fn kernel_decides(&self) -> Option<String> {
+        match (&self.suspended, self.policy_kind) {
+            _ if self.options.dry_run => Some("dry run".into()),
+            (Some(why), _) => Some(why.clone()),
+            (None, PolicyKind::Ecmp) => Some("policy ecmp".into()),
+            _ => None,
+        }
+    }
+
+    /// Whether the program follows the running flows on a path.
+    fn follows_flows(&self, path: usize) -> bool {
+        let held = self.paths.held();
+        let is_held = |i: usize| held.get(i).is_some_and(Option::is_some);
+        let groups = self.paths.topology().groups.iter().enumerate();
+        let moving = groups.filter(|(i, group)| group.kind.moves() && !is_held(*i));
+        let mut members = moving.flat_map(|(_, group)| &group.members);
+        let steers = self.steer.is_some() && self.mode() == SteerMode::Steer;
+        steers && members.any(|member| self.paths.id(member.path) == Some(path))
     }
 
     fn status(&self) -> Result<Status> {
@@ -141,10 +172,10 @@ impl Daemon {
             probe_target: self.paths.target_text(id),
             forward_only: probes.forward_only,
             probes: probes.clone(),
-            flows: FlowCounts {
+            flows: self.follows_flows(id).then(|| FlowCounts {
                 latency: of_class(Class::Latency),
                 bulk: of_class(Class::Bulk),
-            },
+            }),
             placed: self.placer.as_ref().map(|s| s.placed(id)),
             rate_bps: self.memory[id].rate_bps,
             traffic: self.steer.as_ref().map(|s| s.traffic(id)).transpose()?,
@@ -162,6 +193,7 @@ impl Daemon {
         });
         Ok(Decisions {
             now_us: now_us(),
+            kernel_decides: self.kernel_decides(),
             decisions: decisions.collect::<Result<Vec<DecisionStatus>>>()?,
         })
     }

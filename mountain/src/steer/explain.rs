@@ -118,6 +118,8 @@ pub struct Decision {
     pub to: Use,
     /// The reason, for people.
     pub why: String,
+    /// Why the kernel went on deciding when it was made. The policy does not know it.
+    pub not_carried_out: Option<String>,
     /// The figures behind `why`.
     pub grounds: Grounds,
     /// `None` until [`JUDGED_AFTER_US`] have passed.
@@ -229,6 +231,7 @@ mod tests {
             from: Use::All,
             to: Use::Nothing,
             why: String::new(),
+            not_carried_out: None,
             grounds: Grounds::default(),
             outcome: None,
         }

@@ -67,6 +67,7 @@ fn a_status_shows_flows_that_were_placed_and_plain_probes_as_round_trips() {
     assert!(text.lines().filter_map(placed).sum::<u64>() > 0, "{text}");
     for path in net.client.status().paths {
         assert!(!path.forward_only, "{path:#?}");
+        assert_eq!(path.flows, None, "no flow is moved: {path:#?}");
     }
     net.client
         .mountain_says("explain --moves", "no flow was moved");

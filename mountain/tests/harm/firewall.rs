@@ -116,7 +116,9 @@ fn check_and_status_name_the_rule() {
     assert_has(&stdout(&net.client.mountain("check")), &[rule, text]);
     net.up();
     wait_held(&net, rule);
-    assert_has(&net.client.mountain_ok("status"), &[rule, text]);
+    let held = "what follows is not carried out";
+    assert_has(&net.client.mountain_ok("status"), &[rule, text, held]);
+    assert_eq!(net.path("u0").flows, None);
     let held = net.client.status().groups.remove(0).held.unwrap();
     assert!(held.rule.unwrap().starts_with(rule));
 }

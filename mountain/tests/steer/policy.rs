@@ -52,6 +52,32 @@ fn a_switch_to_argmax_load_keeps_flows_where_they_are() {
 }
 
 #[test]
+fn what_the_kernel_does_not_carry_out_is_called_so() {
+    let net = Net::steered();
+    assert!(net.path("u0").flows.is_some());
+    let explain = || net.client.mountain_ok("explain");
+    net.client.mountain_ok("policy ecmp");
+    net.lose(1);
+    let status = net.client.mountain_ok("status");
+    let said = "the kernel decides: what follows is not carried out";
+    assert_has(&status, &[said]);
+    assert_eq!(net.path("u1").flows, None);
+    let (now, then) = (
+        "the kernel decides now: policy ecmp",
+        "not carried out: policy ecmp",
+    );
+    assert_has(&explain(), &[now, then]);
+
+    net.client.mountain_ok("policy mountain");
+    let (status, decisions) = (net.client.mountain_ok("status"), explain());
+    assert!(
+        !status.contains(said) && !decisions.contains(now),
+        "{status}{decisions}"
+    );
+    assert_has(&decisions, &[then]);
+}
+
+#[test]
 fn a_switch_that_fails_leaves_the_policy_in_force_and_a_kill_leaves_nothing() {
     let net = Net::steered();
     let before = programs(&net);

@@ -40,6 +40,7 @@ impl Policy {
                 from,
                 to,
                 why: self.why(g, m, to, &grounds, now_us),
+                not_carried_out: None,
                 grounds,
                 outcome: None,
             };
