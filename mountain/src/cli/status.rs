@@ -232,6 +232,9 @@ fn outcome_text(outcome: Option<&Outcome>) -> String {
     let Some(outcome) = outcome else {
         return "not known yet".into();
     };
+    if *outcome == Outcome::default() {
+        return "undecided: there was nothing to compare; the routes may have changed".into();
+    }
     let ms = |us: Option<f64>| us.map_or("unanswered".into(), ms);
     let verdict = match outcome.right {
         Some(true) => "right",
@@ -305,3 +308,6 @@ fn table_name(number: u32) -> String {
         _ => number.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -90,9 +90,9 @@ pub struct Grounds {
 /// What the probes showed in the two seconds after a decision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// p95 of the probes on the path, µs; `None` when there were none.
+    /// p95 of the probes on the path and its configured cost, µs; `None` when there were none, or the group is gone.
     pub path_p95_us: Option<f64>,
-    /// The lowest p95 of the group's other usable paths, µs.
+    /// The lowest such sum of the group's other usable paths, µs.
     pub others_p95_us: Option<f64>,
     /// Leaving was right when the path stayed worse than the others by the band or more, using
     /// it when it did not. `None` when there was nothing to compare.

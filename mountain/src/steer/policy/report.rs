@@ -218,7 +218,8 @@ impl Policy {
                 let sent = probes.filter(|p| (from..to).contains(&p.sent_us));
                 let counted =
                     sent.filter(|p| !tries_limit || matches!(p.fate, Fate::Answered { .. }));
-                p95(counted.map(|p| delay_or_age(p, now_us)).collect())
+                let p95_us = p95(counted.map(|p| delay_or_age(p, now_us)).collect())?;
+                Some(p95_us + path.input.cost_us)
             };
             let path_p95_us = after(d.path);
             let others = group.members.iter().map(|m| m.path);

@@ -104,6 +104,23 @@ fn a_path_that_lost_its_link_says_that_it_is_down() {
     assert!(reason.starts_with("p0 is down: carrier"), "{reason}");
 }
 
+#[test]
+fn a_path_that_is_left_for_its_cost_is_judged_with_it() {
+    let mut sim = Sim::new(vec![noisy(1), noisy(2)], 1);
+    sim.with_costs([0.0, 100e3]);
+    sim.run(8 * S, |_| {});
+    let mut decisions = sim.policy.decisions();
+    let left = decisions.find(|d| (d.path, d.to) == (1, Use::Nothing));
+    let outcome = left.and_then(|d| d.outcome).expect("left, and due");
+    assert_eq!(outcome.right, Some(true), "{}", sim.explain());
+    let (dear, other) = (outcome.path_p95_us, outcome.others_p95_us);
+    let more = dear.zip(other).map(|(dear, other)| dear - other);
+    assert!(
+        more.is_some_and(|us| (90e3..110e3).contains(&us)),
+        "{outcome:?}"
+    );
+}
+
 /// Two paths, of which the second has just lost its link.
 fn unplugged<'a>() -> Sim<'a> {
     let mut sim = Sim::new(vec![noisy(1), noisy(2)], 1);
