@@ -14,7 +14,8 @@ use crate::control::run_dir::{Request, RunDir};
 use crate::control::status::{
     CgroupStatus, Decisions, FlowCounts, GroupStatus, MemberStatus, Moves, PathStatus, Status,
 };
-use crate::placement::kind_text;
+use crate::placement::config::PlacementConfig;
+use crate::placement::{kind_text, left_behind};
 use crate::report::table::{align, head, row, Words};
 use crate::steer::explain::{in_group, ms, Outcome};
 use crate::steer::PolicyKind;
@@ -50,9 +51,13 @@ fn running<T: DeserializeOwned>(request: &Request) -> Result<T> {
     need_root()?;
     match RunDir::of_this_namespace()?.ask_for(request)? {
         Some(answer) => Ok(answer),
-        None => {
-            bail!("mountain is not running in this network namespace: start it with `mountain up`")
-        }
+        None => bail!(
+            "mountain is not running in this network namespace: start it with `mountain up`{}",
+            match left_behind(&PlacementConfig::default()).is_ok_and(|left| left.contains(&true)) {
+                true => "; `mountain down` removes the rules that an earlier run has left",
+                false => "",
+            }
+        ),
     }
 }
 
@@ -143,6 +148,9 @@ pub(crate) fn status_text(status: &Status) -> String {
     out
 }
 
+/// The columns of [`member_row`].
+const TITLES: &str = "path|state|p50 ms|p95 ms|cost ms|loss|latency/bulk|placed|Mbit/s|why";
+
 fn push_group(out: &mut String, number: usize, group: &GroupStatus, paths: &[PathStatus]) {
     let _ = writeln!(
         out,
@@ -165,8 +173,7 @@ fn push_group(out: &mut String, number: usize, group: &GroupStatus, paths: &[Pat
             let _ = writeln!(out, "  what follows is not carried out");
         }
     }
-    let titles = "path|state|p50 ms|p95 ms|cost ms|loss|latency/bulk|placed|Mbit/s|why";
-    let mut rows = vec![head(titles)];
+    let mut rows = vec![head(TITLES)];
     for member in &group.members {
         let path = paths.iter().find(|path| path.id == member.path);
         rows.extend(path.map(|path| member_row(member, path, group.kind.places())));
@@ -185,6 +192,8 @@ fn member_row(member: &MemberStatus, path: &PathStatus, places: bool) -> Vec<Str
         "unknown" => "measuring",
         state => state,
     };
+    // The run of losses that made a path dead is the newest, which does not count: the share would be of the time before.
+    let loss = Some(judged.loss).filter(|_| state != "dead");
     let placed = path.placed.filter(|_| places);
     let flows = |flows: FlowCounts| format!("{}/{}", flows.latency, flows.bulk);
     row([
@@ -193,7 +202,7 @@ fn member_row(member: &MemberStatus, path: &PathStatus, places: bool) -> Vec<Str
         &ms(Some(judged.p50_us)),
         &ms(Some(judged.p95_us)),
         &ms(member.cost_us),
-        &figure(Some(judged.loss)).map_or("-".into(), |l| format!("{:.1}%", l * 100.0)),
+        &figure(loss).map_or("-".into(), |l| format!("{:.1}%", l * 100.0)),
         &path.flows.map_or("-".into(), flows),
         &placed.map_or("-".into(), |n| n.to_string()),
         &format!("{:.2}", path.rate_bps / 1e6),
@@ -251,14 +260,11 @@ fn outcome_text(outcome: Option<&Outcome>) -> String {
 /// `mountain explain --moves` for people.
 fn moves_text(all: &Moves) -> String {
     if all.moves.is_empty() {
-        return "no flow was moved yet\n".into();
+        return "no flow was moved yet (one that Mountain first meets on a bad path is not listed)\n".into();
     }
-    let name = |id: usize| {
-        let known = all.paths.get(&id);
-        known.map_or(format!("path {id}"), Clone::clone)
-    };
     let mut out = String::new();
-    for moved in &all.moves {
+    for of in &all.moves {
+        let moved = &of.moved;
         let ago = all.now_ns.saturating_sub(moved.at_ns) as f64 / 1e9;
         let _ = writeln!(
             out,
@@ -267,8 +273,8 @@ fn moves_text(all: &Moves) -> String {
             moved.key.source,
             moved.key.destination,
             moved.class.name(),
-            name(moved.from),
-            name(moved.to),
+            of.from_name,
+            of.to_name,
             why_moved(moved)
         );
     }

@@ -122,7 +122,7 @@ pub struct PathStatus {
     /// Flows that use it now; `None` while the program follows none: no group of the path moves running flows, the
     /// kernel decides for all that do, or nothing is attached.
     pub flows: Option<FlowCounts>,
-    /// New flows that were placed here; absent without placement.
+    /// New flows that were placed here; absent without placement. Rules of others may have sent their packets elsewhere.
     pub placed: Option<u64>,
     /// Egress rate, bit/s.
     pub rate_bps: f64,
@@ -152,7 +152,8 @@ pub struct Judged {
     pub p50_us: f64,
     /// 95th percentile of the delays in the window, µs.
     pub p95_us: f64,
-    /// Share of the probes, 0 to 1.
+    /// Share of the probes that begin a run of losses, 0 to 1; the newest ones weigh more. The newest run does not
+    /// count, which is all that a dead path has lost.
     pub loss: f64,
     /// What else there is; it depends on the policy.
     #[serde(flatten)]
@@ -287,10 +288,20 @@ pub(crate) struct DecisionStatus {
 pub(crate) struct Moves {
     /// CLOCK_MONOTONIC, ns.
     pub now_ns: u64,
-    /// Names of the paths by id.
-    pub paths: BTreeMap<usize, String>,
     /// Oldest first.
-    pub moves: Vec<Move>,
+    pub moves: Vec<MoveStatus>,
+}
+
+/// One move of one flow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MoveStatus {
+    /// Name that the path had then which the flow left.
+    pub from_name: String,
+    /// Name of the path that it moved to.
+    pub to_name: String,
+    /// What the program says of it.
+    #[serde(flatten)]
+    pub moved: Move,
 }
 
 #[cfg(test)]

@@ -27,11 +27,12 @@ use tokio::signal::unix::{self, signal, SignalKind};
 use tokio::time::{interval, MissedTickBehavior};
 use tracing::{info, warn};
 
-use crate::bpf::flows::{Move, MoveLog};
+use crate::bpf::flows::MoveLog;
 use crate::bpf::foreign::{self, CgroupProgram};
 use crate::bpf::{self, PathTraffic, Settings, Steer, SteerProgram};
 use crate::config::Config;
 use crate::control::run_dir::{AlreadyRuns, RunDir};
+use crate::control::status::MoveStatus;
 use crate::host::signals;
 use crate::measure::probe::Prober;
 use crate::netlink::{self, Change, Monitor};
@@ -133,7 +134,7 @@ struct Daemon {
     /// Reads the kernel's routing where it has changed, and writes it to the tables.
     reader: Reader,
     move_log: Option<MoveLog>,
-    moves: VecDeque<Move>,
+    moves: VecDeque<MoveStatus>,
     /// By path id.
     memory: [PathMemory; MAX_PATHS],
     seq: u64,
@@ -516,14 +517,7 @@ impl Daemon {
             }
         }
         self.feed_kernel();
-        if let Some(log) = &self.move_log {
-            match log.drain() {
-                Ok(moves) => self.moves.extend(moves),
-                Err(e) => warn!("cannot read the log of moves: {e:#}"),
-            }
-            let surplus = self.moves.len().saturating_sub(MOVES_KEPT);
-            self.moves.drain(..surplus);
-        }
+        self.take_moves();
         self.look_for_snat_sources();
         if let Some(placer) = &mut self.placer {
             placer.give_up_dead();

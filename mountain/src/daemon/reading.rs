@@ -214,6 +214,7 @@ impl Daemon {
             }
             Ok(Ok(topology)) => {
                 self.snat_sources.judge_again();
+                self.take_moves();
                 self.adopt(topology)
             }
             Err(e) => Err(e),

@@ -4,15 +4,15 @@
 use anyhow::{Context, Result};
 use serde::Serialize;
 use serde_json::{json, Value};
-use tracing::info;
+use tracing::{info, warn};
 
-use super::{now_us, Daemon, COSTED};
+use super::{now_us, Daemon, COSTED, MOVES_KEPT};
 use crate::bpf::flows::{Class, Flow};
 use crate::bpf::{now_ns, Steer, SteerMode};
 use crate::control::run_dir::{Request, Response};
 use crate::control::status::{
     Averages, CgroupStatus, DecisionStatus, Decisions, FlowCounts, GroupStatus, Judged,
-    MemberStatus, Moves, PathStatus, Status,
+    MemberStatus, MoveStatus, Moves, PathStatus, Status,
 };
 use crate::steer::explain::{in_group, PathInGroup};
 use crate::steer::PolicyKind;
@@ -57,6 +57,22 @@ impl Daemon {
             info!("{path}: {:?} -> {:?}: {}", d.from, d.to, d.why);
             self.decided_us = d.at_us;
         }
+    }
+
+    /// Collects the moves of single flows. Their paths have names now, and may be gone when somebody asks.
+    pub(super) fn take_moves(&mut self) {
+        let Some(log) = &self.move_log else { return };
+        let name = |id: usize| self.paths.name(id).to_owned();
+        match log.drain() {
+            Ok(moves) => self.moves.extend(moves.into_iter().map(|moved| MoveStatus {
+                from_name: name(moved.from),
+                to_name: name(moved.to),
+                moved,
+            })),
+            Err(e) => warn!("cannot read the log of moves: {e:#}"),
+        }
+        let surplus = self.moves.len().saturating_sub(MOVES_KEPT);
+        self.moves.drain(..surplus);
     }
 
     /// Why no decision is carried out now, in whichever group.
@@ -200,10 +216,8 @@ impl Daemon {
 
     fn last_moves(&self, last: usize) -> Moves {
         let from = self.moves.len().saturating_sub(last);
-        let ids = self.paths.ids().into_iter();
         Moves {
             now_ns: now_ns(),
-            paths: ids.map(|id| (id, self.paths.name(id).to_owned())).collect(),
             moves: self.moves.range(from..).cloned().collect(),
         }
     }

@@ -155,7 +155,7 @@ pub struct PathInGroup {
     pub patience_left_us: Option<u64>,
     /// Onsets that are not forgotten.
     pub onsets: f64,
-    /// Probes a second that its target answers, where that is limited.
+    /// Probes a second, where its target limits answers: less than it answers.
     pub answer_limit_hz: Option<f64>,
     /// Whose traffic makes it late; `None` while it is not left for being late.
     pub load: Option<Load>,

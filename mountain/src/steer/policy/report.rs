@@ -259,6 +259,14 @@ impl Policy {
         let path = &self.paths[member.path];
         let gr = self.grounds(g, m, now_us);
         let delays = path.probes.answers().map(|(_, us)| us as u64).collect();
+        let answer_limit_hz = match path.pace.trial {
+            None if path.pace.limit_us > 0 => Some(1e6 / path.pace.limit_us as f64),
+            _ => None,
+        };
+        let mut reason = self.why(g, m, member.used, &gr, now_us);
+        if let Some(hz) = answer_limit_hz {
+            reason += &format!("; its target limits answers: probed {hz:.1} times a second");
+        }
         PathInGroup {
             path: member.path,
             name: path.input.name.clone(),
@@ -277,13 +285,10 @@ impl Policy {
             p95_us: p95(delays).unwrap_or(0.0),
             loss: gr.loss,
             samples: gr.samples,
-            reason: self.why(g, m, member.used, &gr, now_us),
+            reason,
             patience_left_us: self.patience_left_us(g, m, now_us),
             onsets: gr.onsets,
-            answer_limit_hz: match path.pace.trial {
-                None if path.pace.limit_us > 0 => Some(1e6 / path.pace.limit_us as f64),
-                _ => None,
-            },
+            answer_limit_hz,
             load: gr.load,
         }
     }

@@ -116,6 +116,10 @@ fn a_limit_of_answers_is_no_blame() {
             let is_near = limits[0].is_some_and(|l| l <= hz && l >= hz / 3.0);
             assert!(is_near, "{hz}: {limits:?}\n{}", sim.explain());
             assert_eq!(limits[1].is_some(), both, "{hz}: {limits:?}");
+            for path in &status {
+                let is_told = path.reason.contains("; its target limits answers: probed ");
+                assert_eq!(is_told, path.answer_limit_hz.is_some(), "{}", path.reason);
+            }
             sim.run(90 * S, |_| {});
             let before = sim.verdicts.len();
             sim.run(300 * S, |_| {});
