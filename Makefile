@@ -73,6 +73,8 @@ kernel: setup-kernel ## fetch, patch and build the kernel edition for the tests,
 	@kernel/scripts/build
 
 kernel-deb: ## the kernel edition as Debian packages: make kernel-deb CONFIG=/boot/config-...
+	@[ -n "$(CONFIG)" ] || { echo 'error: which configuration? make kernel-deb CONFIG=/boot/config-$$(uname -r)' >&2; exit 1; }
+	@[ -r "$(CONFIG)" ] || { echo 'error: cannot read $(CONFIG)' >&2; exit 1; }
 	@scripts/setup --kernel-deb
 	@kernel/scripts/deb "$(CONFIG)"
 
