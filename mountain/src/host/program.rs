@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Other programs that Mountain starts: a missing one is named, with the package that has it.
+//! Other programs that Mountain starts: a missing one is named, with the package that has it, if it is of the system.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -7,12 +7,14 @@ use std::fmt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Programs and their Debian packages, where the names differ.
-const PACKAGES: [(&str, &str); 9] = [
+/// Programs that Mountain and its lab use, and their Debian packages. What a user names may be anything.
+const PACKAGES: [(&str, &str); 11] = [
     ("ip", "iproute2"),
     ("tc", "iproute2"),
     ("nft", "nftables"),
     ("ping", "iputils-ping"),
+    ("irtt", "irtt"),
+    ("ethtool", "ethtool"),
     ("nsenter", "util-linux"),
     ("unshare", "util-linux"),
     ("taskset", "util-linux"),
@@ -23,7 +25,7 @@ const PACKAGES: [(&str, &str); 9] = [
 /// Where system programs are. The PATH of a user, which `su` without `-` keeps, has no folder named `sbin`.
 const SYSTEM_FOLDERS: [&str; 5] = ["/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
-/// A program is in none of the folders of `$PATH`.
+/// A program is in none of the folders of `$PATH`, or nothing that can be executed is at its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
     program: String,
@@ -32,10 +34,8 @@ pub struct Missing {
 impl Missing {
     /// The error for `program`, once starting it has failed with "not found".
     pub(crate) fn new(program: impl AsRef<OsStr>) -> Self {
-        let program = Path::new(program.as_ref());
-        let name = program.file_name().unwrap_or(program.as_os_str());
         Missing {
-            program: name.to_string_lossy().into_owned(),
+            program: program.as_ref().to_string_lossy().into_owned(),
         }
     }
 }
@@ -43,15 +43,18 @@ impl Missing {
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let program = &self.program;
-        let package = PACKAGES
-            .iter()
-            .find(|(name, _)| name == program)
-            .map_or(program.as_str(), |(_, package)| package);
-        write!(
-            f,
-            "{program} is not installed: run \"apt install {package}\" (on Debian), \
-             or \"sudo scripts/setup\" in the source tree"
-        )
+        match PACKAGES.iter().find(|(name, _)| name == program) {
+            Some((_, package)) => write!(
+                f,
+                "{program} is not installed: run \"apt install {package}\" (on Debian), \
+                 or \"sudo scripts/setup\" in the source tree"
+            ),
+            None => write!(
+                f,
+                "there is no program {program}: write a name in $PATH or the path of an executable file; \
+                 shell words go into sh -c '...'"
+            ),
+        }
     }
 }
 
@@ -139,8 +142,11 @@ mod tests {
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
         assert_eq!(find_in(OsStr::new("ping"), Some(path)).unwrap(), file);
         assert_eq!(find_in(file.as_os_str(), None).unwrap(), file);
-        assert!(Missing::new("/usr/sbin/irtt")
-            .to_string()
-            .starts_with("irtt is not installed: run \"apt install irtt\""));
+        // No package has what a user has mistyped.
+        for named in ["./ping", "no-such", "FOO=1", "/etc/passwd", "/bin"] {
+            let missing = find(named).unwrap_err().to_string();
+            let start = format!("there is no program {named}: ");
+            assert!(missing.starts_with(&start), "{missing}");
+        }
     }
 }

@@ -166,7 +166,7 @@ mod tests {
         let fails = |text: &str| Setting::parse(text).unwrap_err().to_string();
         assert!(fails("echo 'a").contains("quote"));
         assert!(fails("  ").contains("no command"));
-        assert!(fails("no-such-program x").contains("no-such-program"));
-        assert!(fails("/bin x").contains("bin is not installed"));
+        assert!(fails("no-such-program x").contains("no program no-such-program:"));
+        assert!(fails("/bin x").contains("no program /bin:"));
     }
 }

@@ -196,7 +196,7 @@ fn programs_of_the_system_are_found_without_their_folders_in_path() {
     let output = command.env("PATH", "/nonexistent").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     // Not tc, which is asked for first.
-    assert_has(&stderr(&output), &["no-such-program is not installed"]);
+    assert_has(&stderr(&output), &["there is no program no-such-program"]);
 }
 
 /// By the rule of systemd.service(5): the delays grow exponentially, in so many steps.

@@ -225,7 +225,7 @@ fn no_signal_is_blocked_in_the_commands_of_ab() {
 fn what_ab_would_not_do_as_a_shell() {
     let ab = Ab::new();
     for (b, why) in [
-        ("no-such-program x", "no-such-program is not installed"),
+        ("no-such-program x", "there is no program no-such-program"),
         ("echo 'x", "a quote is not closed"),
         ("", "there is no command"),
     ] {
