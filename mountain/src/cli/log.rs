@@ -11,6 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::EnvFilter;
 
 use crate::control::run_dir::RunDir;
@@ -28,7 +29,11 @@ pub(super) fn if_asked() {
 
 /// Has everything logged to standard error.
 pub(super) fn to_stderr() {
-    let filter = EnvFilter::try_from_env("MOUNTAIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let asked = std::env::var_os("MOUNTAIN_LOG").unwrap_or_else(|| "info".into());
+    let filter = asked.to_str().and_then(filter).unwrap_or_else(|| {
+        eprintln!("mountain: MOUNTAIN_LOG: write error, warn, info, debug or trace (now: info)");
+        EnvFilter::new("info")
+    });
     let background = Background::of_stderr();
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -44,6 +49,15 @@ pub(super) fn to_stderr() {
         true => log.without_time().init(),
         false => log.init(),
     }
+}
+
+/// The filter that `MOUNTAIN_LOG` asks for. A single word is a level: EnvFilter would take any other for the name of a
+/// module, and then log nothing.
+fn filter(asked: &str) -> Option<EnvFilter> {
+    if !asked.contains(['=', ',']) {
+        asked.parse::<LevelFilter>().ok()?;
+    }
+    EnvFilter::try_new(asked).ok()
 }
 
 /// Whether what is written there goes to systemd's journal, which adds the time by itself (systemd.exec(5),
@@ -108,6 +122,20 @@ mod tests {
     use std::io::Write;
 
     use super::*;
+
+    #[test]
+    fn a_level_with_a_typing_error_is_none() {
+        for (asked, shown) in [
+            ("debug", "debug"),
+            ("INFO", "info"),
+            ("mountain=debug", "mountain=debug"),
+        ] {
+            assert_eq!(filter(asked).unwrap().to_string(), shown);
+        }
+        for wrong in ["dbug", "debug all", "mountain=dbug"] {
+            assert!(filter(wrong).is_none(), "{wrong}");
+        }
+    }
 
     #[test]
     fn a_long_log_is_begun_anew_and_the_last_one_kept() {
