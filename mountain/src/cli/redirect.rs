@@ -172,10 +172,10 @@ struct Del {
     #[arg(long, requires = "all")]
     all_namespaces: bool,
     /// Match this protocol
-    #[arg(long, value_enum, required_unless_present = "all")]
+    #[arg(long, value_enum, required_unless_present_any = ["all", "all_namespaces"])]
     proto: Option<Proto>,
     /// Match what clients send to this address and port
-    #[arg(long, value_name = "ADDR:PORT", required_unless_present = "all")]
+    #[arg(long, value_name = "ADDR:PORT", required_unless_present_any = ["all", "all_namespaces"])]
     from: Option<SocketAddr>,
     /// Match the rule with this device
     #[arg(long, value_name = "DEVICE")]
@@ -429,6 +429,13 @@ impl ConfigFile {
 fn save(file: &Path) -> Result<()> {
     let store = actions::open(false)?;
     let rules = store.all()?;
+    if rules.is_empty() && !file.exists() {
+        println!(
+            "no rule is in force, and there is no {}: nothing to save",
+            file.display()
+        );
+        return Ok(());
+    }
     // A device or a route may come later.
     let is_possible = |one: &RedirectConfig| actions::plan(&store, &[one.wanted()])[0].is_ok();
     let saved = save_redirects(file, &rules, is_possible)?;

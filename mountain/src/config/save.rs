@@ -8,8 +8,8 @@ use anyhow::{ensure, Context, Result};
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table};
 
 use super::Config;
-use crate::host::atomic_file;
 use crate::host::text::count;
+use crate::host::{atomic_file, folder};
 use crate::redirect::config::{goes_with, RedirectConfig};
 use crate::redirect::{Installed, Rule};
 
@@ -23,8 +23,8 @@ pub(crate) struct Saved {
 }
 
 /// Writes these rules into a configuration file, and leaves the rest of it as it is: a rule that is
-/// there keeps its comments, and one stays that is not in force because it is not possible now. The file may not be
-/// there yet.
+/// there keeps its comments, and one stays that is not in force because it is not possible now. The file and its folder
+/// may not be there yet.
 ///
 /// # Errors
 /// When the file cannot be read, understood or written, or would lose all of its rules; it is as it was then.
@@ -54,6 +54,9 @@ pub(crate) fn save_redirects(
     );
     Config::parse_redirects(&text, file).context("what would be written is not understood")?;
     let meta = std::fs::metadata(file);
+    if let Some(above) = file.parent() {
+        folder::make_public(above).with_context(|| format!("cannot make {}", above.display()))?;
+    }
     atomic_file::write(file, true, |out| {
         use std::io::Write;
         if let Ok(meta) = meta {
@@ -269,7 +272,8 @@ to = \"192.0.2.9:99\"
     fn a_file_is_written_as_a_whole_or_left_alone() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("m.toml");
+        // As /etc/mountain, where nobody has made it.
+        let file = dir.path().join("mountain").join("m.toml");
         let one = [installed(0, "192.0.2.1:80", None)];
         save_redirects(&file, &one, |_| true).unwrap();
         assert_eq!(Config::load(&file).unwrap().redirect.len(), 1);

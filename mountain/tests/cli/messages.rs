@@ -178,6 +178,15 @@ fn assert_ends(service: &str, output: &Output) {
     assert!(is_named, "{code}: {}", stderr(output));
 }
 
+#[test]
+fn all_namespaces_is_said_to_need_all() {
+    let mut command = Command::new(MOUNTAIN);
+    command.args(["redirect", "del", "--all-namespaces"]);
+    let said = stderr(&command.output().unwrap());
+    assert_has(&said, &["required", "\n  --all\n"]);
+    assert!(!said.contains("\n  --proto"), "{said}");
+}
+
 /// As with a file in /etc/default that sets no address, or one with a typing error.
 #[test]
 fn a_reflector_without_an_address_is_not_started_again() {

@@ -98,6 +98,9 @@ fn rules_are_saved_and_restored() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("m.toml");
     let config = format!("--config {}", file.display());
+    let said = net.redirect(&format!("save {config}"));
+    assert!(said.contains("nothing to save"), "{said}");
+    assert!(!file.exists(), "no file without a rule");
     let mine = "# mine\n[steer]\ncost_weight = 5\n";
     fs::write(&file, mine).unwrap();
     net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
