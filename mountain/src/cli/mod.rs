@@ -44,7 +44,7 @@ use crate::check;
 use crate::config::{self, Config};
 use crate::control::run_dir::{AlreadyRuns, RunDir};
 use crate::daemon;
-use crate::host::text::{count, prefix};
+use crate::host::text::{address, count, prefix};
 use crate::host::{descriptors, program, stdout};
 use crate::measure::reflect::{Reflector, DEFAULT_LISTEN};
 use crate::placement;
@@ -128,7 +128,7 @@ enum Cmd {
     /// Answer UDP probes from another host, so that it can measure each direction
     Reflect {
         /// Listen on this address and port; may be given several times [default: loopback, port 8629]
-        #[arg(long, value_name = "ADDR:PORT")]
+        #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
         listen: Vec<SocketAddr>,
     },
     /// Draw run files as an offline page with SVG and PNG plots

@@ -21,7 +21,7 @@ use crate::cli::{
 };
 use crate::config::save_redirects;
 use crate::host::signals;
-use crate::host::text::count;
+use crate::host::text::{address, count};
 use crate::redirect::actions::{self, Added, Wanted};
 use crate::redirect::bpf;
 use crate::redirect::config::{self, BackendChoice, RedirectConfig};
@@ -129,13 +129,13 @@ struct RuleArgs {
     #[arg(long, value_enum)]
     proto: Proto,
     /// Match what clients send to this address and port
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
     from: SocketAddr,
     /// Match only what comes in by this device; goes before a rule without one
     #[arg(long, value_name = "DEVICE")]
     dev: Option<String>,
     /// Send their packets to this address and port
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
     to: SocketAddr,
     /// Rewrite the source to this host's address, so that replies come back through it
     ///
@@ -175,7 +175,8 @@ struct Del {
     #[arg(long, value_enum, required_unless_present_any = ["all", "all_namespaces"])]
     proto: Option<Proto>,
     /// Match what clients send to this address and port
-    #[arg(long, value_name = "ADDR:PORT", required_unless_present_any = ["all", "all_namespaces"])]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address,
+          required_unless_present_any = ["all", "all_namespaces"])]
     from: Option<SocketAddr>,
     /// Match the rule with this device
     #[arg(long, value_name = "DEVICE")]

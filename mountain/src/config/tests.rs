@@ -50,7 +50,9 @@ const REFUSED: &str = r#"
     [[path]]|dev = "a"|[[path]]|dev = "a"         => 4: path 2: dev: => second table
     [[path]]|dev = "a name too long for one"      => 2: path 1: dev: => not a device name
     [[redirect]]|proto = "udp"|from = "192.0.2.1:0"|to = "192.0.2.2:1" => 3: redirect 1: from: => 0 is not a port
-    [[redirect]]|proto = "udp"|from = "192.0.2.1"|to = "192.0.2.2:1" => 3: redirect 1: from: => socket address
+    [[redirect]]|proto = "udp"|from = "192.0.2.1"|to = "192.0.2.2:1" => 3: redirect 1: from: => write ADDRESS:PORT
+    [[redirect]]|proto = "udp"|from = "192.0.2.1:1"|to = "x" => 4: redirect 1: to: => write ADDRESS:PORT
+    [[redirect]]|proto = "udp"|from = "192.0.2.1:1"|to = 5 => 4: redirect 1: to: => expected a string
     [[redirect]]|proto = "udp"|from = "192.0.2.1:1"|to = "192.0.2.2:1"|backend = "fast" => 5: redirect 1: backend: => is not a backend"#;
 
 #[test]

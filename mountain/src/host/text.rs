@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Words that users write and read: counts, prefixes, times.
+//! Words that users write and read: counts, prefixes, addresses, times.
 
 use std::fmt::Display;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -31,6 +31,15 @@ pub(crate) fn prefix(text: &str) -> Result<IpNet, String> {
             net.max_prefix_len()
         )),
     }
+}
+
+/// Parses an address with a port.
+///
+/// # Errors
+/// What to write instead.
+pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
+    let what = "write ADDRESS:PORT, IPv6 as [ADDRESS]:PORT; names are not looked up";
+    text.parse().map_err(|_| what.to_owned())
 }
 
 /// Parses a time: seconds as ping(8) takes them ("0.2"), or with units ("200ms", "1m 30s").
@@ -66,6 +75,24 @@ mod tests {
         assert!(prefix("10.0.0/8")
             .unwrap_err()
             .contains("not a prefix such as"));
+    }
+
+    #[test]
+    fn an_address_has_a_port_and_is_no_name() {
+        for good in ["192.0.2.1:80", "[2001:db8::1]:65535"] {
+            assert_eq!(address(good).unwrap().to_string(), good);
+        }
+        for bad in [
+            "192.0.2.1",
+            "2001:db8::1:80",
+            "192.0.2.1:65536",
+            "example.com:80",
+            ":80",
+            "",
+        ] {
+            let error = address(bad).unwrap_err();
+            testkit::assert_has(&error, &["write ADDRESS:PORT, IPv6 as [ADDRESS]:PORT"]);
+        }
     }
 
     #[test]

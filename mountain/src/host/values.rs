@@ -4,6 +4,7 @@
 //! A value that is refused here is refused with its place in the file.
 
 use std::fmt::{self, Display};
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
@@ -29,6 +30,15 @@ where
             range.end()
         ))),
     }
+}
+
+/// An address with a port.
+///
+/// # Errors
+/// Says how to write one.
+pub(crate) fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text::address(&text).map_err(D::Error::custom)
 }
 
 /// A prefix without bits beyond its length.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::actions::Wanted;
 use super::validate;
 use super::{Backend, Installed, Proto, Rule, Snat};
+use crate::host::values::address;
 
 /// One rule, with the options of `mountain redirect add`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,8 +20,10 @@ pub struct RedirectConfig {
     /// `udp` or `tcp`. Required.
     pub proto: Proto,
     /// Where clients send to, as address:port. Required.
+    #[serde(deserialize_with = "address")]
     pub from: SocketAddr,
     /// Where their packets go, as address:port. Required.
+    #[serde(deserialize_with = "address")]
     pub to: SocketAddr,
     /// Only what comes in by this device. Default: whatever device.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -43,7 +43,7 @@ fn what_cannot_be_is_refused_with_the_reason() {
         ("udp 10.0.8.17:8080 10.0.1.2:8083 --dev rc", "every device"),
         ("udp 10.0.8.17:1 10.0.1.2:1 --log", "only the BPF backends"),
         ("udp 10.0.8.17:1 10.0.1.2:1 --backend warp", "xdp-redirect"),
-        ("udp nonsense 10.0.1.2:1", "invalid socket address"),
+        ("udp nonsense 10.0.1.2:1", "write ADDRESS:PORT"),
     ] {
         let [proto, from, to] = *rule.splitn(3, ' ').collect::<Vec<_>>() else {
             panic!("{rule}");
