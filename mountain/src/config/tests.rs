@@ -36,6 +36,7 @@ const REFUSED: &str = r#"
     |[steer]|window = 3                           => 3: steer.window: => unknown field
     [steer]|window_s = 3||tolerance_ms = "x"      => 4: steer.tolerance_ms: => invalid type
     [steer]|flow_table_entries = 1000             => 2: steer.flow_table_entries: => 1000 is out of range: write 1024 to 16777216
+    [steer]|tolerance_ms = "5ms"                  => 2: steer.tolerance_ms: => write a number, 1 to 10000
     [steer]|flow_table_entries = -1               => 2: steer.flow_table_entries: => -1
     [[path]]|dev = "a"|cost = 1e5                 => 3: path 1: cost: => out of range
     [steer]|cost_weight = nan                     => 2: steer.cost_weight: => NaN

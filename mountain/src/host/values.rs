@@ -21,13 +21,17 @@ where
     T: Deserialize<'de> + PartialOrd + Display,
     D: Deserializer<'de>,
 {
-    let value = T::deserialize(deserializer)?;
+    let (least, most) = (range.start(), range.end());
+    let value = T::deserialize(deserializer).map_err(|e| {
+        // The place in the file comes by itself, and would be a second line here.
+        let e = e.to_string();
+        let why = e.lines().next().unwrap_or_default();
+        D::Error::custom(format!("{why}: write a number, {least} to {most}"))
+    })?;
     match range.contains(&value) {
         true => Ok(value),
         false => Err(D::Error::custom(format!(
-            "{value} is out of range: write {} to {}",
-            range.start(),
-            range.end()
+            "{value} is out of range: write {least} to {most}"
         ))),
     }
 }
