@@ -11,7 +11,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::cli::compare::text;
-use crate::cli::measure::LONGEST;
+use crate::cli::measure::{reflector_hint, LONGEST};
 use crate::cli::results::{check_writable, is_stdout, keep, progress};
 use crate::cli::{exit_code, print_json};
 use crate::control::steering;
@@ -189,7 +189,8 @@ impl Ab {
             return Ok(ExitCode::from(130));
         }
         if none {
-            eprintln!("mountain: {} does not answer", self.target);
+            let hint = reflector_hint(self.udp);
+            eprintln!("mountain: {} does not answer{hint}", self.target);
         }
         Ok(exit_code(!none))
     }

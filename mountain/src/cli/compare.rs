@@ -12,6 +12,7 @@ use clap::Args;
 
 use crate::cli::print_answer;
 use crate::cli::results::{is_stdout, keep, label};
+use crate::host::text::count;
 use crate::measure::compare::{compare, Against, CompareOptions, Compared, Comparison, Run, Side};
 use crate::measure::import::import;
 use crate::measure::runfile::{check_rtt, RunFile};
@@ -197,16 +198,17 @@ fn difference(row: &Compared, run: usize) -> Vec<String> {
 fn how(c: &Comparison) -> String {
     let several = c.runs.iter().any(|run| run.runs > 1);
     let first = &c.runs[0].name;
-    let count = |run: &Run| format!("{} is {} runs", run.name, run.runs);
+    let size = |run: &Run| format!("{} is {}", run.name, count(run.runs, "run"));
     match (c.paired, several) {
         (true, _) => format!(
-            "Judged in {} rounds, B - A of each. Figures are means of the rounds, counts are sums.",
+            "Judged in {} rounds, B - A of each. Figures are means of the rounds. Counts are sums, \
+             their\ndifferences are of one round.",
             c.runs[0].runs
         ),
         (false, true) => format!(
-            "{}. Judged by how far the runs of a side differ.\nFigures are means of the runs, \
-             counts are sums.",
-            c.runs.iter().map(count).collect::<Vec<_>>().join(", ")
+            "{}. Judged by how far the runs of a side differ.\nFigures are means of the runs. \
+             Counts are sums, their differences are of one run.",
+            c.runs.iter().map(size).collect::<Vec<_>>().join(", ")
         ),
         (false, false) => format!(
             "A difference counts when it exceeds the slow variation within the runs. One run a side \

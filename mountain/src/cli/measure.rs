@@ -146,7 +146,11 @@ impl Ping {
         }
         written?;
         if kernel.count == 0 {
-            eprintln!("mountain: {} ({address}) does not answer", self.target);
+            let hint = reflector_hint(self.udp);
+            eprintln!(
+                "mountain: {} ({address}) does not answer{hint}",
+                self.target
+            );
         }
         Ok(exit_code(kernel.count > 0))
     }
@@ -278,6 +282,13 @@ impl Ping {
             );
         }
     }
+}
+
+/// What has to be at a target that does not answer.
+pub(super) fn reflector_hint(udp: Option<u16>) -> String {
+    udp.map_or(String::new(), |port| {
+        format!(": run `mountain reflect --listen ADDRESS:{port}` there")
+    })
 }
 
 /// By how much programs saw later answers than the path gave, µs, where that is as much as the path or more.

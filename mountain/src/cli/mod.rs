@@ -26,6 +26,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::env::Shells;
 use clap_complete::CompleteEnv;
@@ -100,7 +101,8 @@ enum Cmd {
     /// Show the last decisions: when, what, why, and whether they proved right
     Explain {
         /// Show this many
-        #[arg(long, short = 'n', default_value_t = 20)]
+        #[arg(long, short = 'n', default_value_t = 20,
+              value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
         last: usize,
         /// Show moves of single flows instead of decisions about paths
         #[arg(long)]

@@ -179,12 +179,17 @@ fn assert_ends(service: &str, output: &Output) {
 }
 
 #[test]
-fn all_namespaces_is_said_to_need_all() {
-    let mut command = Command::new(MOUNTAIN);
-    command.args(["redirect", "del", "--all-namespaces"]);
-    let said = stderr(&command.output().unwrap());
-    assert_has(&said, &["required", "\n  --all\n"]);
-    assert!(!said.contains("\n  --proto"), "{said}");
+fn options_that_make_no_sense_are_refused_with_what_is_missing() {
+    let said = |args: &[&str]| {
+        let output = Command::new(MOUNTAIN).args(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        stderr(&output)
+    };
+    let del = said(&["redirect", "del", "--all-namespaces"]);
+    assert_has(&del, &["required", "\n  --all\n"]);
+    assert!(!del.contains("\n  --proto"), "{del}");
+    // None of many decisions would look like none at all.
+    assert_has(&said(&["explain", "-n", "0"]), &["0 is not in 1.."]);
 }
 
 /// As with a file in /etc/default that sets no address, or one with a typing error.

@@ -84,6 +84,10 @@ fn from_two_logs_to_a_verdict() {
         assert!(delta.is_some() && delta == percent, "{text}");
     }
 
+    let text = ok(dir, "compare a.log.run.json c.json -- b.json");
+    let per_run = "Counts are sums, their differences are of one run.";
+    assert_has(&text, &["A is 2 runs, patched is 1 run. ", per_run]);
+
     let text = ok(dir, "compare a.log.run.json c.json --json --over 20.5");
     let json: Comparison = serde_json::from_str(&text).unwrap();
     assert_eq!(json.schema, "mountain-compare/2");

@@ -99,6 +99,8 @@ fn udp_probes_tell_the_directions() {
     let output = ns.mountain("ping 127.0.0.1 --udp 9000 -c 5");
     assert_eq!(output.status.code(), Some(1));
     assert!(stdout(&output).contains("refused"), "{}", stdout(&output));
+    let hint = "does not answer: run `mountain reflect --listen ADDRESS:9000` there";
+    assert!(stderr(&output).contains(hint), "{}", stderr(&output));
 }
 
 #[test]
