@@ -238,6 +238,14 @@ fn not_here() -> String {
         .to_owned()
 }
 
+/// The command that enables a name.
+fn enable(name: &str) -> String {
+    match name {
+        NAME => "mountain cc enable".to_owned(),
+        other => format!("mountain cc enable --name {other}"),
+    }
+}
+
 fn status(name: &str) -> Result<CcStatus> {
     let pinned = Pinned::new(name)?;
     let default = scope::default_here()?;
@@ -302,7 +310,7 @@ fn status_text(s: &CcStatus) -> String {
     let Some(details) = &s.details else {
         let _ = match s.taken == Some(true) {
             true => writeln!(out, "{name}: registered, but {}", not_here()),
-            false => writeln!(out, "{name}: not enabled; `mountain cc enable` does it"),
+            false => writeln!(out, "{name}: not enabled; `{}` does it", enable(name)),
         };
         let _ = writeln!(out, "  default here  {default}");
         return out;
@@ -325,7 +333,8 @@ fn status_text(s: &CcStatus) -> String {
     if !details.registered {
         let _ = writeln!(
             out,
-            "  NOT REGISTERED: something has detached it; `mountain cc enable` brings it back"
+            "  NOT REGISTERED: something has detached it; `{}` brings it back",
+            enable(name)
         );
     }
     let _ = writeln!(out, "  default here  {default}");
@@ -334,9 +343,10 @@ fn status_text(s: &CcStatus) -> String {
     if !details.gone.is_empty() {
         let _ = writeln!(
             out,
-            "  NOT IN FORCE  {}: removed, or written anew by something else; `mountain cc enable` with the same \
+            "  NOT IN FORCE  {}: removed, or written anew by something else; `{}` with the same \
              options brings it back",
-            details.gone.join(", ")
+            details.gone.join(", "),
+            enable(name)
         );
     }
     let flows = &details.flows;
@@ -357,7 +367,7 @@ fn top(name: &str, once: bool, json: bool) -> Result<()> {
             "{name} is registered, but {}",
             not_here()
         );
-        bail!("{name} is not enabled: `mountain cc enable` does it");
+        bail!("{name} is not enabled: `{}` does it", enable(name));
     }
     let once = once || !std::io::stdout().is_terminal();
     let mut before = flows_told(&pinned)?;
@@ -423,18 +433,23 @@ mod tests {
 
     #[test]
     fn status_says_what_to_do() {
-        let off = |taken| CcStatus {
-            name: "mountain".into(),
+        let off = |name: &str, taken| CcStatus {
+            name: name.into(),
             enabled: false,
             default: "cubic".into(),
             others: vec![],
             taken: Some(taken),
             details: None,
         };
-        let text = status_text(&off(false));
+        let text = status_text(&off("mountain", false));
         assert!(text.contains("`mountain cc enable`"), "{text}");
+        let other = status_text(&off("other", false));
+        assert!(
+            other.contains("`mountain cc enable --name other`"),
+            "{other}"
+        );
         assert!(text.contains("default here  cubic"), "{text}");
-        assert!(status_text(&off(true)).contains("but not by"));
+        assert!(status_text(&off("mountain", true)).contains("but not by"));
     }
 
     fn flow(state: FlowState, limit_bps: Option<u64>) -> CcFlow {
