@@ -146,7 +146,7 @@ struct RuleArgs {
     #[arg(long, value_name = "RATE", num_args = 0..=1, require_equals = true,
           default_missing_value = DEFAULT_LOG_RATE)]
     log: Option<u32>,
-    /// Change what is in the way of a faster backend, until `del`
+    /// Change the settings that are in the way, until the last rule that needs them is deleted
     #[arg(long)]
     fix: bool,
 }

@@ -41,7 +41,7 @@ pub struct RedirectConfig {
     /// Log lines a second, at most. Default: no log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<u32>,
-    /// Change what is in the way of the backend. Default false.
+    /// Change the settings that are in the way. Default false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub fix: bool,
 }
