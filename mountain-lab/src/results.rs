@@ -15,7 +15,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{ensure, Context, Result};
 use mountain::report::table::row;
 use mountain_lab::result::{RunResult, SCHEMA};
 
@@ -36,6 +36,11 @@ pub fn results(args: &ResultsArgs) -> Result<ExitCode> {
 
 /// The page about all files below a folder.
 pub fn page(dir: &Path) -> Result<String> {
+    ensure!(
+        dir.is_dir(),
+        "there is no folder {}: run this in the source tree, or name the folder of the result files",
+        std::path::absolute(dir)?.display()
+    );
     let mut out = String::from(
         "# Results\n\n\
          Generated from the files in [results](results) by `mountain-lab results > docs/results.md`.\n\
@@ -151,6 +156,15 @@ mod tests {
 
     use super::*;
     use crate::documented::{root, texts};
+
+    #[test]
+    fn a_folder_that_is_not_there_is_named() {
+        let error = page(Path::new("/nonexistent")).unwrap_err().to_string();
+        assert!(
+            error.starts_with("there is no folder /nonexistent: "),
+            "{error}"
+        );
+    }
 
     #[test]
     fn no_result_has_fewer_than_five_repeats() {

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use toml::de::DeTable;
 
 use super::Scenario;
@@ -46,8 +46,8 @@ impl Scenario {
             return Self::load(direct);
         }
         let file = format!("{name}.toml");
-        let mut places = folders().into_iter().map(|folder| folder.join(&file));
-        if let Some(path) = places.find(|path| path.exists()) {
+        let mut files = places().into_iter().map(|folder| folder.join(&file));
+        if let Some(path) = files.find(|path| path.exists()) {
             return Self::load(&path);
         }
         let known: Vec<String> = Self::list()?.into_iter().map(|s| s.name).collect();
@@ -55,16 +55,29 @@ impl Scenario {
     }
 
     /// All scenarios in the scenario folders, by name.
+    ///
+    /// # Errors
+    /// If there is none, or one cannot be read.
     pub fn list() -> Result<Vec<Self>> {
+        Self::list_in(&places())
+    }
+
+    fn list_in(places: &[PathBuf]) -> Result<Vec<Self>> {
         let mut found: Vec<Scenario> = vec![];
-        for folder in folders() {
-            for entry in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+        for folder in places.iter().filter(|folder| folder.is_dir()) {
+            for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
                 let path = entry?.path();
                 if path.extension().is_some_and(|e| e == "toml") {
                     found.push(Self::load(&path)?);
                 }
             }
         }
+        let places: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
+        ensure!(
+            !found.is_empty(),
+            "there are no scenarios in {}: set MOUNTAIN_SCENARIOS to their folder, or name a scenario's file",
+            places.join(", ")
+        );
         found.sort_by(|a, b| a.name.cmp(&b.name));
         found.dedup_by(|a, b| a.name == b.name);
         Ok(found)
@@ -87,13 +100,12 @@ impl Scenario {
     }
 }
 
-/// The scenario folders, first match first: `$MOUNTAIN_SCENARIOS`, and those that belong to this
+/// Where scenario folders may be, first match first: `$MOUNTAIN_SCENARIOS`, and what belongs to this
 /// executable.
-fn folders() -> Vec<PathBuf> {
+fn places() -> Vec<PathBuf> {
     let named = std::env::var_os("MOUNTAIN_SCENARIOS").map(PathBuf::from);
     let own = std::env::current_exe().map(|exe| folders_of(&exe));
-    let all = named.into_iter().chain(own.into_iter().flatten());
-    all.filter(|folder| folder.is_dir()).collect()
+    named.into_iter().chain(own.into_iter().flatten()).collect()
 }
 
 /// PREFIX/share/mountain/scenarios of a program in PREFIX/bin, and the source tree's of one in its
@@ -259,6 +271,18 @@ kind = "game"
             "/src/mountain-lab/scenarios"
         ));
         assert_eq!(folders("/usr/bin/mountain-lab").len(), 1);
+    }
+
+    #[test]
+    fn without_scenarios_it_says_where_it_looked() {
+        let places = [
+            PathBuf::from("/nonexistent/a"),
+            PathBuf::from("/nonexistent/b"),
+        ];
+        let error = Scenario::list_in(&places).unwrap_err().to_string();
+        let start =
+            "there are no scenarios in /nonexistent/a, /nonexistent/b: set MOUNTAIN_SCENARIOS";
+        assert!(error.starts_with(start), "{error}");
     }
 
     #[test]
