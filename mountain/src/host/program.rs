@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Other programs that Mountain starts: a missing one is named, with the package that has it, if it is of the system.
+//! Other programs that Mountain starts: a missing one is named, with the package that has it.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
