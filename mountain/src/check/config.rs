@@ -110,6 +110,7 @@ mod tests {
             table: 254,
             prefixes: Vec::new(),
             members: Vec::new(),
+            preferred: None,
             told_by: Default::default(),
         };
         let topology = Topology {

@@ -99,6 +99,7 @@ mod tests {
             table,
             prefixes: vec![prefix.parse().unwrap()],
             members: Vec::new(),
+            preferred: None,
             told_by: Default::default(),
         };
         let why = Difference::new("programs are listed only with CAP_SYS_ADMIN");

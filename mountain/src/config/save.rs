@@ -102,9 +102,16 @@ fn with_rules(
             }
         }
     }
+    let had = !tables.is_empty();
     for new in left {
         let table = toml_edit::ser::to_document(&new)?;
         tables.push(table.as_table().clone());
+    }
+    // What stands behind the last table belongs to that, such as keys that are commented out.
+    if let Some(first) = tables.get_mut(0).filter(|_| !had) {
+        let rest = file.trailing().as_str().unwrap_or_default().to_owned();
+        file.set_trailing("");
+        first.decor_mut().set_prefix(format!("{rest}\n"));
     }
     if !tables.is_empty() {
         file.insert("redirect", Item::ArrayOfTables(tables));
@@ -202,6 +209,21 @@ dev = \"eth0\"
         let (none, _) = with_rules(&text, &[], all_possible).unwrap();
         assert!(!none.contains("redirect"), "{none}");
         assert!(none.contains("# My file."), "{none}");
+    }
+
+    /// Keys that are commented out stay in their table, here those of the configuration as it is installed.
+    #[test]
+    fn saved_rules_stand_behind_all_of_the_last_table() {
+        let sample = include_str!("../../../packaging/mountain.toml");
+        let rules = [installed(0, "192.0.2.1:80", None)];
+        let (saved, _) = with_rules(sample, &rules, |_| true).unwrap();
+        assert!(sample.contains("#adopt = false"), "{sample}");
+        let adopts = saved.replace("#adopt = false", "adopt = true");
+        let config = Config::parse(&adopts, Path::new("x")).unwrap();
+        assert!(config.placement.adopt, "{saved}");
+        assert_eq!(config.redirect.len(), 1);
+        let again = with_rules(&saved, &rules, |_| true).unwrap();
+        assert_eq!(again, (saved, Saved::default()));
     }
 
     /// What the owner wrote beside a rule, and a rule for a device that is unplugged, are not lost.

@@ -106,6 +106,9 @@ fn no_flow_starts_on_a_metered_uplink_while_another_is_good() {
     let net = two_providers();
     let config = config("[[path]]\ndev = \"u1\"\nmetered = true\n");
     let path = config.path().display();
+    // Nothing of that would arrive when it is used.
+    let rule = "oifname u1 udp dport 9 drop";
+    (net.client).chain("inet t c", "filter hook output priority 0", rule);
     net.client
         .mountain_ok(&format!("up --adopt --config {path}"));
     net.wait_used("u0");
@@ -113,6 +116,32 @@ fn no_flow_starts_on_a_metered_uplink_while_another_is_good() {
     assert_eq!(begun(&net), set(&[U0]));
     net.lose(0);
     assert_eq!(begun(&net), set(&[U1]));
+}
+
+/// The kernel would have sent all by the other one, where the firewall lets them leave.
+#[test]
+fn no_flow_starts_where_the_firewall_may_stop_it_while_the_kernels_uplink_is_alive() {
+    let net = two_providers();
+    let client = &net.client;
+    // What neither stops a packet nor lets it through is no difference.
+    let rules = "oifname u1 meta priority set 1:1\noifname u0 counter\nudp dport 9 drop";
+    client.chain("inet t c", "filter hook output priority 0", rules);
+    up(&net);
+    assert_eq!(left(&net), "");
+    let seen = begun(&net);
+    assert!(seen.contains(U1), "{seen:?}");
+    client.run("nft add rule inet t c oifname u1 udp dport 7 drop");
+    wait_until("the rule is noticed", LEAVE, || {
+        left(&net).contains("leave by u0 and by u1, by inet t c")
+    });
+    assert_eq!(begun(&net), set(&[U0]));
+    let said = client.mountain("check --adopt --json");
+    assert_has(&stdout(&said), &["leave by u0 and by u1"]);
+    net.lose(0);
+    wait_until("the kernel's uplink is dead", LEAVE, || {
+        client.path_by("u0", false).judged.state == "dead"
+    });
+    assert_eq!(begun(&net), set(&[U1]), "nothing would arrive there");
 }
 
 #[test]
@@ -382,8 +411,14 @@ fn what_comes_in_with_a_mark_keeps_it_as_it_is() {
         hooks::link(DeviceHook::TcxIngress, device, program, Order::First).unwrap()
     });
     assert_by_vpn(&net, &sockets_of(&lan));
-    let counters = client.status().placement.unwrap().counters;
-    assert!(counters["pass_marked"] > 0, "the test proves nothing");
+    let passed = |why: &str| client.status().placement.unwrap().counters[why];
+    assert!(passed("pass_fib_rule") > 0, "the test proves nothing");
+    // Also where no rule of the FIB is seen to go by it.
+    client.ip("rule del fwmark 1 lookup 100");
+    client.wait_settled();
+    send_all(&sockets_of(&lan), 7000);
+    wait_until("it is seen", LEAVE, || passed("pass_marked") > 0);
+    assert_eq!(passed("placed_forwarded"), 0);
 }
 
 #[test]

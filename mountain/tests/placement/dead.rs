@@ -86,6 +86,25 @@ fn stuck_streams_of_the_inner_network_are_reset() {
     stuck_streams_are_reset(&net, net.lan.as_ref().unwrap(), "ECONNRESET");
 }
 
+/// They would bear the mark of the other uplink.
+#[test]
+fn streams_that_a_rule_takes_by_a_living_uplink_are_not_reset() {
+    let net = Home::with_config(RESET).with_lan();
+    net.table_55();
+    net.home.ip("rule add from 192.168.7.0/24 lookup 55");
+    net.up();
+    let mut flows = net.inner_flows();
+    let opened = flows.open("tcp", EACH, SERVER[0]);
+    assert_eq!(by_uplink(&opened), [0, EACH]);
+    assert_eq!(net.counter("placed_forwarded"), 0);
+    net.blackhole(0);
+    wait_until("it is told", 3 * LEAVE, || is_told(&net));
+    let end = Instant::now() + LEAVE;
+    while Instant::now() < end {
+        assert_eq!(flows.ask(), opened);
+    }
+}
+
 /// Nobody is left who could tell when the uplink is back: so resetting ends soon.
 #[test]
 fn resetting_ends_when_the_daemon_is_killed() {

@@ -65,6 +65,8 @@ fn rules_that_were_there_come_first() {
     let mut flows = net.flows();
     flows.assert_all_open(16, SERVER[0], [0, 16]);
     assert_eq!(net.refused(), 0, "address and uplink are of one provider");
+    assert_eq!(net.counter("placed_connect"), 0);
+    assert!(net.counter("pass_fib_rule") > 0);
     flows.open_by_both(&["tcp"], SERVER[1]);
     net.home.ip("rule del to 10.50.0.2 lookup 55");
     wait_until("new flows choose", LEAVE, || {

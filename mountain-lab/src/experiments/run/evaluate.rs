@@ -71,7 +71,7 @@ pub fn finish(
     println!("\nwritten: {} and {}", path.display(), page.display());
     ensure!(
         !segments.is_empty(),
-        "every repeat was void: {}",
+        "every repeat was void: {}. This machine was too busy: end other programs, and run it again",
         result.void[0].reason
     );
     Ok(result.exit_code(args.check))

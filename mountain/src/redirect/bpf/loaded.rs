@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::{Command, Stdio};
 use std::rc::Rc;
 
 use anyhow::{Context, Result};
@@ -18,6 +19,7 @@ use super::direct::is_direct;
 use super::hooks::{self, DeviceHook, LoadedProgram};
 use super::{backend_of, read_from, skel, types, SNAT};
 use crate::bpf::foreign;
+use crate::host::{program, sysctl};
 
 /// Entries read at once.
 const BATCH: u32 = 4096;
@@ -248,6 +250,7 @@ impl LoadedObject {
             return Ok(loaded);
         }
         crate::bpf::log_libbpf();
+        load_conntrack();
         let mut object = MaybeUninit::uninit();
         let mut open = skel::RedirectSkelBuilder::default()
             .open(&mut object)
@@ -321,6 +324,20 @@ impl LoadedObject {
     /// Which programs the rules in the kernel need.
     pub(super) fn needs(&self) -> Result<Needs> {
         Ok(Needs::of_rules(self.rules()?.iter().map(|(_, rule)| rule)))
+    }
+}
+
+/// Has connection tracking loaded, where it is a module: programs ask it only if it is there before them. It tracks
+/// nothing until rules of the firewall want that. Where it cannot be loaded, the programs do without.
+fn load_conntrack() {
+    if sysctl::number("net/netfilter/nf_conntrack_max").is_some() {
+        return;
+    }
+    if let Ok(modprobe) = program::find("modprobe") {
+        let _ = Command::new(modprobe)
+            .args(["--quiet", "nf_conntrack"])
+            .stdin(Stdio::null())
+            .output();
     }
 }
 
