@@ -236,6 +236,8 @@ impl PlacementPrograms {
                     Ok(link) => {
                         place.insert(link);
                     }
+                    // It has just been deleted: the kernel tells of that.
+                    Err(e) if e.raw_os_error() == Some(libc::ENODEV) => {}
                     Err(e) => {
                         done = Err(e).with_context(|| {
                             let device = hooks::device_text(ifindex);

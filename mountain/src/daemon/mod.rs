@@ -84,6 +84,8 @@ pub(crate) struct UpOptions {
 #[derive(Clone, Debug, Default)]
 struct PathMemory {
     probed_at: Option<Instant>,
+    /// Since when none of its probes was answered.
+    unanswered_since: Option<Instant>,
     said_unanswered: bool,
     /// Its traffic at the last look, and when that was, µs.
     traffic: Option<(PathTraffic, u64)>,

@@ -16,6 +16,11 @@ use crate::steer::policy::pace::IDLE_US;
 use crate::steer::policy::Event;
 use crate::topology::{Group, Path, Topology};
 
+/// So many probes without any answer, ...
+const UNANSWERED: u64 = 60;
+/// ... over so long a time, are said. What was plugged in again may need some seconds.
+const UNANSWERED_FOR: Duration = Duration::from_secs(10);
+
 /// The gateway by which a path's probes to an address leave: the kernel's choice among those of the device.
 pub(crate) fn way(path: &Path, target: IpAddr) -> Option<IpAddr> {
     let route = egress_route(target, Some(path.key.ifindex), path.source);
@@ -227,12 +232,20 @@ impl Daemon {
 
     /// Says once when a path's probes stay unanswered altogether, and when that is over.
     pub(super) fn say_unanswered(&mut self) {
-        const PATIENCE: u64 = 60;
         for path in self.paths.probed() {
             let stats = self.prober.stats(path);
-            let silent = stats.answered == 0 && stats.sent >= PATIENCE;
-            if silent != self.memory[path].said_unanswered {
-                self.memory[path].said_unanswered = silent;
+            let memory = &mut self.memory[path];
+            if stats.answered > 0 {
+                memory.unanswered_since = None;
+            }
+            let since = *memory.unanswered_since.get_or_insert_with(Instant::now);
+            let silent = stats.answered == 0
+                && stats.sent >= UNANSWERED
+                && since.elapsed() >= UNANSWERED_FOR;
+            // One that is probed elsewhere now has not answered by that.
+            let is_over = stats.answered > 0;
+            if silent != memory.said_unanswered && (silent || is_over) {
+                memory.said_unanswered = silent;
                 let name = self.paths.name(path);
                 let target = self.paths.target_text(path);
                 if silent {

@@ -109,7 +109,8 @@ pub(in crate::redirect) fn followed(new: &[Installed]) -> Vec<String> {
             .snat
             .map_or("no other".to_owned(), |ip| ip.to_string());
         format!(
-            "rule {} ({}): this host's addresses or routes have changed: packets that need another              source get {source} now",
+            "rule {} ({}): this host's addresses or routes have changed: packets that need another source get \
+             {source} now",
             one.id, one.rule
         )
     };

@@ -116,6 +116,9 @@ impl Policy {
                 format!("{name} has not answered for {}", ms(silent_us))
             }
             (_, Some(Cause::Lost)) => format!("{name} had stopped answering; {latest}"),
+            (_, Some(Cause::Late)) if member.view.late && gr.present_us.is_none() => {
+                format!("left {name}: it had not answered until now; {latest}")
+            }
             (_, Some(Cause::Late)) if member.view.late => format!(
                 "left {name}: {latest}, {with_cost}{} more than {best}; {name} had averaged {average}",
                 more(gr.present_us, gr.best_present_us)
