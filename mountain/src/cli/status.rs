@@ -2,6 +2,7 @@
 //! `mountain status`, `explain` and `policy`.
 
 use std::fmt::Write;
+use std::net::IpAddr;
 
 use anyhow::{bail, Result};
 use serde::de::DeserializeOwned;
@@ -74,6 +75,20 @@ fn push_held_cgroups(out: &mut String, status: &Status) {
     }
 }
 
+/// Addresses of uplinks that have no rule.
+fn push_held_addresses(out: &mut String, held: &[IpAddr]) {
+    if held.is_empty() {
+        return;
+    }
+    let held: Vec<String> = held.iter().map(IpAddr::to_string).collect();
+    let _ = writeln!(
+        out,
+        "left alone: packets from {} (translated on another uplink); connections from outside to there may get no \
+         answer until that ends",
+        held.join(", ")
+    );
+}
+
 /// `mountain status` for people.
 pub(crate) fn status_text(status: &Status) -> String {
     let mut out = String::new();
@@ -130,6 +145,7 @@ pub(crate) fn status_text(status: &Status) -> String {
         for line in placement.left.iter().chain(&placement.unresolved) {
             let _ = writeln!(out, "{line}");
         }
+        push_held_addresses(&mut out, &placement.held_addresses);
     }
     for source in &status.translated_sources {
         let _ = writeln!(out, "left alone: flows from {source} (translated)");

@@ -7,7 +7,7 @@
 
 pub mod adopt;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
@@ -71,6 +71,15 @@ pub struct Redirected {
     pub to: SocketAddr,
 }
 
+/// What of all that is sent from an address reaches its other end from another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Translated {
+    /// Only flows that can go on from another address: without a connection, or never answered.
+    Flows,
+    /// A connection as well, which ends when its address changes.
+    Connection,
+}
+
 /// One entry, as the kernel tells it.
 struct Entry<'a>(Attributes<'a>);
 
@@ -119,12 +128,26 @@ impl Entry<'_> {
         if from.is_some_and(|from| elsewhere.contains(&from)) {
             return false;
         }
-        let proto = || self.tuple(CTA_TUPLE_ORIG).proto;
-        let has_connection = || proto().is_none_or(|p| !CONNECTIONLESS.contains(&p.into()));
-        let status = || self.0.be32(CTA_STATUS);
-        let is_answered = || status().is_none_or(|status| status & IPS_SEEN_REPLY != 0);
         let marked = self.0.be32(CTA_MARK);
-        marked.is_some_and(|found| found & mask == mark) && !(has_connection() && is_answered())
+        marked.is_some_and(|found| found & mask == mark) && self.can_go_on()
+    }
+
+    /// Whether its flow can go on from another address: it has no connection, or was never answered.
+    fn can_go_on(&self) -> bool {
+        let proto = self.tuple(CTA_TUPLE_ORIG).proto;
+        let has_connection = proto.is_none_or(|p| !CONNECTIONLESS.contains(&p.into()));
+        let status = self.0.be32(CTA_STATUS);
+        let is_answered = status.is_none_or(|status| status & IPS_SEEN_REPLY != 0);
+        !(has_connection && is_answered)
+    }
+
+    /// What is translated by it, and from where.
+    fn translates(&self) -> Option<(IpAddr, Translated)> {
+        let what = match self.can_go_on() {
+            true => Translated::Flows,
+            false => Translated::Connection,
+        };
+        Some((self.translated()?, what))
     }
 
     /// What names it, to delete this one and no other.
@@ -253,21 +276,52 @@ pub(crate) fn forget_marked(
     })
 }
 
-/// Those of these addresses from which a connection is under way whose other end sees another
-/// address: something translates it.
+/// Those of these addresses from which something is under way whose other end sees another address, and what
+/// that is.
 ///
 /// # Errors
 /// When the kernel refuses to list its connections.
-pub fn snated_among(addresses: &BTreeSet<IpAddr>) -> Result<BTreeSet<IpAddr>> {
-    let mut found = BTreeSet::new();
-    // All of IPv6 have the same request.
-    let requests: BTreeSet<Vec<u8>> = addresses.iter().copied().map(from).collect();
-    for request in requests {
+pub(crate) fn snated_among(addresses: &BTreeSet<IpAddr>) -> Result<BTreeMap<IpAddr, Translated>> {
+    let mut found = BTreeMap::new();
+    for (_, request) in requests_from(addresses) {
         list(&request, |entry| {
-            found.extend(entry.translated().filter(|from| addresses.contains(from)));
+            let Some((from, what)) = entry.translates() else {
+                return;
+            };
+            if addresses.contains(&from) {
+                let known = found.entry(from).or_insert(what);
+                *known = what.max(*known);
+            }
         })?;
     }
     Ok(found)
+}
+
+/// Deletes the entries by which flows from these addresses are translated that can go on from another address. Says
+/// how many.
+///
+/// # Errors
+/// When the kernel refuses to list or delete.
+pub(crate) fn forget_translated(addresses: &BTreeSet<IpAddr>) -> Result<usize> {
+    if is_empty() {
+        return Ok(0);
+    }
+    let wanted = |entry: &Entry| {
+        let translated = entry.translates();
+        translated
+            .is_some_and(|(from, what)| what == Translated::Flows && addresses.contains(&from))
+    };
+    let requests = requests_from(addresses).into_iter();
+    requests
+        .map(|(ipv6, request)| forget(ipv6, &request, wanted))
+        .sum()
+}
+
+/// Requests for the entries of what is sent from these addresses, each with whether it is about IPv6. All of IPv6
+/// have the same one.
+fn requests_from(addresses: &BTreeSet<IpAddr>) -> BTreeSet<(bool, Vec<u8>)> {
+    let addresses = addresses.iter().copied();
+    addresses.map(|a| (a.is_ipv6(), from(a))).collect()
 }
 
 /// Lists the entries that a request asks for.
@@ -371,7 +425,7 @@ mod tests {
     #[test]
     fn connections_of_many_addresses_are_found_by_few_requests() {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
-        let requests = |a: &str, b: &str| BTreeSet::from([from(ip(a)), from(ip(b))]).len();
+        let requests = |a: &str, b: &str| requests_from(&BTreeSet::from([ip(a), ip(b)])).len();
         assert_eq!(requests("2001:db8::1", "2001:db8::2"), 1);
         // The kernel picks the entries of one address.
         assert_eq!(requests("10.0.0.1", "10.0.0.2"), 2);
@@ -389,6 +443,35 @@ mod tests {
             assert_eq!(entry.translated(), expected.map(ip), "seen from {seen}");
         }
         assert_eq!(Entry(Attributes::after(&[], 0)).translated(), None);
+    }
+
+    #[test]
+    fn a_connection_is_told_from_what_can_go_on_from_another_address() {
+        let client: IpAddr = "10.0.0.1".parse().unwrap();
+        let entry = |proto: libc::c_int, status: u32, seen: &str| {
+            let number = attribute(CTA_PROTO_NUM, &[proto as u8]);
+            let mut entry = tuple(CTA_TUPLE_ORIG, &[source(client)], &[number]);
+            let seen = destination(seen.parse().unwrap());
+            entry.extend(tuple(CTA_TUPLE_REPLY, &[seen], &[]));
+            push_attribute(&mut entry, CTA_STATUS, &status.to_be_bytes());
+            entry
+        };
+        let translates = |bytes: &[u8]| Entry(Attributes::after(bytes, 0)).translates();
+        for (proto, status, expected) in [
+            (libc::IPPROTO_UDP, IPS_SEEN_REPLY, Translated::Flows),
+            (libc::IPPROTO_TCP, IPS_SEEN_REPLY, Translated::Connection),
+            (libc::IPPROTO_TCP, 0, Translated::Flows),
+        ] {
+            let found = translates(&entry(proto, status, "192.0.2.1"));
+            assert_eq!(
+                found,
+                Some((client, expected)),
+                "protocol {proto}, {status}"
+            );
+        }
+        let own = entry(libc::IPPROTO_TCP, IPS_SEEN_REPLY, "10.0.0.1");
+        assert_eq!(translates(&own), None);
+        assert!(Translated::Connection > Translated::Flows);
     }
 
     #[test]

@@ -1,16 +1,70 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Addresses of uplinks that get no rule for the time being.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use tracing::{info, warn};
 
 use super::routing::plan;
 use super::{uplinks, Placer};
-use crate::netlink::conntrack;
+use crate::netlink::conntrack::{self, Translated};
 use crate::topology::Topology;
+
+/// So long an address that has come back waits for translated flows without a connection. Short exchanges have ended by
+/// then: the kernel forgets a datagram without an answer as fast. Who connects to the address still tries.
+const FLOWS_WAIT: Duration = Duration::from_secs(30);
+
+/// The addresses without a rule, and those that get it back.
+#[derive(Default)]
+pub(super) struct Held {
+    /// Those without a rule, as something from there is translated; each with the time when that was found.
+    since: BTreeMap<IpAddr, Instant>,
+    /// Those that have had their rule. What is translated from there since has lost its own uplink's address once,
+    /// and goes on.
+    had_rule: BTreeSet<IpAddr>,
+    /// Those that get their rule although flows from there are translated.
+    returning: BTreeSet<IpAddr>,
+}
+
+impl Held {
+    pub(super) fn addresses(&self) -> BTreeSet<IpAddr> {
+        self.since.keys().copied().collect()
+    }
+
+    /// Those of which nothing is known yet among the addresses without a rule.
+    fn unknown_of(&mut self, new: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
+        self.since.retain(|address, _| new.contains(address));
+        self.returning.retain(|address| new.contains(address));
+        &(new - &self.addresses()) - &self.returning
+    }
+
+    /// Lets go of addresses from which nothing is translated any more, and of those that have waited long enough for
+    /// flows without a connection. Says which.
+    fn release(
+        &mut self,
+        translated: &BTreeMap<IpAddr, Translated>,
+        now: Instant,
+    ) -> BTreeSet<IpAddr> {
+        let before = self.addresses();
+        for address in &before {
+            let waited = now.duration_since(self.since[address]);
+            let is_over = self.had_rule.contains(address) && waited >= FLOWS_WAIT;
+            match translated.get(address) {
+                Some(Translated::Connection) => continue,
+                Some(Translated::Flows) if !is_over => continue,
+                Some(Translated::Flows) => {
+                    self.returning.insert(*address);
+                }
+                None => {}
+            }
+            self.since.remove(address);
+        }
+        &before - &self.addresses()
+    }
+}
 
 impl Placer {
     /// Finds out which addresses of uplinks get no rule. A connection from such an address that the kernel sends by
@@ -22,47 +76,102 @@ impl Placer {
             true => uplinks::there()?,
             false => self.plan.routing.clone(),
         };
-        let wanted = wanted.addresses();
-        let new: BTreeSet<IpAddr> = wanted.difference(&known.addresses()).copied().collect();
-        self.held.retain(|address| new.contains(address));
-        let unknown = new.difference(&self.held).copied().collect();
-        let found = snated_among(unknown);
-        for address in &found {
+        let unknown = self
+            .held
+            .unknown_of(&(&wanted.addresses() - &known.addresses()));
+        let now = Instant::now();
+        for address in snated_among(unknown).into_keys() {
             info!(
                 "packets from {address} go where the kernel sends them: a connection from there is translated, and \
-                 the uplink's own rule would break it"
+                 the uplink's own rule would break it. Connections to it from outside may get no answer"
             );
+            self.held.since.insert(address, now);
         }
-        self.held.extend(found);
         Ok(())
     }
 
-    /// Whether an address may have its rule by now, as no connection from there is translated any more:
-    /// [`Placer::update`] is due.
+    /// Whether an address may have its rule by now, as no connection from there is translated any more, or only flows
+    /// that have had their time: [`Placer::update`] is due.
     #[must_use]
     pub(crate) fn may_release(&mut self) -> bool {
-        if self.held.is_empty() {
+        let held = self.held.addresses();
+        if held.is_empty() {
             return false;
         }
-        let still = snated_among(self.held.clone());
-        let is_less = still != self.held;
-        for address in self.held.difference(&still) {
+        let released = self.held.release(&snated_among(held), Instant::now());
+        for address in &released {
             info!("packets from {address} leave by its own uplink from now on");
         }
-        self.held = still;
-        is_less
+        !released.is_empty()
+    }
+
+    /// Has flows that are still translated go on from their own address, now that it has its rule. As long as their
+    /// entries are there, they would leave by their own uplink with another one's address.
+    pub(super) fn forget_translated(&mut self) {
+        let ruled = self.plan.routing.addresses();
+        let returned = &std::mem::take(&mut self.held.returning) & &ruled;
+        self.held.had_rule.extend(ruled);
+        if returned.is_empty() {
+            return;
+        }
+        match conntrack::forget_translated(&returned) {
+            Ok(0) => {}
+            Ok(n) => info!("{n} flows that were translated go on from their uplink's own address"),
+            Err(e) => warn!("{e:#}"),
+        }
     }
 }
 
-/// Those of some addresses from which connections are translated; all where that cannot be told.
-fn snated_among(addresses: BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
+/// Those of some addresses from which something is translated; where that cannot be told, all.
+fn snated_among(addresses: BTreeSet<IpAddr>) -> BTreeMap<IpAddr, Translated> {
     match conntrack::snated_among(&addresses) {
         Ok(snated) => snated,
         Err(e) => {
             warn!(
                 "cannot tell whether connections from the uplinks' addresses are translated: {e:#}"
             );
-            addresses
+            let all = addresses.into_iter();
+            all.map(|address| (address, Translated::Connection))
+                .collect()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_came_back_waits_for_flows_only_so_long() {
+        let [back, new] = [1u8, 2].map(|n| IpAddr::from([192, 0, 2, n]));
+        let both = BTreeSet::from([back, new]);
+        let start = Instant::now();
+        let mut held = Held {
+            since: both.iter().map(|address| (*address, start)).collect(),
+            had_rule: BTreeSet::from([back]),
+            ..Held::default()
+        };
+        let all = |what: Translated| -> BTreeMap<IpAddr, Translated> {
+            both.iter().map(|address| (*address, what)).collect()
+        };
+        let none = BTreeSet::new();
+        let mut release = |what: Translated, at: Instant| held.release(&all(what), at);
+        let late = start + FLOWS_WAIT;
+        assert_eq!(release(Translated::Flows, start), none);
+        assert_eq!(
+            release(Translated::Connection, late),
+            none,
+            "it would break"
+        );
+        // A flow that the kernel sent so before there was a rule goes on.
+        assert_eq!(release(Translated::Flows, late), BTreeSet::from([back]));
+        // Its flows are known, and do not hold it again before it has its rule.
+        assert_eq!(held.unknown_of(&both), none);
+        assert_eq!(held.returning, BTreeSet::from([back]));
+        assert_eq!(held.release(&BTreeMap::new(), late), BTreeSet::from([new]));
+        assert_eq!(held.unknown_of(&both), BTreeSet::from([new]));
+        // The uplink may go before that.
+        assert_eq!(held.unknown_of(&none), none);
+        assert_eq!(held.unknown_of(&both), both);
     }
 }

@@ -39,6 +39,7 @@ use crate::topology::{Kind, PathMasks, Topology};
 use config::{PlacementConfig, RuleConfig, RuleUse, SpreadBy};
 use dead::Dead;
 use forwarding::Forwarding;
+use held::Held;
 pub(crate) use left::{but_for, Left};
 use routing::{describe, plan, PlacementPlan};
 pub use status::PlacementStatus;
@@ -85,7 +86,7 @@ pub struct Placer {
     left: Left,
     said_left: Vec<String>,
     /// Addresses of uplinks that have no rule, as connections from them are translated.
-    held: BTreeSet<IpAddr>,
+    held: Held,
     /// What is said of uplinks that new flows do not choose.
     closed: BTreeSet<String>,
     /// Whether rules and tables outlive it.
@@ -131,7 +132,7 @@ impl Placer {
             suspensions: Suspensions::default(),
             left: Left::default(),
             said_left: Vec::new(),
-            held: BTreeSet::new(),
+            held: Held::default(),
             closed: BTreeSet::new(),
             leaves: false,
         })
@@ -161,6 +162,7 @@ impl Placer {
         self.route(topology)?;
         let (mut marks, mut closed) = (BTreeMap::new(), BTreeSet::new());
         let before = std::mem::take(&mut self.uplinks);
+        let held = self.held.addresses();
         for (&id, path) in known {
             let Some(&mark) = self.plan.marks.get(&path.index) else {
                 continue;
@@ -191,7 +193,7 @@ impl Placer {
             let mark = PathMark {
                 mark,
                 salt,
-                source: source.filter(|source| !self.held.contains(source)),
+                source: source.filter(|source| !held.contains(source)),
                 open,
             };
             marks.insert(id, mark);
@@ -267,7 +269,7 @@ impl Placer {
     /// When the kernel refuses, or there are more uplinks than marks.
     pub(crate) fn route(&mut self, topology: &Topology) -> Result<()> {
         self.hold_snated(topology)?;
-        let plan = plan(topology, self.config.mark_mask, &self.held)?;
+        let plan = plan(topology, self.config.mark_mask, &self.held.addresses())?;
         let changed =
             uplinks::apply(&plan.routing).context("cannot set up the uplinks' routing")?;
         if changed && plan.routing == self.plan.routing {
@@ -278,6 +280,7 @@ impl Placer {
         }
         // What is in the kernel, whatever fails from here on.
         self.plan = plan;
+        self.forget_translated();
         Ok(())
     }
 

@@ -76,7 +76,7 @@ impl Placer {
             unresolved: self.unresolved.clone(),
             connections_reset: self.dead.reset as u64,
             suspended: self.suspensions.families.clone(),
-            held_addresses: self.held.iter().copied().collect(),
+            held_addresses: self.held.addresses().into_iter().collect(),
             counters: self.programs.stats()?,
         })
     }

@@ -20,6 +20,18 @@ fn an_outcome_without_probes_is_not_called_unanswered() {
     );
 }
 
+#[test]
+fn addresses_without_a_rule_are_named() {
+    let mut text = String::new();
+    push_held_addresses(&mut text, &[]);
+    assert_eq!(text, "");
+    let held = ["192.0.2.1", "2001:db8::1"].map(|a| a.parse::<IpAddr>().unwrap());
+    push_held_addresses(&mut text, &held);
+    let expected = "left alone: packets from 192.0.2.1, 2001:db8::1 (translated on another uplink); connections from \
+                    outside to there may get no answer until that ends\n";
+    assert_eq!(text, expected);
+}
+
 /// The cells of a row by their titles.
 fn cell(row: &[String], title: &str) -> String {
     let at = head(TITLES).iter().position(|t| t == title).expect(title);
