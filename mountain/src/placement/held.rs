@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use tracing::{info, warn};
 
-use super::routing::plan;
-use super::{uplinks, Placer};
+use super::routing::{plan, Routing};
+use super::Placer;
 use crate::netlink::conntrack::{self, Translated};
 use crate::topology::Topology;
 
@@ -69,13 +69,10 @@ impl Held {
 impl Placer {
     /// Finds out which addresses of uplinks get no rule. A connection from such an address that the kernel sends by
     /// another uplink, translated, would go on by its own one, with an address that its other end does not
-    /// know. An address that has its rule keeps it: what is from there goes by it.
-    pub(super) fn hold_snated(&mut self, topology: &Topology) -> Result<()> {
-        let wanted = plan(topology, self.config.mark_mask, &BTreeSet::new())?.routing;
-        let known = match self.is_idle() {
-            true => uplinks::there()?,
-            false => self.plan.routing.clone(),
-        };
+    /// know. An address that has its rule, among those `known`, keeps it: what is from there goes by it.
+    pub(super) fn hold_snated(&mut self, topology: &Topology, known: &Routing) -> Result<()> {
+        let mask = self.config.mark_mask;
+        let wanted = plan(topology, mask, &BTreeSet::new(), &BTreeMap::new())?.routing;
         let unknown = self
             .held
             .unknown_of(&(&wanted.addresses() - &known.addresses()));

@@ -268,8 +268,16 @@ impl Placer {
     /// # Errors
     /// When the kernel refuses, or there are more uplinks than marks.
     pub(crate) fn route(&mut self, topology: &Topology) -> Result<()> {
-        self.hold_snated(topology)?;
-        let plan = plan(topology, self.config.mark_mask, &self.held.addresses())?;
+        let (known, numbers) = if self.is_idle() {
+            let there = uplinks::there()?;
+            let numbers = there.numbers();
+            (there, numbers)
+        } else {
+            (self.plan.routing.clone(), self.plan.numbers.clone())
+        };
+        self.hold_snated(topology, &known)?;
+        let held = self.held.addresses();
+        let plan = plan(topology, self.config.mark_mask, &held, &numbers)?;
         let changed =
             uplinks::apply(&plan.routing).context("cannot set up the uplinks' routing")?;
         if changed && plan.routing == self.plan.routing {
@@ -472,7 +480,12 @@ pub(crate) fn preview(topology: &Topology, config: &PlacementConfig) -> Result<V
     if !config.enabled {
         return Ok(Vec::new());
     }
-    let plan = plan(topology, config.mark_mask, &BTreeSet::new())?;
+    let plan = plan(
+        topology,
+        config.mark_mask,
+        &BTreeSet::new(),
+        &BTreeMap::new(),
+    )?;
     let device = |ifindex: u32| {
         let mut paths = topology.paths.iter();
         let found = paths.find(|path| path.key.ifindex == ifindex);

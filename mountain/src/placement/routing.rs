@@ -35,7 +35,8 @@
 //!
 //! An uplink's number, of which mark and table are made, comes from its device's index, which stays as
 //! long as the device does. So connections that Netfilter has marked find their uplink again when
-//! mountain is started anew.
+//! mountain is started anew. Where two indexes would give one number, each device keeps the one that it has, whichever
+//! uplinks come and go.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -162,6 +163,8 @@ pub(crate) struct PlacementPlan {
     pub marks: BTreeMap<usize, u32>,
     /// Mark and device of each uplink.
     pub uplinks: Vec<(u32, String)>,
+    /// Number of each device.
+    pub numbers: BTreeMap<u32, u32>,
 }
 
 /// An uplink whose flows have the choice, or had it until that was suspended.
@@ -196,7 +199,7 @@ fn uplinks(topology: &Topology) -> Vec<Uplink<'_>> {
 }
 
 /// The routing for a topology's groups whose flows choose when they start; nothing when there are none.
-/// `held`: addresses of uplinks that get no rule for the time being.
+/// `held`: addresses of uplinks that get no rule for the time being. `before`: numbers that devices have.
 ///
 /// # Errors
 /// When there are more uplinks than marks.
@@ -204,10 +207,11 @@ pub(crate) fn plan(
     topology: &Topology,
     mask: MarkMask,
     held: &BTreeSet<IpAddr>,
+    before: &BTreeMap<u32, u32>,
 ) -> Result<PlacementPlan> {
     let uplinks = uplinks(topology);
     let devices = uplinks.iter().map(|uplink| uplink.path.key.ifindex);
-    let numbers = numbers(devices, mask.largest())?;
+    let numbers = numbers(devices, mask.largest(), before)?;
     let mut plan = PlacementPlan::default();
     for ipv6 in [false, true] {
         let mut rules = Vec::new();
@@ -244,6 +248,7 @@ pub(crate) fn plan(
         rules.dedup();
         plan.routing.rules.extend(rules);
     }
+    plan.numbers = numbers;
     Ok(plan)
 }
 
@@ -290,11 +295,14 @@ fn by_gateway(path: &Path) -> Option<To> {
     })
 }
 
-/// A number for each device, 1 to `largest`: its index where that fits and is free.
-fn numbers(devices: impl Iterator<Item = u32>, largest: u32) -> Result<BTreeMap<u32, u32>> {
-    let mut devices: Vec<u32> = devices.collect();
-    devices.sort_unstable();
-    devices.dedup();
+/// A number for each device, 1 to `largest`: the one that it has; for a new device its index where that fits and is
+/// free.
+fn numbers(
+    devices: impl Iterator<Item = u32>,
+    largest: u32,
+    before: &BTreeMap<u32, u32>,
+) -> Result<BTreeMap<u32, u32>> {
+    let devices: BTreeSet<u32> = devices.collect();
     if devices.len() > largest as usize {
         bail!(
             "{} uplinks, but the mark has room for {largest}: widen `mark_mask`",
@@ -302,9 +310,21 @@ fn numbers(devices: impl Iterator<Item = u32>, largest: u32) -> Result<BTreeMap<
         );
     }
     let mut numbers: BTreeMap<u32, u32> = BTreeMap::new();
+    let is_taken =
+        |numbers: &BTreeMap<u32, u32>, number: u32| numbers.values().any(|n| *n == number);
+    for (&device, &number) in before {
+        // Found in the kernel, it may be of another mask.
+        let fits = devices.contains(&device) && (1..=largest).contains(&number);
+        if fits && !is_taken(&numbers, number) {
+            numbers.insert(device, number);
+        }
+    }
     for device in devices {
+        if numbers.contains_key(&device) {
+            continue;
+        }
         let mut number = (device - 1) % largest + 1;
-        while numbers.values().any(|taken| *taken == number) {
+        while is_taken(&numbers, number) {
             number = number % largest + 1;
         }
         numbers.insert(device, number);
@@ -319,6 +339,16 @@ impl Routing {
         let of = rules.filter_map(|rule| match rule.selects {
             Selects::From(address) => Some(address),
             _ => None,
+        });
+        of.collect()
+    }
+
+    /// Numbers of the devices by which routes lead out.
+    pub(crate) fn numbers(&self) -> BTreeMap<u32, u32> {
+        let routes = self.routes.iter();
+        let of = routes.filter_map(|route| match route.to {
+            To::Gateway { ifindex, .. } => Some((ifindex, route.table.checked_sub(TABLE_BASE)?)),
+            To::Unreachable => None,
         });
         of.collect()
     }

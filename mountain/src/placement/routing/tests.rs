@@ -76,11 +76,16 @@ fn mask() -> MarkMask {
     MarkMask::DEFAULT
 }
 
+/// Nothing is held, and no device has a number yet.
+fn plan(topology: &Topology) -> PlacementPlan {
+    super::plan(topology, mask(), &BTreeSet::new(), &BTreeMap::new()).unwrap()
+}
+
 #[test]
 fn each_uplink_has_a_table_its_addresses_and_its_mark_lead_to() {
     let mut home = home();
     home.paths[1].preferred_source = Some(ip("198.51.100.7"));
-    let plan = plan(&home, mask(), &BTreeSet::new()).unwrap();
+    let plan = plan(&home);
     let lines = describe(&plan.routing, |i| format!("u{i}"));
     let [two, three] = [TABLE_BASE + 2, TABLE_BASE + 3];
     let users = "uidrange 0-4294967294";
@@ -113,7 +118,7 @@ fn each_uplink_has_a_table_its_addresses_and_its_mark_lead_to() {
 #[test]
 fn suspended_uplinks_keep_their_marks_for_single_destinations_only() {
     let mut home = home();
-    let whole = plan(&home, mask(), &BTreeSet::new()).unwrap();
+    let whole = plan(&home);
     let paths = home.paths[..2].to_vec();
     home.groups.remove(0);
     home.suspended = vec![Suspended {
@@ -131,7 +136,7 @@ fn suspended_uplinks_keep_their_marks_for_single_destinations_only() {
         let lines = lines.into_iter().filter(|line| line.starts_with("ip r"));
         lines.collect::<Vec<_>>()
     };
-    let suspended = plan(&home, mask(), &BTreeSet::new()).unwrap();
+    let suspended = plan(&home);
     let three = TABLE_BASE + 3;
     let expected = [
         format!("ip route add 203.0.113.5 via 198.51.100.1 dev u3 table {three}"),
@@ -146,7 +151,7 @@ fn suspended_uplinks_keep_their_marks_for_single_destinations_only() {
 
     // By a rule that comes before ours: all of them stay.
     home.suspended[0].whole = true;
-    let by_rule = of_ipv4(&plan(&home, mask(), &BTreeSet::new()).unwrap());
+    let by_rule = of_ipv4(&plan(&home));
     let mut all = of_ipv4(&whole);
     all.extend(expected);
     assert_eq!(by_rule.len(), all.len());
@@ -160,16 +165,16 @@ fn suspended_uplinks_keep_their_marks_for_single_destinations_only() {
 fn groups_whose_flows_only_move_need_nothing() {
     let mut home = home();
     home.groups.drain(..2);
-    let planned = plan(&home, mask(), &BTreeSet::new()).unwrap();
+    let planned = plan(&home);
     assert_eq!(planned, PlacementPlan::default());
 }
 
 #[test]
 fn a_device_that_is_down_leads_nowhere_and_keeps_its_rules() {
     let mut home = home();
-    let up = plan(&home, mask(), &BTreeSet::new()).unwrap();
+    let up = plan(&home);
     home.paths[1].up = false;
-    let down = plan(&home, mask(), &BTreeSet::new()).unwrap();
+    let down = plan(&home);
     assert_eq!(down.routing.rules, up.routing.rules);
     let leads_nowhere = |plan: &PlacementPlan| {
         let routes = plan.routing.routes.iter();
@@ -182,7 +187,7 @@ fn a_device_that_is_down_leads_nowhere_and_keeps_its_rules() {
 #[test]
 fn numbers_are_the_devices_own_and_differ() {
     let numbers = |devices: &[u32], largest| {
-        let numbers = super::numbers(devices.iter().copied(), largest)?;
+        let numbers = super::numbers(devices.iter().copied(), largest, &BTreeMap::new())?;
         anyhow::Ok(numbers.into_values().collect::<Vec<_>>())
     };
     assert_eq!(numbers(&[2, 3, 2], 255).unwrap(), [2, 3]);
@@ -193,6 +198,28 @@ fn numbers_are_the_devices_own_and_differ() {
     assert_eq!(numbers(&[1, 2, 3], 3).unwrap(), [1, 2, 3]);
     let error = numbers(&[1, 2, 3, 4], 3).unwrap_err().to_string();
     assert!(error.contains("mark_mask"), "{error}");
+}
+
+#[test]
+fn a_device_keeps_its_number_whoever_comes_and_goes() {
+    let numbers = |devices: &[u32], before: &[(u32, u32)]| {
+        let before: BTreeMap<u32, u32> = before.iter().copied().collect();
+        let numbers = super::numbers(devices.iter().copied(), 255, &before).unwrap();
+        numbers.into_iter().collect::<Vec<_>>()
+    };
+    let both = numbers(&[3, 258], &[]);
+    assert_eq!(both, [(3, 3), (258, 4)]);
+    assert_eq!(numbers(&[258], &both), [(258, 4)], "the other one goes");
+    let came_first = numbers(&[258], &[]);
+    assert_eq!(came_first, [(258, 3)]);
+    assert_eq!(numbers(&[3, 258], &came_first), [(3, 4), (258, 3)]);
+    // Of a larger mask, or of two devices.
+    assert_eq!(numbers(&[3], &[(3, 300)]), [(3, 3)]);
+    assert_eq!(numbers(&[3, 4], &[(3, 7), (4, 7)]), [(3, 7), (4, 4)]);
+    // What an earlier run has left in the kernel says it as well.
+    let planned = plan(&home());
+    assert_eq!(planned.numbers, BTreeMap::from([(2, 2), (3, 3)]));
+    assert_eq!(planned.routing.numbers(), planned.numbers);
 }
 
 #[test]
@@ -208,7 +235,7 @@ fn masks_have_two_bits_or_more_in_a_row() {
 
 #[test]
 fn only_what_differs_is_changed() {
-    let wanted = plan(&home(), mask(), &BTreeSet::new()).unwrap().routing;
+    let wanted = plan(&home()).routing;
     let from_nothing = changes(&Routing::default(), &wanted);
     assert_eq!(from_nothing.add_rules, wanted.rules);
     assert_eq!(from_nothing.add_routes, wanted.routes);
@@ -221,7 +248,7 @@ fn only_what_differs_is_changed() {
     // Another lease: one address, gateway and source less, and one more.
     let mut home = home();
     home.paths[1] = path(3, "203.0.113.1", &["203.0.113.9"]);
-    let renewed = plan(&home, mask(), &BTreeSet::new()).unwrap().routing;
+    let renewed = plan(&home).routing;
     let change = changes(&wanted, &renewed);
     let from = |address: &str| Selects::From(ip(address));
     let selects = |rules: &[IpRule]| rules.iter().map(|r| r.selects).collect::<Vec<_>>();
@@ -239,7 +266,7 @@ fn only_what_differs_is_changed() {
 
     // Another MTU.
     home.paths[1].options.metrics = vec![8, 0, 2, 0, 120, 5, 0, 0];
-    let slower = plan(&home, mask(), &BTreeSet::new()).unwrap().routing;
+    let slower = plan(&home).routing;
     let change = changes(&renewed, &slower);
     assert_eq!(change.add_routes, [slower.routes[1].clone()]);
     assert!(change.add_rules.is_empty() && change.remove_routes.is_empty());
@@ -249,7 +276,7 @@ fn only_what_differs_is_changed() {
 
 #[test]
 fn rules_that_do_not_begin_with_main_are_added_anew() {
-    let wanted = plan(&home(), mask(), &BTreeSet::new()).unwrap().routing;
+    let wanted = plan(&home()).routing;
     let mut without = wanted.clone();
     without.rules.remove(0);
     let change = changes(&without, &wanted);
@@ -282,7 +309,7 @@ fn rules_that_do_not_begin_with_main_are_added_anew() {
 
 #[test]
 fn a_rule_of_others_that_comes_later_goes_before_ours() {
-    let wanted = plan(&home(), mask(), &BTreeSet::new()).unwrap().routing;
+    let wanted = plan(&home()).routing;
     let others = |ipv6, priority| FibRule {
         ipv6,
         priority,
