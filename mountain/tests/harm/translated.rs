@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, UdpSocket};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use super::placement::{listener, masquerade, seen, set, sockets, two_providers, up, U0, U1};
 use super::random::rig::flush_conntrack;
@@ -62,6 +63,38 @@ fn a_running_connection_over_ipv6_that_is_translated_goes_on() {
     net.client.ip("-6 addr del fd98:0::1/128 dev lo");
     masquerade(&net.client, "ip6", "oifname { u0, u1 }");
     goes_on(&net, SERVER6, "[fd30:1::1]:0", "fd30::1");
+}
+
+/// The other uplink translates it while its own one has no route, and no datagram is the last one.
+#[test]
+fn a_flow_without_a_connection_holds_an_address_that_came_back_for_a_while() {
+    let net = two_providers();
+    let client = &net.client;
+    // Not masqueraded: the kernel itself ends such an entry where its packets leave by another device.
+    let rule = format!("oifname u0 snat to {U0}");
+    client.chain("ip n post", "nat hook postrouting priority 100", &rule);
+    up(&net);
+    client.ip("route del default dev u1");
+    let has_rule = || client.ip("rule").contains("from 10.30.1.1");
+    wait_until("its rule is gone", LEAVE, || !has_rule());
+    let (server, socket) = (listener(&net, SERVER4), client.udp("10.30.1.1:0"));
+    assert_eq!(seen(&server, &socket, 0).ip().to_string(), U0);
+    client.ip("route add default via 10.30.1.2 dev u1 metric 600");
+    let held = || client.status().placement.unwrap().held_addresses;
+    wait_until("it is held", LEAVE, || {
+        assert_eq!(seen(&server, &socket, 1).ip().to_string(), U0);
+        held() == [IpAddr::from([10, 30, 1, 1])]
+    });
+    let began = Instant::now();
+    client.mountain_says("status", "left alone: packets from 10.30.1.1");
+    server.set_read_timeout(Some(HALF)).unwrap();
+    wait_until("it goes on from its own address", 2 * LEAVE, || {
+        socket.send_to(&[2], server.local_addr().unwrap()).unwrap();
+        let received = server.recv_from(&mut [0; 1]);
+        received.is_ok_and(|(_, from)| from.ip().to_string() == U1)
+    });
+    assert!(began.elapsed() > Duration::from_secs(20), "{began:?}");
+    assert!(held().is_empty() && has_rule());
 }
 
 /// Addresses that the server sees of flows that begin behind the client now.
