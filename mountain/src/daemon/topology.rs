@@ -470,7 +470,7 @@ impl Daemon {
             Ok(placer) => self.placer = Some(placer),
             // Where flows can be moved as well, that goes on without: a kernel may lack cgroups.
             Err(e)
-                if topology.suspended.is_empty()
+                if topology.left_to_kernel().next().is_none()
                     && topology.groups.iter().all(|g| g.kind != Kind::Place) =>
             {
                 warn!("new flows do not choose their path: {e:#}");
@@ -561,7 +561,7 @@ impl Daemon {
     fn say_skipped(&self, known: &[String]) {
         let t = &self.paths.topology;
         // The reason of a suspension has a warning of its own, except in a dry run.
-        let is_said = |reason: &str| t.suspended.iter().any(|s| reason.ends_with(&s.why));
+        let is_said = |reason: &str| t.left_to_kernel().any(|s| reason.ends_with(&s.why));
         let new = t.skipped.iter().filter(|reason| !known.contains(reason));
         for reason in new.filter(|reason| self.options.dry_run || !is_said(reason)) {
             info!("not adopted: {reason}");

@@ -35,13 +35,13 @@ use crate::bpf::tries::{Entries, Shared};
 use crate::bpf::{self, ProgramGroup, SteerMode};
 use crate::host::cgroup;
 use crate::netlink;
-use crate::topology::{Kind, PathMasks, Topology};
+use crate::topology::{Kind, PathMasks, Placed, Topology};
 use config::{PlacementConfig, RuleConfig, RuleUse, SpreadBy};
 use dead::Dead;
 use forwarding::Forwarding;
 use held::Held;
 pub(crate) use left::{but_for, Left};
-use routing::{describe, plan, PlacementPlan};
+use routing::{describe, plan, PlacementPlan, To};
 pub use status::PlacementStatus;
 use suspension::Suspensions;
 
@@ -459,16 +459,25 @@ pub(crate) fn clear() -> Result<bool> {
     Ok(table? | routing?)
 }
 
-/// In which families ([IPv4, IPv6]) an earlier run has left rules, by which flows go on where they are.
+/// The families of which an earlier run has left rules, by which flows go on where they are, and the devices to which
+/// its tables lead.
 ///
 /// # Errors
 /// When the kernel refuses to list them.
-pub(crate) fn left_behind(config: &PlacementConfig) -> Result<[bool; 2]> {
+pub(crate) fn left_behind(config: &PlacementConfig) -> Result<Placed> {
     if !config.enabled {
-        return Ok([false; 2]);
+        return Ok(Placed::default());
     }
-    let rules = uplinks::there()?.rules;
-    Ok([false, true].map(|ipv6| rules.iter().any(|rule| rule.ipv6 == ipv6)))
+    let there = uplinks::there()?;
+    Ok([false, true].map(|ipv6| {
+        let has_rules = there.rules.iter().any(|rule| rule.ipv6 == ipv6);
+        let routes = there.routes.iter().filter(|route| route.ipv6 == ipv6);
+        let devices = routes.filter_map(|route| match route.to {
+            To::Gateway { ifindex, .. } => Some(ifindex),
+            To::Unreachable => None,
+        });
+        has_rules.then(|| devices.collect())
+    }))
 }
 
 /// What `up` would add to the kernel's routing, in the words of ip(8); nothing where no group's flows

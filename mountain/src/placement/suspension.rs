@@ -96,7 +96,7 @@ impl Placer {
     /// Says which families are left to the kernel from now on, and which no longer.
     pub(super) fn say_suspended(&mut self, topology: &Topology) {
         let mut suspended = Vec::new();
-        for new in &topology.suspended {
+        for new in topology.left_to_kernel() {
             let family = if new.ipv6 { "IPv6" } else { "IPv4" };
             let known = self
                 .suspensions

@@ -14,8 +14,8 @@ use self::addresses::{
 use super::read::Filter;
 use super::rules::{self, Reach};
 use super::{
-    FibRule, Group, Kept, Member, Path, PathKey, Rewritable, RouteOptions, Topology, MAX_GROUPS,
-    MAX_GROUP_PATHS, MAX_KEPT, MAX_PATHS,
+    FibRule, Group, Kept, Member, Path, PathKey, Placed, Rewritable, RouteOptions, Topology,
+    MAX_GROUPS, MAX_GROUP_PATHS, MAX_KEPT, MAX_PATHS,
 };
 use crate::netlink::link::{Address, Link};
 use crate::netlink::nexthop::NextHop;
@@ -30,8 +30,8 @@ const MAX_REASONS: usize = 200;
 /// Condenses a snapshot. Takes time in proportion to the number of routes, which is a million and
 /// more on some routers.
 ///
-/// `placed`: whether flows have chosen their path by now, by family ([IPv4, IPv6]).
-pub(super) fn build_on(snapshot: &Snapshot, filter: &Filter, placed: [bool; 2]) -> Topology {
+/// `placed`: what flows have chosen by now.
+pub(super) fn build_on(snapshot: &Snapshot, filter: &Filter, placed: &Placed) -> Topology {
     let mut builder = Builder::new(snapshot, filter.mark_mask, placed);
     let mut candidates: Vec<&Route> = snapshot
         .routes
@@ -67,15 +67,15 @@ pub(super) fn build_on(snapshot: &Snapshot, filter: &Filter, placed: [bool; 2]) 
 /// As [`build_on`], where nothing was before.
 #[cfg(test)]
 pub(super) fn build(snapshot: &Snapshot, filter: &Filter) -> Topology {
-    build_on(snapshot, filter, [false; 2])
+    build_on(snapshot, filter, &Placed::default())
 }
 
 struct Builder<'a> {
     snapshot: &'a Snapshot,
     /// Bits of the marks that placed flows bear.
     mark_mask: u32,
-    /// Whether flows may be in progress that have chosen their path, by family.
-    placed: [bool; 2],
+    /// What flows have chosen that may be in progress.
+    placed: &'a Placed,
     topology: Topology,
     path_index: HashMap<PathKey, usize>,
     /// How the packets come to each table, by family.
@@ -95,7 +95,7 @@ struct Approach {
 }
 
 impl<'a> Builder<'a> {
-    fn new(snapshot: &'a Snapshot, mark_mask: u32, placed: [bool; 2]) -> Self {
+    fn new(snapshot: &'a Snapshot, mark_mask: u32, placed: &'a Placed) -> Self {
         let mut by_prefix: HashMap<_, Vec<usize>> = HashMap::new();
         for route in snapshot.routes.iter().filter(|route| route.multipath) {
             by_prefix.entry((route.table, route.prefix)).or_default();

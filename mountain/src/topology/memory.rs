@@ -9,7 +9,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
-use super::Topology;
+use super::{Path, Topology};
 use crate::netlink::link::Link;
 use crate::netlink::snapshot::{Snapshot, TABLE_MAIN};
 
@@ -20,6 +20,9 @@ type Gateway = (u32, IpAddr);
 /// From so many gateways on, only those of the present are remembered: who is on an uplink's link may make up more.
 const GATEWAYS_MAX: usize = 256;
 
+/// By family ([IPv4, IPv6]) the devices of uplinks that flows have chosen; `None`: no flow has chosen any.
+pub(crate) type Placed = [Option<BTreeSet<u32>>; 2];
+
 /// What is remembered from one reading to the next.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
@@ -27,14 +30,13 @@ pub(crate) struct Memory {
     macs: HashMap<Gateway, Mac>,
     /// The ports behind which bridges have met those, by bridge.
     ports: HashMap<(u32, Mac), u32>,
-    /// Whether flows have chosen their path, by family ([IPv4, IPv6]), and none of them has lost all uplinks since.
-    pub(super) placed: [bool; 2],
+    /// What flows have chosen, by families of which none has lost all uplinks since.
+    pub(super) placed: Placed,
 }
 
 impl Memory {
-    /// Of a daemon that goes on where an earlier one has left off. `placed`: the families whose flows run on uplinks that
-    /// they have chosen.
-    pub(crate) fn going_on(placed: [bool; 2]) -> Self {
+    /// Of a daemon that goes on where an earlier one has left off. `placed`: what flows of its time have chosen.
+    pub(crate) fn going_on(placed: Placed) -> Self {
         Self {
             placed,
             ..Self::default()
@@ -62,13 +64,23 @@ impl Memory {
 
     /// Takes note of what a reading has led to.
     pub(super) fn adopted(&mut self, topology: &Topology) {
-        let before = self.placed;
+        let before = std::mem::take(&mut self.placed);
         self.placed = [false, true].map(|ipv6| {
-            let groups = topology.groups.iter().filter(|group| group.kind.places());
-            let mut prefixes = groups.flat_map(|group| &group.prefixes);
-            let places = prefixes.any(|prefix| prefix.addr().is_ipv6() == ipv6);
+            let device = |path: &Path| path.key.ifindex;
+            let before = before[usize::from(ipv6)].as_ref();
+            let places = topology.places_in(ipv6);
             let rests = topology.suspended.iter().any(|s| s.ipv6 == ipv6);
-            places || before[usize::from(ipv6)] && rests
+            if !places && !(rests && before.is_some()) {
+                return None;
+            }
+            let groups = topology.groups.iter().filter(|group| group.kind.places());
+            let members = groups.flat_map(|group| &group.members);
+            let chosen = members.map(|member| &topology.paths[member.path]);
+            let chosen = chosen.filter(|path| path.key.ipv6 == ipv6).map(device);
+            let resting = topology.suspended.iter().filter(|s| s.ipv6 == ipv6);
+            let resting = resting.flat_map(|s| &s.paths).map(device);
+            let known = |device: &u32| before.is_some_and(|before| before.contains(device));
+            Some(chosen.chain(resting.filter(known)).collect())
         });
     }
 

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::netlink::snapshot::{FibRule, RouteOptions};
 pub use global::is_translated_later;
-pub(crate) use memory::Memory;
+pub(crate) use memory::{Memory, Placed};
 pub(crate) use read::read_on_blocking;
 pub use read::{read_topology, read_topology_blocking, Filter};
 
@@ -178,7 +178,8 @@ pub enum Rewritable {
 }
 
 /// Uplinks of one family whose adoption rests, as the kernel prefers another way for new flows: a VPN's. Or one is
-/// left of them, or what it prefers is an uplink that lacks its address.
+/// left of them, or what it prefers is an uplink that lacks its address. Or these come after a multipath route, whose
+/// next hops new flows choose from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Suspended {
     /// Of IPv6; otherwise of IPv4.
@@ -229,7 +230,7 @@ pub struct Topology {
     pub ipvlans: BTreeSet<u32>,
     /// Multipath routes found but not adopted, each with the reason, for `mountain check`.
     pub skipped: Vec<String>,
-    /// Families whose new flows would choose, but are left to the kernel for the time being.
+    /// Uplinks that new flows would choose from, or chose from before, and do not for the time being.
     pub suspended: Vec<Suspended>,
     /// Where flows choose when they start, or chose before: destinations to which those that did keep their uplink.
     /// In order, at most [`MAX_KEPT`].
@@ -280,6 +281,18 @@ impl Topology {
     /// Whether some group's new flows choose their path.
     pub fn places(&self) -> bool {
         self.groups.iter().any(|group| group.kind.places())
+    }
+
+    /// Likewise of one family.
+    pub(crate) fn places_in(&self, ipv6: bool) -> bool {
+        let mut placing = self.groups.iter().filter(|group| group.kind.places());
+        placing.any(|group| group.prefixes.iter().any(|p| p.addr().is_ipv6() == ipv6))
+    }
+
+    /// Families whose new flows are left to the kernel for the time being: not of uplinks that rest beside a group.
+    pub(crate) fn left_to_kernel(&self) -> impl Iterator<Item = &Suspended> {
+        let suspended = self.suspended.iter();
+        suspended.filter(move |suspended| !self.places_in(suspended.ipv6))
     }
 
     /// Whether flows choose their path when they start, or have chosen it before that was suspended.

@@ -57,7 +57,7 @@ pub(crate) fn read_on_blocking(filter: &Filter, memory: &Mutex<Memory>) -> Resul
         }
         let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
         memory.complete(&mut snapshot);
-        let topology = build::build_on(&snapshot, filter, memory.placed);
+        let topology = build::build_on(&snapshot, filter, &memory.placed);
         memory.adopted(&topology);
         drop(memory);
         let many = snapshot.routes.len() > MANY_ROUTES;

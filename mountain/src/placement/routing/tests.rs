@@ -162,6 +162,35 @@ fn suspended_uplinks_keep_their_marks_for_single_destinations_only() {
 }
 
 #[test]
+fn an_uplink_that_rests_beside_a_group_keeps_all_and_is_not_chosen() {
+    let mut home = home();
+    let without = plan(&home, mask(), &BTreeSet::new()).unwrap();
+    home.suspended = vec![Suspended {
+        ipv6: false,
+        paths: vec![path(6, "203.0.113.1", &["203.0.113.9"])],
+        why: String::new(),
+        whole: true,
+    }];
+    let plan = plan(&home, mask(), &BTreeSet::new()).unwrap();
+    assert_eq!(plan.marks, without.marks);
+    assert!(plan.uplinks.contains(&(0x0600_0000, "u6".to_owned())));
+    let lines = describe(&plan.routing, |i| format!("u{i}"));
+    let others = describe(&without.routing, |i| format!("u{i}"));
+    let mut more: Vec<&String> = lines.iter().filter(|l| !others.contains(l)).collect();
+    more.sort();
+    let six = TABLE_BASE + 6;
+    let expected = [
+        format!("ip route add default via 203.0.113.1 dev u6 table {six}"),
+        format!("ip rule add priority 32765 from 203.0.113.9 lookup {six}"),
+        format!(
+            "ip rule add priority 32765 fwmark 0x6000000/0xff000000 uidrange 0-4294967294 lookup {six}"
+        ),
+    ];
+    assert_eq!(more, expected.iter().collect::<Vec<_>>());
+    assert_eq!(lines.len(), others.len() + expected.len());
+}
+
+#[test]
 fn groups_whose_flows_only_move_need_nothing() {
     let mut home = home();
     home.groups.drain(..2);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Default routes by uplinks with addresses of their own: groups whose flows choose when they start.
 
+use std::collections::BTreeSet;
+
 use libc::{RTN_THROW, RTN_UNICAST};
 
 use super::addresses::next_hops;
@@ -58,6 +60,9 @@ impl Uplinks<'_> {
         }
     }
 }
+
+/// What is said of an uplink whose default route comes after a multipath one.
+const BEHIND: &str = "comes after a multipath default route: no new flow chooses it";
 
 /// In which order the kernel takes default routes: the lowest first.
 fn rank(route: &Route) -> (u32, Preference) {
@@ -172,11 +177,17 @@ impl Builder<'_> {
         let Some(&best) = defaults.first() else {
             return;
         };
-        if self.adopted.contains_key(&best.prefix) || !filter.admits(&best.prefix) {
+        if !filter.admits(&best.prefix) {
             return;
         }
         let uplinks = self.uplinks(&defaults, filter);
         let preferred = self.check_preferred(&defaults, &conditional, &uplinks);
+        if self.adopted.contains_key(&best.prefix) {
+            if preferred.is_ok() {
+                self.keep_behind(&defaults, uplinks.paths, filter);
+            }
+            return;
+        }
         if let (Ok(()), [last]) = (&preferred, &uplinks.paths[..]) {
             self.keep_last(best, last);
         }
@@ -402,7 +413,7 @@ impl Builder<'_> {
     /// The same because of what the kernel prefers. If that is an uplink, which only lacks something at the moment,
     /// running flows on the others keep what they stand on.
     fn suspend_for(&mut self, ipv6: bool, paths: Vec<Path>, reason: Reason) {
-        let whole = reason.passes && self.placed[usize::from(ipv6)];
+        let whole = reason.passes && self.placed[usize::from(ipv6)].is_some();
         self.suspend(ipv6, paths, reason.why, whole);
     }
 
@@ -411,7 +422,7 @@ impl Builder<'_> {
     /// goes on sending would have gone there.
     fn keep_last(&mut self, best: &Route, last: &Path) {
         let ipv6 = best.is_ipv6();
-        let stands = self.placed[usize::from(ipv6)]
+        let stands = self.placed[usize::from(ipv6)].is_some()
             && self.check_throws(ipv6).is_ok()
             && self.check_marks(ipv6).is_ok()
             && self.check_rules(best).is_ok();
@@ -421,6 +432,46 @@ impl Builder<'_> {
                 last.ifname
             );
             self.suspend(ipv6, vec![last.clone()], why, true);
+        }
+    }
+
+    /// Keeps what running flows stand on where the best default route is a multipath one that is adopted, on uplinks
+    /// behind it that they chose. Says of those behind it that new flows do not choose them, where they might.
+    fn keep_behind(&mut self, defaults: &[&Route], uplinks: Vec<Path>, filter: &Filter) {
+        let Some(best) = defaults.first() else { return };
+        let ipv6 = best.is_ipv6();
+        let mut groups = self.topology.groups.iter();
+        let is_its = |g: &&Group| g.table == TABLE_MAIN && g.prefixes.contains(&best.prefix);
+        let Some(group) = groups.find(is_its) else {
+            return;
+        };
+        let paths = group.members.iter().map(|m| &self.topology.paths[m.path]);
+        let members: BTreeSet<u32> = paths.map(|path| path.key.ifindex).collect();
+        let places = group.kind.places();
+        let placed = self.placed;
+        let placed = placed[usize::from(ipv6)].as_ref();
+        let is_placed = |path: &Path| placed.is_some_and(|p| p.contains(&path.key.ifindex));
+
+        let told_apart = own_sources(&uplinks.iter().collect::<Vec<_>>()).is_ok();
+        let mut behind = uplinks;
+        behind.retain(|path| !members.contains(&path.key.ifindex));
+        for path in behind.iter().filter(|path| filter.adopt || is_placed(path)) {
+            let leads = |r: &&&Route| r.hops.iter().any(|hop| hop.ifindex == path.key.ifindex);
+            if let Some(route) = defaults.iter().find(leads) {
+                self.skip(route, &format!("{} {BEHIND}", path.ifname));
+            }
+        }
+        behind.retain(is_placed);
+        let policed = self.policed(ipv6, &behind.iter().collect::<Vec<_>>());
+        if behind.is_empty() || !told_apart || policed.is_some_and(|(_, whole)| !whole) {
+            return;
+        }
+        // With a suspension of the group's own the uplinks behind it share its reason.
+        let mut suspended = self.topology.suspended.iter_mut();
+        match suspended.find(|s| s.ipv6 == ipv6 && s.whole) {
+            Some(suspended) => suspended.paths.extend(behind),
+            None if places => self.suspend(ipv6, behind, BEHIND.to_owned(), true),
+            None => {}
         }
     }
 

@@ -5,7 +5,7 @@ use super::*;
 use crate::netlink::kinds::{wire, Wire};
 use crate::netlink::nexthop::NextHop;
 use crate::netlink::snapshot::Route;
-use crate::topology::{Group, Kind, Suspended};
+use crate::topology::{Group, Kind, Member, PathKey, RouteOptions, Suspended};
 
 const BRIDGE: u32 = 2;
 const UPLINK: u32 = 3;
@@ -111,12 +111,34 @@ fn what_is_remembered_does_not_grow_without_end() {
     assert!(memory.macs.len() <= GATEWAYS_MAX);
 }
 
+fn uplink(ifindex: u32) -> Path {
+    Path {
+        key: PathKey {
+            ifindex,
+            gateway: Some(gateway()),
+            ipv6: false,
+        },
+        ifname: format!("u{ifindex}"),
+        source: None,
+        mtu: 1500,
+        ethernet: true,
+        modem: false,
+        up: true,
+        addresses: Vec::new(),
+        fresh: Vec::new(),
+        taken: Vec::new(),
+        preferred_source: None,
+        options: RouteOptions::default(),
+        gateway_mac: None,
+    }
+}
+
 #[test]
 fn that_flows_chose_is_remembered_as_long_as_an_uplink_is_left() {
     let resting = || Topology {
         suspended: vec![Suspended {
             ipv6: false,
-            paths: Vec::new(),
+            paths: vec![uplink(2), uplink(3)],
             why: String::new(),
             whole: false,
         }],
@@ -126,23 +148,26 @@ fn that_flows_chose_is_remembered_as_long_as_an_uplink_is_left() {
         kind: Kind::Place,
         table: TABLE_MAIN,
         prefixes: vec!["0.0.0.0/0".parse().unwrap()],
-        members: Vec::new(),
+        members: vec![Member { path: 0, weight: 1 }],
         preferred: None,
         told_by: BTreeSet::new(),
     };
     let placing = Topology {
+        paths: vec![uplink(2)],
         groups: vec![group],
         ..Topology::default()
     };
     let mut memory = Memory::default();
+    let chosen = || Some(BTreeSet::from([2]));
     for (topology, placed) in [
-        (resting(), false),
-        (placing, true),
-        (resting(), true),
-        (Topology::default(), false),
-        (resting(), false),
+        (resting(), None),
+        (placing, chosen()),
+        // The other one was never chosen.
+        (resting(), chosen()),
+        (Topology::default(), None),
+        (resting(), None),
     ] {
         memory.adopted(&topology);
-        assert_eq!(memory.placed, [placed, false]);
+        assert_eq!(memory.placed, [placed, None]);
     }
 }
