@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! From what netlink reads to what policy, prober and BPF program work on.
 
+mod said;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -21,7 +23,8 @@ use crate::steer::alike::Difference;
 use crate::steer::config::METERED_COST_MS;
 use crate::steer::policy::PathInput;
 use crate::steer::rendezvous::{inv_weight, path_salt};
-use crate::topology::{destinations_told, Filter, Kind, Member, Path, PathMasks, Topology};
+use crate::topology::{Kind, Member, Path, PathMasks, Topology};
+pub(super) use said::no_groups;
 
 /// The paths in use, by id, and the topology they come from.
 #[derive(Default)]
@@ -36,6 +39,8 @@ pub(crate) struct Paths {
     held: Vec<Option<Difference>>,
     /// What is to be said of how the paths are measured.
     doubts: BTreeSet<Doubt>,
+    /// What the log last said of each group.
+    told: Vec<String>,
     /// Devices that carry out IPsec by themselves, so that packets are plain here; `None`: any may.
     offloading: Option<BTreeSet<u32>>,
 }
@@ -354,6 +359,7 @@ impl Daemon {
         let same_reasons = known_reasons == topology.skipped;
         let first = !self.paths.any();
         let doubts = self.paths.doubts.clone();
+        let told = self.paths.told.clone();
         self.paths.replace(topology, &self.config);
         for new in self.paths.doubts.difference(&doubts) {
             warn!("{}: {}", new.what, new.todo);
@@ -362,13 +368,18 @@ impl Daemon {
             self.say_groups();
         }
         self.say_skipped(&known_reasons);
-        let before = self.paths.held().to_vec();
+        let mut before = self.paths.held().to_vec();
         self.ask_firewall();
         if !same_routing || first {
-            self.say_held(&[]);
-        } else {
-            self.say_held(&before);
+            // It is said anew, but for what was said of a group that is as it was.
+            for (i, was) in before.iter_mut().enumerate() {
+                let same_group = told.get(i) == self.paths.told.get(i);
+                if !same_group || self.paths.held().get(i) != Some(&*was) {
+                    *was = None;
+                }
+            }
         }
+        self.say_held(&before);
         self.say_held_cgroups();
 
         let groups = self.paths.groups();
@@ -528,102 +539,8 @@ impl Daemon {
         }
         Ok(())
     }
-
-    fn say_groups(&self) {
-        let t = &self.paths.topology;
-        for (i, g) in t.groups.iter().enumerate() {
-            let members: Vec<_> = g
-                .members
-                .iter()
-                .filter_map(|m| self.paths.id(m.path))
-                .map(|id| self.paths.name(id))
-                .collect();
-            info!(
-                "group {i}: {} (table {}) by {}: {}",
-                destinations_told(&g.prefixes),
-                g.table,
-                members.join(", "),
-                placement::kind_text(g.kind)
-            );
-        }
-        if self.options.dry_run {
-            match placement::preview(t, &self.config.placement) {
-                Ok(lines) => lines.iter().for_each(|line| info!("would add: {line}")),
-                Err(e) => warn!("{e:#}"),
-            }
-        }
-        if t.groups.is_empty() && t.suspended.is_empty() {
-            warn!("no multipath route to steer: waiting for one");
-        }
-    }
-
-    /// Says which routes are not adopted that were not among these.
-    fn say_skipped(&self, known: &[String]) {
-        let t = &self.paths.topology;
-        // The reason of a suspension has a warning of its own, except in a dry run.
-        let is_said = |reason: &str| t.left_to_kernel().any(|s| reason.ends_with(&s.why));
-        let new = t.skipped.iter().filter(|reason| !known.contains(reason));
-        for reason in new.filter(|reason| self.options.dry_run || !is_said(reason)) {
-            info!("not adopted: {reason}");
-        }
-    }
 }
 
 fn keys(t: &Topology) -> Vec<crate::topology::PathKey> {
     t.paths.iter().map(|p| p.key).collect()
-}
-
-/// Why there is nothing to steer, and what to do.
-pub(super) fn no_groups(topology: &Topology, filter: &Filter) -> String {
-    let mut text = match topology.suspended.first() {
-        Some(suspended) => format!("nothing to steer: {}\n", suspended.why),
-        None => "no multipath route to steer: `ip route` shows none with several `nexthop`s that can be adopted\n"
-            .to_owned(),
-    };
-    if !filter.adopt {
-        text += "With two providers, that is two default routes, run `mountain up --adopt`.\n";
-    }
-    text +=
-        "`mountain check` says what to change; with --wait, mountain starts and waits for a route.";
-    for reason in &topology.skipped {
-        text += &format!("\n  - {reason}");
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::topology::Suspended;
-
-    #[test]
-    fn where_there_is_nothing_to_steer_the_advice_fits_the_host() {
-        let adopting = Filter {
-            adopt: true,
-            ..Filter::default()
-        };
-        let mut topology = Topology::default();
-        let said = no_groups(&topology, &Filter::default());
-        assert!(
-            said.contains("no multipath route") && said.contains("up --adopt"),
-            "{said}"
-        );
-        // Who has said so is not told to say so.
-        let said = no_groups(&topology, &adopting);
-        assert!(
-            said.contains("no multipath route") && !said.contains("--adopt"),
-            "{said}"
-        );
-        topology.suspended.push(Suspended {
-            ipv6: false,
-            paths: Vec::new(),
-            why: "the kernel prefers tun0".into(),
-            whole: false,
-        });
-        let said = no_groups(&topology, &adopting);
-        assert!(
-            said.starts_with("nothing to steer: the kernel prefers tun0"),
-            "{said}"
-        );
-    }
 }
