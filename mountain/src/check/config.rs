@@ -47,12 +47,9 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
             );
         }
     }
-    if let Some(cgroup) = config
-        .placement
-        .cgroup
-        .as_ref()
-        .filter(|path| !path.exists())
-    {
+    // Where none are mounted, that is told apart.
+    let folder = config.placement.cgroup_folder().ok();
+    if let Some(cgroup) = folder.filter(|folder| !folder.exists()) {
         // Without one, `up` moves running flows where it can and fails where it cannot.
         let level = match topology
             .groups

@@ -7,7 +7,6 @@ use super::Report;
 use crate::config::Config;
 use crate::daemon::firewall::read;
 use crate::daemon::topology::reserves;
-use crate::host::cgroup;
 use crate::host::sysctl::forwards;
 use crate::host::text::count;
 use crate::netlink;
@@ -41,8 +40,10 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config, u
         ),
         Err(error) => report.fail("uplinks", format!("{error:#}"), ""),
     }
-    match cgroup::root() {
-        Ok(root) => report.ok("cgroup", format!("sockets are met at {}", root.display())),
+    match config.cgroup_folder() {
+        // One that is not there is told of with the configuration.
+        Ok(folder) if !folder.exists() => {}
+        Ok(folder) => report.ok("cgroup", format!("sockets are met at {}", folder.display())),
         Err(error) => report.fail("cgroup", format!("{error:#}"), ""),
     }
     let mask = config.mark_mask.bits();

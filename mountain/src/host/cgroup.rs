@@ -42,13 +42,26 @@ fn mounted_in(mounts: &str, root: &Path) -> Vec<PathBuf> {
     mounted.collect()
 }
 
+/// The folder of a cgroup: that of an absolute path, if there is one; else what has this name below `root`.
+pub fn folder(root: &Path, cgroup: &Path) -> PathBuf {
+    match cgroup.is_absolute() && cgroup.exists() {
+        true => cgroup.to_owned(),
+        false => root.join(below(root, cgroup)),
+    }
+}
+
+/// A cgroup's name below `root`.
+fn below<'a>(root: &Path, cgroup: &'a Path) -> &'a Path {
+    let below = cgroup.strip_prefix(root).unwrap_or(cgroup);
+    below.strip_prefix("/").unwrap_or(below)
+}
+
 /// Id of a cgroup below `root`, and how deep it is.
 ///
 /// # Errors
 /// When there is no such cgroup.
 pub fn id(root: &Path, cgroup: &Path) -> Result<(u64, u32)> {
-    let below = cgroup.strip_prefix(root).unwrap_or(cgroup);
-    let below = below.strip_prefix("/").unwrap_or(below);
+    let below = below(root, cgroup);
     let folder = root.join(below);
     // A cgroup's id is the number of its folder.
     let id = fs::metadata(&folder)
@@ -296,6 +309,19 @@ mod tests {
         assert_eq!(mounted(hybrid, "/proc/1/root"), of_init);
         let v1 = "cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n";
         assert!(mounted(v1, "/").is_empty());
+    }
+
+    #[test]
+    fn a_cgroup_is_named_by_its_folder_or_below_the_root() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("a/b")).unwrap();
+        let expected = root.path().join("a/b");
+        for name in [Path::new("a/b"), Path::new("/a/b"), expected.as_path()] {
+            assert_eq!(folder(root.path(), name), expected);
+        }
+        let elsewhere = tempfile::tempdir().unwrap();
+        assert_eq!(folder(root.path(), elsewhere.path()), elsewhere.path());
+        assert_eq!(folder(root.path(), Path::new("c")), root.path().join("c"));
     }
 
     #[test]

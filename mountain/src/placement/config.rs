@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use super::routing::MarkMask;
 use crate::bpf::placement::MAX_RULES;
+use crate::host::cgroup;
 use crate::host::values::{prefix, within};
 
 /// `[placement]`: new flows, where uplinks have addresses of their own.
@@ -32,7 +33,7 @@ pub struct PlacementConfig {
     /// connect anew, 3..=3600 s. Default 0: never, they go on when the uplink does.
     #[serde(deserialize_with = "reset_stuck")]
     pub reset_stuck_s: u32,
-    /// Only sockets of processes in this cgroup (v2) are placed. Default: all.
+    /// Only sockets of processes in this cgroup (v2) are placed, below the root: "user.slice". Default: all.
     pub cgroup: Option<PathBuf>,
 }
 
@@ -71,6 +72,20 @@ impl Default for PlacementConfig {
             reset_stuck_s: 0,
             cgroup: None,
         }
+    }
+}
+
+impl PlacementConfig {
+    /// The folder of the cgroup whose sockets are placed.
+    ///
+    /// # Errors
+    /// When no cgroups of version 2 are mounted.
+    pub(crate) fn cgroup_folder(&self) -> anyhow::Result<PathBuf> {
+        let root = cgroup::root()?;
+        Ok(match &self.cgroup {
+            Some(path) => cgroup::folder(&root, path),
+            None => root,
+        })
     }
 }
 

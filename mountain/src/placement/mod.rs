@@ -108,10 +108,7 @@ impl Placer {
     /// # Errors
     /// When the kernel refuses the programs, or there are no cgroups of version 2.
     pub fn new(config: &PlacementConfig, rules: &[RuleConfig]) -> Result<Self> {
-        let cgroup = match &config.cgroup {
-            Some(path) => path.clone(),
-            None => cgroup::root()?,
-        };
+        let cgroup = config.cgroup_folder()?;
         Ok(Self {
             config: config.clone(),
             rules: rules.to_vec(),
