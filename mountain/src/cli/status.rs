@@ -54,7 +54,9 @@ fn running<T: DeserializeOwned>(request: &Request) -> Result<T> {
         Some(answer) => Ok(answer),
         None => bail!(
             "mountain is not running in this network namespace: start it with `mountain up`{}",
-            match left_behind(&PlacementConfig::default()).is_ok_and(|left| left.contains(&true)) {
+            match left_behind(&PlacementConfig::default())
+                .is_ok_and(|left| left.iter().any(Option::is_some))
+            {
                 true => "; `mountain down` removes the rules that an earlier run has left",
                 false => "",
             }

@@ -37,18 +37,21 @@ pub(crate) struct Left {
 pub(crate) struct LeftNets {
     /// Nobody here translates these.
     pub untranslated: Vec<IpNet>,
+    /// The firewall may stop these on one uplink, and lets them leave by the one that the kernel takes.
+    pub stopped: Vec<IpNet>,
     /// About these the firewall was not asked.
     pub unasked: Vec<IpNet>,
 }
 
 static NO_NETS: LeftNets = LeftNets {
     untranslated: Vec::new(),
+    stopped: Vec::new(),
     unasked: Vec::new(),
 };
 
 impl LeftNets {
     fn len(&self) -> usize {
-        self.untranslated.len() + self.unasked.len()
+        self.untranslated.len() + self.stopped.len() + self.unasked.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -83,16 +86,19 @@ impl Left {
         };
         let mut nets = LeftNets::default();
         for group in starting(topology) {
-            let questions = Question::of_nets(group, topology);
-            for (i, (net, question)) in questions.iter().enumerate() {
+            let asked = Question::of_nets(group, topology, reserves);
+            for (i, asked) in asked.iter().enumerate() {
                 if i >= NETS_MAX {
-                    nets.unasked.push(*net);
-                } else if answer(question).is_some() {
-                    nets.untranslated.push(*net);
+                    nets.unasked.push(asked.net);
+                } else if answer(&asked.source).is_some() {
+                    nets.untranslated.push(asked.net);
+                } else if asked.leaving.as_ref().and_then(&answer).is_some() {
+                    nets.stopped.push(asked.net);
                 }
             }
         }
         nets.untranslated.sort();
+        nets.stopped.sort();
         let forwarded = (all.clone()).or_else(|| marks(false)).or_else(by_nat);
         Self {
             all,
@@ -150,8 +156,10 @@ impl Left {
             let leaving = Question::of_leaving(group, topology, reserves);
             let marks = [true, false].map(|own| Question::of_marks(group, topology, own));
             let nat = Question::of_new(group, topology);
-            let nets = Question::of_nets(group, topology).into_iter();
-            let nets = nets.take(NETS_MAX).map(|(_, question)| question);
+            let nets = Question::of_nets(group, topology, reserves).into_iter();
+            let nets = nets.take(NETS_MAX);
+            let nets = nets.flat_map(|asked| [Some(asked.source), asked.leaving]);
+            let nets = nets.flatten();
             let marks = marks.into_iter().flatten();
             marks.chain(leaving).chain([nat]).chain(nets)
         };
@@ -184,6 +192,7 @@ impl Placer {
         let nets = [
             &self.uplink_nets[..],
             &left.untranslated[..],
+            &left.stopped[..],
             &left.unasked[..],
         ]
         .concat();
@@ -216,6 +225,10 @@ pub(crate) fn but_for(nets: &LeftNets) -> String {
         (
             &nets.untranslated,
             "the firewall does not translate them on all uplinks",
+        ),
+        (
+            &nets.stopped,
+            "the firewall may stop them on one uplink, and not on the one that the kernel takes",
         ),
         (
             &nets.unasked,

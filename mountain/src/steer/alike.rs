@@ -51,8 +51,10 @@ pub(crate) enum About {
     Running,
     /// Only what it does to source addresses: of flows that choose their uplink before they meet the firewall.
     Nat,
-    /// Whether it lets the packets of new flows leave by one device and not by another.
+    /// Whether it lets packets of this host's new flows leave by one device and not by another.
     Leaving,
+    /// The same of what comes from a network behind this host.
+    Forwarding(InnerNet),
     /// Whether it translates what comes from a network behind this host to anywhere.
     Source(InnerNet),
     /// What it does before routing to packets that bear marks of ours, where rules of the FIB go by marks.
@@ -109,15 +111,25 @@ impl Question {
         })
     }
 
-    /// About the networks behind this host whose flows begin in a group.
-    pub(crate) fn of_nets(group: &Group, topology: &Topology) -> Vec<(IpNet, Self)> {
-        let question = Self::of_new(group, topology);
+    /// About the networks behind this host whose flows begin in a group: whether they are translated, and whether their
+    /// packets leave by all uplinks ([`Question::of_leaving`]).
+    pub(crate) fn of_nets(
+        group: &Group,
+        topology: &Topology,
+        reserves: &BTreeSet<usize>,
+    ) -> Vec<NetQuestions> {
+        let new = Self::of_new(group, topology);
+        let leaving = Self::of_leaving(group, topology, reserves);
         let nets = topology.inner_nets.iter();
-        let nets = nets.filter(|inner| inner.net.addr().is_ipv6() == question.ipv6);
-        nets.map(|inner| {
-            let about = About::Source(*inner);
-            let question = question.clone();
-            (inner.net, Self { about, ..question })
+        let nets = nets.filter(|inner| inner.net.addr().is_ipv6() == new.ipv6);
+        let ask = |question: &Self, about| Self {
+            about,
+            ..question.clone()
+        };
+        nets.map(|inner| NetQuestions {
+            net: inner.net,
+            source: ask(&new, About::Source(*inner)),
+            leaving: (leaving.as_ref()).map(|question| ask(question, About::Forwarding(*inner))),
         })
         .collect()
     }
@@ -133,6 +145,16 @@ impl Question {
             ..question
         })
     }
+}
+
+/// What is asked about a network behind this host.
+pub(crate) struct NetQuestions {
+    /// The network.
+    pub net: IpNet,
+    /// [`About::Source`].
+    pub source: Question,
+    /// [`About::Forwarding`].
+    pub leaving: Option<Question>,
 }
 
 /// Everything that judges packets after routing, at one moment.
@@ -187,8 +209,15 @@ impl Firewall {
         if question.devices.len() < 2 {
             return None;
         }
-        if question.about == About::Leaving {
-            return self.leaving(question);
+        match question.about {
+            About::Leaving => return self.leaving(question, Hook::Output, &DeviceFact::Absent),
+            About::Forwarding(inner) => {
+                return match self.inner_device(inner) {
+                    Some(from) => self.leaving(question, Hook::Forward, &from),
+                    None => Some(Difference::new(GONE)),
+                }
+            }
+            _ => {}
         }
         // A program at these hooks cannot translate.
         let by_nat = question.about != About::Running;
@@ -212,7 +241,6 @@ impl Firewall {
         if self.ruleset.is_empty() && source.is_none() {
             return None;
         }
-        let known = |index: &u32| self.devices.iter().find(|device| device.ifindex == *index);
         let gone = || Some(Difference::new(GONE));
         let Some(devices) = self.devices_of(question) else {
             return gone();
@@ -223,10 +251,8 @@ impl Firewall {
             let Some(inner) = source else {
                 return at_place(&self.ruleset, nat, &devices);
             };
-            let from = match inner.device.map(|index| known(&index).cloned()) {
-                Some(Some(device)) => DeviceFact::Known(Box::new(device)),
-                Some(None) => return gone(),
-                None => DeviceFact::Open,
+            let Some(from) = self.inner_device(inner) else {
+                return gone();
             };
             return self.untranslated(inner.net, &from, nat, &devices);
         }
@@ -236,14 +262,27 @@ impl Firewall {
             .or_else(|| self.rewriting(question, devices.first()?))
     }
 
-    /// Those that a question names; `None` when one of them is gone.
-    fn devices_of(&self, question: &Question) -> Option<Vec<&Link>> {
-        let known = |index: &u32| self.devices.iter().find(|device| device.ifindex == *index);
-        question.devices.iter().map(known).collect()
+    fn device(&self, index: u32) -> Option<&Link> {
+        self.devices.iter().find(|device| device.ifindex == index)
     }
 
-    /// The first rule that lets packets of new flows leave by one device and not by another.
-    fn leaving(&self, question: &Question) -> Option<Difference> {
+    /// Those that a question names; `None` when one of them is gone.
+    fn devices_of(&self, question: &Question) -> Option<Vec<&Link>> {
+        let devices = question.devices.iter();
+        devices.map(|index| self.device(*index)).collect()
+    }
+
+    /// By what packets of a network come in; `None` when that is gone.
+    fn inner_device(&self, inner: InnerNet) -> Option<DeviceFact> {
+        match inner.device {
+            Some(index) => Some(DeviceFact::Known(Box::new(self.device(index)?.clone()))),
+            None => Some(DeviceFact::Open),
+        }
+    }
+
+    /// The first rule, from a hook on, that lets packets of new flows leave by one device and not by another. They have
+    /// come in by `from`.
+    fn leaving(&self, question: &Question, first: Hook, from: &DeviceFact) -> Option<Difference> {
         if self.ruleset.is_empty() {
             return None;
         }
@@ -253,13 +292,14 @@ impl Firewall {
         let residue = |hook: Hook, device: &Link| {
             let place = Place::new(Packets::of(question.ipv6), hook).chains(Chains::ButNat);
             let facts = Facts {
+                iif: from.clone(),
                 begins: true,
                 ..facts(hook, device)
             };
             self.ruleset.residue(&place, &facts).verdicts()
         };
         let (one, others) = devices.split_first()?;
-        AFTER_ROUTING.into_iter().find_map(|hook| {
+        [first, Hook::Postrouting, Hook::Egress].into_iter().find_map(|hook| {
             let reference = residue(hook, one);
             others.iter().find_map(|other| {
                 let rule = reference.difference(&residue(hook, other))?;

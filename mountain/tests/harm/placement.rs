@@ -68,7 +68,11 @@ fn sources(net: &Net, sockets: &[UdpSocket]) -> Vec<String> {
 
 /// The addresses that the server sees of new sockets.
 fn begun(net: &Net) -> BTreeSet<String> {
-    sources(net, &sockets(net, 0)).into_iter().collect()
+    set_of(&sources(net, &sockets(net, 0)))
+}
+
+fn set_of(sources: &[String]) -> BTreeSet<String> {
+    sources.iter().cloned().collect()
 }
 
 /// Addresses to compare with.
@@ -363,6 +367,29 @@ fn sockets_of(ns: &Ns) -> Vec<UdpSocket> {
 /// What the daemon leaves to the kernel.
 fn left(net: &Net) -> String {
     net.client.status().placement.unwrap().left.join("\n")
+}
+
+/// As where one uplink is in another zone of the firewall than the network behind this host may go to.
+#[test]
+fn no_forwarded_flow_starts_where_the_firewall_may_stop_it() {
+    let net = two_providers();
+    let lan = machine_behind(&net);
+    let client = &net.client;
+    // Nothing comes from there that would be placed.
+    let rule = "iifname u0 oifname u1 drop";
+    client.chain("inet t c", "filter hook forward priority 0", rule);
+    up(&net);
+    assert_eq!(left(&net), "");
+    wait_until("they are placed", LEAVE, || {
+        set_of(&sources(&net, &sockets_of(&lan))).contains(U1)
+    });
+    client.run("nft add rule inet t c iifname n0 oifname u1 udp dport 9 drop");
+    wait_until("the rule is noticed", LEAVE, || {
+        left(&net).contains("10.40.0.0/24: the firewall may stop them")
+    });
+    assert_eq!(sources(&net, &sockets_of(&lan)), [U0; SOCKETS]);
+    let own = begun(&net);
+    assert!(own.contains(U1), "{own:?}");
 }
 
 /// As in the books: what has a mark already is done with.

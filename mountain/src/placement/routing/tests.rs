@@ -164,14 +164,14 @@ fn suspended_uplinks_keep_their_marks_for_single_destinations_only() {
 #[test]
 fn an_uplink_that_rests_beside_a_group_keeps_all_and_is_not_chosen() {
     let mut home = home();
-    let without = plan(&home, mask(), &BTreeSet::new()).unwrap();
+    let without = plan(&home);
     home.suspended = vec![Suspended {
         ipv6: false,
         paths: vec![path(6, "203.0.113.1", &["203.0.113.9"])],
         why: String::new(),
         whole: true,
     }];
-    let plan = plan(&home, mask(), &BTreeSet::new()).unwrap();
+    let plan = plan(&home);
     assert_eq!(plan.marks, without.marks);
     assert!(plan.uplinks.contains(&(0x0600_0000, "u6".to_owned())));
     let lines = describe(&plan.routing, |i| format!("u{i}"));
