@@ -70,7 +70,7 @@ impl Memory {
             let before = before[usize::from(ipv6)].as_ref();
             let places = topology.places_in(ipv6);
             let rests = topology.suspended.iter().any(|s| s.ipv6 == ipv6);
-            if !places && !(rests && before.is_some()) {
+            if !(places || rests && before.is_some()) {
                 return None;
             }
             let groups = topology.groups.iter().filter(|group| group.kind.places());
