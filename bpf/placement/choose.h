@@ -179,7 +179,13 @@ static __always_inline __u32 mtn_place(struct mtn_new_flow *s, __u32 group, __u3
 /* The same by the first rule that matches, for flows of the current task ... */
 __noinline int mtn_place_local(struct mtn_new_flow *s, __u32 group, __u32 rule)
 {
-	return s ? mtn_place(s, group, rule) : MTN_MAX_PATHS;
+	if (!s)
+		return MTN_MAX_PATHS;
+	if (rule >= MTN_MAX_RULES && (config.left_groups >> (group & (MTN_MAX_GROUPS - 1)) & 1)) {
+		mtn_count(MTN_PLACE_PASS_FIREWALL);
+		return MTN_MAX_PATHS;
+	}
+	return mtn_place(s, group, rule);
 }
 
 __noinline int mtn_local_rule(struct mtn_new_flow *s)

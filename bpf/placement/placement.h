@@ -35,6 +35,7 @@ enum mtn_placement_stat {
 	MTN_PLACE_PASS_RUNNING,	/* datagrams of a socket that was there before anything was placed */
 	MTN_PLACE_PASS_UNATTENDED, /* the daemon hangs or is stopped */
 	MTN_PLACE_PASS_CGROUP,	/* a program at the egress of a cgroup may judge by device */
+	MTN_PLACE_PASS_FIREWALL, /* the firewall may stop it on another uplink than the kernel's */
 	MTN_PLACE_STAT_MAX,
 };
 
@@ -84,6 +85,7 @@ struct mtn_placement_config {
 	__u64 netns_cookie;	/* the programs see the sockets of every namespace */
 	__u64 alive_ns;		/* when the daemon last followed the host (alive.h) */
 	__u64 idle_ns;		/* an exchange that rests for so long starts anew */
+	__u64 left_groups;	/* local flows of these groups are the kernel's to place, but for those of a rule */
 	__u32 mode;		/* MTN_MODE_PASS or MTN_MODE_STEER */
 	__u32 hash_seed;
 	__u32 mark_mask;	/* the bits of packet marks that are ours */

@@ -21,7 +21,7 @@ use crate::host::namespaces::this_namespace;
 
 /// systemd's filter by address, which looks at no device (src/core/bpf-firewall.c).
 const BY_ADDRESS: &str = "sd_fw_egress";
-/// So many programs at cgroups can be minded: the size of the map in bpf/steer/cgroups.h.
+/// So many programs at cgroups can be minded: the size of the map in bpf/common/held_cgroups.h.
 pub(crate) const PROGRAMS_MAX: usize = 4096;
 /// Programs at one cgroup whose names are asked for.
 const NAMED_MAX: usize = 64;

@@ -291,6 +291,11 @@ impl PlacementPrograms {
         Ok(())
     }
 
+    /// Leaves this host's new flows of some groups (bits of their indexes) to the kernel, but for those that a rule names.
+    pub(crate) fn set_left(&mut self, groups: u64) {
+        publish(&mut self.bss().config.left_groups, groups);
+    }
+
     /// Whether new flows are left to the kernel for the moment. Exchanges in progress keep their address.
     pub(crate) fn set_paused(&mut self, paused: bool) {
         publish(&mut self.bss().config.paused, paused.into());

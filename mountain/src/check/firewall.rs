@@ -13,6 +13,9 @@ pub(super) fn check(report: &mut Report, topology: &Topology, running: Option<&S
     let moving = topology.groups.iter().filter(|group| group.kind.moves());
     let moving: Vec<&Group> = moving.collect();
     if moving.is_empty() {
+        if topology.places() {
+            check_cgroups(report, running);
+        }
         return;
     }
     let questions = moving.iter().map(|group| Question::of(group, topology));
@@ -77,7 +80,7 @@ fn check_cgroups(report: &mut Report, running: Option<&Status>) {
     match held {
         Ok(held) => {
             if let Some(text) = CgroupStatus::told_in_a_line(&held) {
-                report.warn("firewall", format!("not moved: {text}"), "");
+                report.warn("firewall", format!("left to the kernel: {text}"), "");
             }
         }
         Err(e) => report.warn(

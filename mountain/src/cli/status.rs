@@ -64,13 +64,13 @@ fn running<T: DeserializeOwned>(request: &Request) -> Result<T> {
     }
 }
 
-/// Cgroups whose sockets' flows are not moved, where any are. systemd has such a program for each service of its own.
+/// Cgroups whose sockets' flows are left to the kernel. systemd has such a program for each service of its own.
 fn push_held_cgroups(out: &mut String, status: &Status) {
-    if !status.groups.iter().any(|group| group.kind.moves()) {
+    if status.groups.is_empty() {
         return;
     }
     if let Some((heading, which)) = CgroupStatus::told(&status.held_cgroups) {
-        let _ = writeln!(out, "\nnot moved: {heading}");
+        let _ = writeln!(out, "\nleft to the kernel: {heading}");
         for cgroup in which {
             let _ = writeln!(out, "  {cgroup}");
         }

@@ -427,20 +427,19 @@ impl Daemon {
     pub(super) fn write_verdict(&mut self) {
         let Some(steer) = &mut self.steer else { return };
         let verdict = self.policy.current();
+        let mut preferred = Vec::new();
         for (i, &masks) in verdict.groups.iter().enumerate() {
             if self.paths.masks_changed(i, masks) {
                 steer.set_masks(i, masks);
             }
+            preferred.push(self.paths.preferred(i, masks.alive));
             if let Some(placer) = &mut self.placer {
-                let mut masks = PathMasks {
-                    latency: self.policy.for_new_flows(i),
-                    ..masks
-                };
-                if placer.is_left(i) && self.paths.has_preferred(i, masks.alive) {
-                    (masks.latency, masks.bulk) = (0, 0);
-                }
-                placer.set_masks(i, masks);
+                let latency = self.policy.for_new_flows(i);
+                placer.set_masks(i, PathMasks { latency, ..masks });
             }
+        }
+        if let Some(placer) = &mut self.placer {
+            placer.follow_preferred(&preferred);
         }
     }
 

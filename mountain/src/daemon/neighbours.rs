@@ -104,6 +104,7 @@ impl Daemon {
         for (path, memory) in self.memory.iter_mut().enumerate() {
             if self.paths.path(path).is_none() {
                 memory.unresolved_since = None;
+                memory.unanswered_since = None;
             }
         }
     }

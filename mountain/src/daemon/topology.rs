@@ -18,7 +18,7 @@ use crate::bpf::{ProgramGroup, ProgramPath, Sources};
 use crate::config::Config;
 use crate::host::sysctl;
 use crate::measure::probe::{ProbePath, Target};
-use crate::placement::{self, Placer};
+use crate::placement::{self, Placer, Preferred};
 use crate::steer::alike::Difference;
 use crate::steer::config::METERED_COST_MS;
 use crate::steer::policy::PathInput;
@@ -214,14 +214,15 @@ impl Paths {
         })
     }
 
-    /// Whether the path that the kernel takes for a group is one of these members.
-    pub(crate) fn has_preferred(&self, group: usize, members: u16) -> bool {
-        let Some(group) = self.topology.groups.get(group) else {
-            return false;
-        };
-        let preferred = |member: &Member| Some(member.path) == group.preferred;
-        let at = group.members.iter().position(preferred);
-        at.is_some_and(|at| members >> at & 1 == 1)
+    /// The path that the kernel takes for all of a group, some of whose members are alive.
+    pub(crate) fn preferred(&self, group: usize, alive: u16) -> Option<Preferred> {
+        let group = self.topology.groups.get(group)?;
+        let is_it = |member: &Member| Some(member.path) == group.preferred;
+        let at = group.members.iter().position(is_it)?;
+        Some(Preferred {
+            ipv6: self.topology.paths[group.members[at].path].key.ipv6,
+            alive: alive >> at & 1 == 1,
+        })
     }
 
     /// Remembers the masks of a group; returns whether they differ from the last ones.

@@ -42,11 +42,12 @@ fn mounted_in(mounts: &str, root: &Path) -> Vec<PathBuf> {
     mounted.collect()
 }
 
-/// The folder of a cgroup: that of an absolute path, if there is one; else what has this name below `root`.
+/// The folder of a cgroup: what has this name below `root`, unless it is an absolute path of its own.
 pub fn folder(root: &Path, cgroup: &Path) -> PathBuf {
-    match cgroup.is_absolute() && cgroup.exists() {
+    let below = root.join(below(root, cgroup));
+    match cgroup.is_absolute() && (cgroup.exists() || !below.exists()) {
         true => cgroup.to_owned(),
-        false => root.join(below(root, cgroup)),
+        false => below,
     }
 }
 

@@ -10,7 +10,7 @@ use tracing::{info, warn};
 use super::config::Forward;
 use super::Placer;
 use crate::steer::alike::{Difference, Question};
-use crate::topology::{Group, Topology};
+use crate::topology::{Group, Topology, MAX_GROUPS};
 
 /// The firewall is asked about so many networks behind this host, of each family. There may be more behind its routers.
 const NETS_MAX: usize = 64;
@@ -32,12 +32,21 @@ pub(crate) struct Left {
     pub is_reading: bool,
 }
 
+/// The path that the kernel takes for all of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Preferred {
+    /// Of IPv6; otherwise of IPv4.
+    pub ipv6: bool,
+    /// It delivers.
+    pub alive: bool,
+}
+
 /// Networks behind this host whose flows are left to the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LeftNets {
     /// Nobody here translates these.
     pub untranslated: Vec<IpNet>,
-    /// The firewall may stop these on one uplink, and lets them leave by the one that the kernel takes.
+    /// The firewall does not let these leave by all uplinks alike. Left while that is alive which the kernel takes.
     pub stopped: Vec<IpNet>,
     /// About these the firewall was not asked.
     pub unasked: Vec<IpNet>,
@@ -189,19 +198,33 @@ impl Placer {
     /// Tells the programs from which networks forwarded flows are left to the kernel.
     pub(super) fn write_nets(&mut self) {
         let (_, left) = self.left.of_forwarded(self.config.forward);
+        let is_kept = |net: &&IpNet| !self.preferred_dead[usize::from(net.addr().is_ipv6())];
+        let stopped: Vec<IpNet> = left.stopped.iter().filter(is_kept).copied().collect();
         let nets = [
             &self.uplink_nets[..],
             &left.untranslated[..],
-            &left.stopped[..],
+            &stopped[..],
             &left.unasked[..],
         ]
         .concat();
         self.programs.set_nets(&nets);
     }
 
-    /// Whether new flows of a group are left to the kernel while the path lives that it takes.
-    pub(crate) fn is_left(&self, group: usize) -> bool {
-        self.left.by_group.get(group).is_some_and(Option::is_some)
+    /// Takes note of which uplinks that the kernel takes are alive, by group. What is left to such a one because the
+    /// firewall may stop it elsewhere is placed while that is dead: nothing would arrive.
+    pub(crate) fn follow_preferred(&mut self, groups: &[Option<Preferred>]) {
+        let is_left = |group: usize| self.left.by_group.get(group).is_some_and(Option::is_some);
+        let alive = groups.iter().enumerate();
+        let alive = alive.filter(|(i, it)| it.is_some_and(|it| it.alive) && is_left(*i));
+        let left = alive.fold(0, |bits, (i, _)| bits | 1u64 << (i % MAX_GROUPS));
+        self.programs.set_left(left);
+        let dead = [false, true].map(|ipv6| {
+            let mut its = groups.iter().flatten();
+            its.any(|it| it.ipv6 == ipv6 && !it.alive)
+        });
+        if std::mem::replace(&mut self.preferred_dead, dead) != dead && !self.is_idle() {
+            self.write_nets();
+        }
     }
 
     /// Says which new flows of this host are left to the kernel, if that is news.
@@ -228,7 +251,7 @@ pub(crate) fn but_for(nets: &LeftNets) -> String {
         ),
         (
             &nets.stopped,
-            "the firewall may stop them on one uplink, and not on the one that the kernel takes",
+            "the firewall does not let them leave by all uplinks alike (while the uplink that the kernel takes is alive)",
         ),
         (
             &nets.unasked,

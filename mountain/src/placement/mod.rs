@@ -40,7 +40,7 @@ use config::{PlacementConfig, RuleConfig, RuleUse, SpreadBy};
 use dead::Dead;
 use forwarding::Forwarding;
 use held::Held;
-pub(crate) use left::{but_for, Left};
+pub(crate) use left::{but_for, Left, Preferred};
 use routing::{describe, plan, PlacementPlan, To};
 pub use status::PlacementStatus;
 use suspension::Suspensions;
@@ -85,6 +85,8 @@ pub struct Placer {
     /// What the firewall leaves to the kernel, and what was said of that.
     left: Left,
     said_left: Vec<String>,
+    /// By family ([IPv4, IPv6]) whether the uplink is dead that the kernel takes.
+    preferred_dead: [bool; 2],
     /// Addresses of uplinks that have no rule, as connections from them are translated.
     held: Held,
     /// What is said of uplinks that new flows do not choose.
@@ -129,6 +131,7 @@ impl Placer {
             suspensions: Suspensions::default(),
             left: Left::default(),
             said_left: Vec::new(),
+            preferred_dead: [false; 2],
             held: Held::default(),
             closed: BTreeSet::new(),
             leaves: false,

@@ -139,6 +139,8 @@ fn no_flow_starts_where_the_firewall_may_stop_it_while_the_kernels_uplink_is_ali
         left(&net).contains("leave by u0 and by u1, by inet t c")
     });
     assert_eq!(begun(&net), set(&[U0]));
+    let counters = client.status().placement.unwrap().counters;
+    assert_eq!(counters["pass_firewall"], SOCKETS as u64);
     let said = client.mountain("check --adopt --json");
     assert_has(&stdout(&said), &["leave by u0 and by u1"]);
     net.lose(0);
@@ -385,11 +387,16 @@ fn no_forwarded_flow_starts_where_the_firewall_may_stop_it() {
     });
     client.run("nft add rule inet t c iifname n0 oifname u1 udp dport 9 drop");
     wait_until("the rule is noticed", LEAVE, || {
-        left(&net).contains("10.40.0.0/24: the firewall may stop them")
+        left(&net).contains("10.40.0.0/24: the firewall does not let them leave by all")
     });
     assert_eq!(sources(&net, &sockets_of(&lan)), [U0; SOCKETS]);
     let own = begun(&net);
     assert!(own.contains(U1), "{own:?}");
+    net.lose(0);
+    wait_until("the kernel's uplink is dead", LEAVE, || {
+        client.path_by("u0", false).judged.state == "dead"
+    });
+    assert_eq!(sources(&net, &sockets_of(&lan)), [U1; SOCKETS]);
 }
 
 /// As in the books: what has a mark already is done with.

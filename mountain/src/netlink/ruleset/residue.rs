@@ -381,9 +381,13 @@ fn deciding<'a>(
     let mut lines = Vec::new();
     for line in &body.lines {
         let mut steps = line.steps.clone();
+        let goes_on = matches!(line.end, End::Continue);
+        // Later rules may ask for a mark. What a step may end the rule by is a condition of what comes behind it.
         steps.retain(|step| match step {
             Step::If(_) => true,
-            Step::Do(kind, _) => kind.stops(),
+            Step::Do(kind, _) => {
+                kind.stops() || *kind == EffectKind::Mark || kind.asks() && !goes_on
+            }
         });
         let does = steps.iter().any(|step| matches!(step, Step::Do(..)));
         let end = match &line.end {

@@ -335,7 +335,7 @@ fn load_conntrack() {
     }
     if let Ok(modprobe) = program::find("modprobe") {
         let _ = Command::new(modprobe)
-            .args(["--quiet", "nf_conntrack"])
+            .args(["--quiet", "--use-blacklist", "nf_conntrack"])
             .stdin(Stdio::null())
             .output();
     }
