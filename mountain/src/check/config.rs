@@ -47,7 +47,7 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
             );
         }
     }
-    // Where none are mounted, that is told apart.
+    // Where no cgroups are mounted, placement::check reports that.
     let folder = config.placement.cgroup_folder().ok();
     if let Some(cgroup) = folder.filter(|folder| !folder.exists()) {
         // Without one, `up` moves running flows where it can and fails where it cannot.
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
     use crate::topology::Group;
 
-    /// What is said of a configuration where there is a group of a kind.
+    /// The findings about a configuration, on a host with one group of a kind.
     fn said(kind: Kind, text: &str) -> Vec<String> {
         let group = Group {
             kind,

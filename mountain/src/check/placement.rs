@@ -41,7 +41,7 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config, u
         Err(error) => report.fail("uplinks", format!("{error:#}"), ""),
     }
     match config.cgroup_folder() {
-        // One that is not there is told of with the configuration.
+        // A missing one is a finding of config::check.
         Ok(folder) if !folder.exists() => {}
         Ok(folder) => report.ok("cgroup", format!("sockets are met at {}", folder.display())),
         Err(error) => report.fail("cgroup", format!("{error:#}"), ""),

@@ -16,9 +16,9 @@ use crate::steer::policy::pace::IDLE_US;
 use crate::steer::policy::Event;
 use crate::topology::{Group, Path, Topology};
 
-/// So many probes without any answer, ...
+/// A path is called unanswered after this many probes without any answer, ...
 const UNANSWERED: u64 = 60;
-/// ... over so long a time, are said. What was plugged in again may need some seconds.
+/// ... and not before this time: a device that was plugged in again may need some seconds.
 const UNANSWERED_FOR: Duration = Duration::from_secs(10);
 
 /// The gateway by which a path's probes to an address leave: the kernel's choice among those of the device.
@@ -136,8 +136,7 @@ fn near_text(names: BTreeSet<String>) -> String {
     )
 }
 
-/// What is said of a group if some of its paths are among those that are measured `far`, and others are measured to their
-/// gateways: all flows would leave the longer ways for good. What is metered is a reserve anyway, and not compared.
+/// The warning for a group some of whose paths are measured `far`, and others to their gateways: all flows would leave the longer ways for good. What is metered is a reserve anyway, and not compared.
 fn unlike_text(
     group: &Group,
     topology: &Topology,
@@ -266,32 +265,10 @@ impl Daemon {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::{Kind, Member, PathKey, RouteOptions};
+    use crate::topology::{Kind, Member};
 
     fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()
-    }
-
-    fn path(ifindex: u32, gateway: &str) -> Path {
-        Path {
-            key: PathKey {
-                ifindex,
-                gateway: Some(ip(gateway)),
-                ipv6: false,
-            },
-            ifname: format!("u{ifindex}"),
-            source: None,
-            mtu: 1500,
-            ethernet: true,
-            modem: false,
-            up: true,
-            addresses: Vec::new(),
-            fresh: Vec::new(),
-            taken: Vec::new(),
-            preferred_source: None,
-            options: RouteOptions::default(),
-            gateway_mac: None,
-        }
     }
 
     fn group(paths: &[usize]) -> Group {
@@ -313,7 +290,7 @@ mod tests {
             let config = Config::parse(&text, std::path::Path::new("t")).unwrap();
             let path = Path {
                 modem,
-                ..path(3, "192.0.2.1")
+                ..Path::plain(3, "192.0.2.1")
             };
             configured(&path, &config).input.cost_us
         };
@@ -329,10 +306,10 @@ mod tests {
     fn lan() -> Topology {
         Topology {
             paths: vec![
-                path(1, "192.0.2.1"),
-                path(1, "192.0.2.2"),
-                path(2, "198.51.100.1"),
-                path(3, "198.51.100.9"),
+                Path::plain(1, "192.0.2.1"),
+                Path::plain(1, "192.0.2.2"),
+                Path::plain(2, "198.51.100.1"),
+                Path::plain(3, "198.51.100.9"),
             ],
             groups: vec![group(&[0, 1, 2]), group(&[3])],
             ..Topology::default()
@@ -349,7 +326,7 @@ mod tests {
 
     #[test]
     fn the_program_sees_only_probes_that_leave_by_the_gateway() {
-        let one = path(1, "192.0.2.1");
+        let one = Path::plain(1, "192.0.2.1");
         let by = |gateway: Option<&str>, target| {
             let gateway = gateway.map(ip);
             leaves_by_gateway(&one, ip(target), |_, _| gateway)
@@ -361,7 +338,7 @@ mod tests {
         assert!(!by(None, "192.0.2.77"));
         assert!(!by(Some("192.0.2.9"), "203.0.113.7"));
         // Of a path without a gateway no packet is known.
-        let mut direct = path(1, "192.0.2.1");
+        let mut direct = Path::plain(1, "192.0.2.1");
         direct.key.gateway = None;
         assert!(!leaves_by_gateway(&direct, ip("192.0.2.77"), |_, _| None));
     }
@@ -397,10 +374,10 @@ mod tests {
     ) -> Vec<String> {
         let second = Path {
             modem,
-            ..path(2, "198.51.100.1")
+            ..Path::plain(2, "198.51.100.1")
         };
         let topology = Topology {
-            paths: vec![path(1, "192.0.2.1"), second],
+            paths: vec![Path::plain(1, "192.0.2.1"), second],
             groups: vec![group(&[0, 1])],
             ..Topology::default()
         };

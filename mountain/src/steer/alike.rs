@@ -26,7 +26,7 @@ use libc::{IPPROTO_TCP, IPPROTO_UDP};
 use serde::{Deserialize, Serialize};
 
 use crate::netlink::ruleset::{
-    Chains, DeviceFact, EffectKind, Facts, Hook, Packets, Place, Ruleset, Strange,
+    Chains, DeviceFact, EffectKind, Facts, Hook, Packets, Place, Residue, Ruleset, Strange,
 };
 use crate::netlink::Link;
 use crate::topology::{ByMark, Group, InnerNet, Rewritable, Topology};
@@ -298,20 +298,9 @@ impl Firewall {
             };
             self.ruleset.residue(&place, &facts).verdicts()
         };
-        let (one, others) = devices.split_first()?;
-        [first, Hook::Postrouting, Hook::Egress].into_iter().find_map(|hook| {
-            let reference = residue(hook, one);
-            others.iter().find_map(|other| {
-                let rule = reference.difference(&residue(hook, other))?;
-                Some(Difference {
-                    what: format!(
-                        "the firewall does not let the same packets leave by {} and by {}, by {rule}",
-                        one.name, other.name
-                    ),
-                    rule: Some(rule.to_string()),
-                })
-            })
-        })
+        [first, Hook::Postrouting, Hook::Egress]
+            .into_iter()
+            .find_map(|hook| unlike(&devices, |device| residue(hook, device)))
     }
 
     /// The first device by which connections from a network, which come in by `from`, begin untranslated. Those to
@@ -439,7 +428,13 @@ fn facts(hook: Hook, device: &Link) -> Facts {
 }
 
 fn at_place(ruleset: &Ruleset, place: Place, devices: &[&Link]) -> Option<Difference> {
-    let residue = |device: &Link| ruleset.residue(&place, &facts(place.hook, device));
+    unlike(devices, |device| {
+        ruleset.residue(&place, &facts(place.hook, device))
+    })
+}
+
+/// The first rule by which what remains for the first device differs from what does for another one.
+fn unlike<'a>(devices: &[&Link], residue: impl Fn(&Link) -> Residue<'a>) -> Option<Difference> {
     let (first, others) = devices.split_first()?;
     let reference = residue(first);
     others.iter().find_map(|other| {

@@ -94,6 +94,34 @@ pub struct Path {
     pub gateway_mac: Option<[u8; 6]>,
 }
 
+#[cfg(test)]
+impl Path {
+    /// A path by a gateway on the Ethernet device `uINDEX`, which is up and has no address.
+    pub(crate) fn plain(ifindex: u32, gateway: &str) -> Self {
+        let gateway: IpAddr = gateway.parse().unwrap();
+        let key = PathKey {
+            ifindex,
+            gateway: Some(gateway),
+            ipv6: gateway.is_ipv6(),
+        };
+        Self {
+            key,
+            ifname: format!("u{ifindex}"),
+            source: None,
+            mtu: 1500,
+            ethernet: true,
+            modem: false,
+            up: true,
+            addresses: Vec::new(),
+            fresh: Vec::new(),
+            taken: Vec::new(),
+            preferred_source: None,
+            options: RouteOptions::default(),
+            gateway_mac: None,
+        }
+    }
+}
+
 /// One path of a group with its route weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {

@@ -136,13 +136,13 @@ fn no_flow_starts_where_the_firewall_may_stop_it_while_the_kernels_uplink_is_ali
     assert!(seen.contains(U1), "{seen:?}");
     client.run("nft add rule inet t c oifname u1 udp dport 7 drop");
     wait_until("the rule is noticed", LEAVE, || {
-        left(&net).contains("leave by u0 and by u1, by inet t c")
+        left(&net).contains("treats u0 and u1 differently, by inet t c")
     });
     assert_eq!(begun(&net), set(&[U0]));
     let counters = client.status().placement.unwrap().counters;
     assert_eq!(counters["pass_firewall"], SOCKETS as u64);
     let said = client.mountain("check --adopt --json");
-    assert_has(&stdout(&said), &["leave by u0 and by u1"]);
+    assert_has(&stdout(&said), &["treats u0 and u1 differently"]);
     net.lose(0);
     wait_until("the kernel's uplink is dead", LEAVE, || {
         client.path_by("u0", false).judged.state == "dead"

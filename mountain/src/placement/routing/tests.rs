@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 use super::*;
-use crate::topology::{Group, Kept, Kind, Member, PathKey, Suspended};
+use crate::topology::{Group, Kept, Kind, Member, Suspended};
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -8,23 +8,9 @@ fn ip(text: &str) -> IpAddr {
 
 fn path(ifindex: u32, gateway: &str, addresses: &[&str]) -> Path {
     Path {
-        key: PathKey {
-            ifindex,
-            gateway: Some(ip(gateway)),
-            ipv6: gateway.contains(':'),
-        },
-        ifname: format!("u{ifindex}"),
         source: addresses.first().map(|a| ip(a)),
-        mtu: 1500,
-        ethernet: true,
-        modem: false,
-        up: true,
         addresses: addresses.iter().map(|a| ip(a)).collect(),
-        fresh: vec![],
-        taken: Vec::new(),
-        preferred_source: None,
-        options: RouteOptions::default(),
-        gateway_mac: None,
+        ..Path::plain(ifindex, gateway)
     }
 }
 

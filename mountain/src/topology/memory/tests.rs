@@ -5,7 +5,7 @@ use super::*;
 use crate::netlink::kinds::{wire, Wire};
 use crate::netlink::nexthop::NextHop;
 use crate::netlink::snapshot::Route;
-use crate::topology::{Group, Kind, Member, PathKey, RouteOptions, Suspended};
+use crate::topology::{Group, Kind, Member, Suspended};
 
 const BRIDGE: u32 = 2;
 const UPLINK: u32 = 3;
@@ -111,34 +111,12 @@ fn what_is_remembered_does_not_grow_without_end() {
     assert!(memory.macs.len() <= GATEWAYS_MAX);
 }
 
-fn uplink(ifindex: u32) -> Path {
-    Path {
-        key: PathKey {
-            ifindex,
-            gateway: Some(gateway()),
-            ipv6: false,
-        },
-        ifname: format!("u{ifindex}"),
-        source: None,
-        mtu: 1500,
-        ethernet: true,
-        modem: false,
-        up: true,
-        addresses: Vec::new(),
-        fresh: Vec::new(),
-        taken: Vec::new(),
-        preferred_source: None,
-        options: RouteOptions::default(),
-        gateway_mac: None,
-    }
-}
-
 #[test]
 fn that_flows_chose_is_remembered_as_long_as_an_uplink_is_left() {
     let resting = || Topology {
         suspended: vec![Suspended {
             ipv6: false,
-            paths: vec![uplink(2), uplink(3)],
+            paths: vec![Path::plain(2, "192.0.2.1"), Path::plain(3, "192.0.2.1")],
             why: String::new(),
             whole: false,
         }],
@@ -153,7 +131,7 @@ fn that_flows_chose_is_remembered_as_long_as_an_uplink_is_left() {
         told_by: BTreeSet::new(),
     };
     let placing = Topology {
-        paths: vec![uplink(2)],
+        paths: vec![Path::plain(2, "192.0.2.1")],
         groups: vec![group],
         ..Topology::default()
     };
