@@ -136,7 +136,8 @@ fn near_text(names: BTreeSet<String>) -> String {
     )
 }
 
-/// The warning for a group some of whose paths are measured `far`, and others to their gateways: all flows would leave the longer ways for good. What is metered is a reserve anyway, and not compared.
+/// The warning for a group some of whose paths are measured `far`, and others to their gateways: all flows would leave
+/// the longer ways for good. A metered path is a reserve anyway, and not compared.
 fn unlike_text(
     group: &Group,
     topology: &Topology,
@@ -366,7 +367,7 @@ mod tests {
         assert_eq!(near, BTreeSet::from([1]));
     }
 
-    /// Two uplinks of a route, and what is said of how they are measured.
+    /// The doubts about two uplinks of a route, in words.
     fn doubted(
         entries: &str,
         modem: bool,

@@ -37,7 +37,7 @@ pub(crate) struct Paths {
     masks: Vec<Option<PathMasks>>,
     /// Of each group, why its flows are not moved.
     held: Vec<Option<Difference>>,
-    /// What is to be said of how the paths are measured.
+    /// Warnings about how the paths are measured.
     doubts: BTreeSet<Doubt>,
     /// What the log last said of each group.
     told: Vec<String>,
@@ -372,7 +372,7 @@ impl Daemon {
         let mut before = self.paths.held().to_vec();
         self.ask_firewall();
         if !same_routing || first {
-            // It is said anew, but for what was said of a group that is as it was.
+            // The log repeats the reason, except for a group that did not change.
             for (i, was) in before.iter_mut().enumerate() {
                 let same_group = told.get(i) == self.paths.told.get(i);
                 if !same_group || self.paths.held().get(i) != Some(&*was) {

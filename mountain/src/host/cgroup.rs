@@ -42,7 +42,7 @@ fn mounted_in(mounts: &str, root: &Path) -> Vec<PathBuf> {
     mounted.collect()
 }
 
-/// The folder of a cgroup: what has this name below `root`, unless it is an absolute path of its own.
+/// The folder of a cgroup: an absolute path, or a name below `root`. `/a/b` may be such a name, too.
 pub fn folder(root: &Path, cgroup: &Path) -> PathBuf {
     let below = root.join(below(root, cgroup));
     match cgroup.is_absolute() && (cgroup.exists() || !below.exists()) {
