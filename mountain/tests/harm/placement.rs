@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
@@ -362,8 +363,12 @@ fn machine_behind(net: &Net) -> Ns {
     lan
 }
 
+/// Sockets of another machine with ports that none of this test's had: connection tracking remembers those, and a flow
+/// from one of them goes on where that went.
 fn sockets_of(ns: &Ns) -> Vec<UdpSocket> {
-    (0..SOCKETS).map(|_| ns.udp("0.0.0.0:0")).collect()
+    static PORTS: AtomicU16 = AtomicU16::new(20_000);
+    let socket = |_| ns.udp(&format!("0.0.0.0:{}", PORTS.fetch_add(1, Relaxed)));
+    (0..SOCKETS).map(socket).collect()
 }
 
 /// What the daemon leaves to the kernel.
