@@ -15,8 +15,9 @@ struct mtn_new_flow {
 	__u32 uid;
 	__u32 prefer;			/* path to stay with if it will do, or MTN_MAX_PATHS */
 	__u8 dsfield;
+	__u8 left;			/* the kernel's to place, unless a rule names the path */
 	__u8 by_rule;			/* result: a rule decided */
-	__u16 pad;
+	__u8 pad;
 	__u32 pad2;			/* all of it is read by other functions, as the verifier sees it */
 };
 
@@ -87,6 +88,12 @@ static __always_inline __u32 mtn_rule_for(const struct mtn_new_flow *s, const bo
 	return found;
 }
 
+/* Is the path dead that the kernel takes for all of a family? What it has is lost there. */
+static __always_inline bool mtn_is_preferred_dead(__u32 ipv6)
+{
+	return *(volatile __u32 *)&config.preferred_dead >> (ipv6 & 1) & 1;
+}
+
 /* Members of @g among the paths in @wanted. */
 static __always_inline __u32 mtn_members_of(const struct mtn_group *g, __u64 wanted)
 {
@@ -133,6 +140,7 @@ static __always_inline __u32 mtn_place(struct mtn_new_flow *s, __u32 group, __u3
 	union mtn_masks masks;
 	struct mtn_group *g;
 	__u32 may, path;
+	bool is_left = s->left;
 
 	if (*(volatile __u32 *)&config.paused) {
 		mtn_count(MTN_PLACE_PASS_PAUSED);
@@ -155,6 +163,12 @@ static __always_inline __u32 mtn_place(struct mtn_new_flow *s, __u32 group, __u3
 		/* What was asked for is dead, or not of this group: the steadiest then. */
 		if (asked)
 			may = asked;
+		if (asked && r->wants == MTN_USE_PATHS)
+			is_left = false;
+	}
+	if (is_left) {
+		mtn_count(MTN_PLACE_PASS_FIREWALL);
+		return MTN_MAX_PATHS;
 	}
 	if (s->prefer < MTN_MAX_PATHS) {
 		__u32 member, prefer = s->prefer;
@@ -181,10 +195,7 @@ __noinline int mtn_place_local(struct mtn_new_flow *s, __u32 group, __u32 rule)
 {
 	if (!s)
 		return MTN_MAX_PATHS;
-	if (rule >= MTN_MAX_RULES && (config.left_groups >> (group & (MTN_MAX_GROUPS - 1)) & 1)) {
-		mtn_count(MTN_PLACE_PASS_FIREWALL);
-		return MTN_MAX_PATHS;
-	}
+	s->left = config.left >> (s->key.ipv6 & 1) & 1 && !mtn_is_preferred_dead(s->key.ipv6);
 	return mtn_place(s, group, rule);
 }
 

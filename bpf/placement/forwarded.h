@@ -20,22 +20,28 @@ static __always_inline bool mtn_is_inner(const struct mtn_flow_key *key)
 	       (first & 0xffff0000) == 0xc0a80000 || (first & 0xffc00000) == 0x64400000;
 }
 
-/* Is the source in an uplink's own network, so that it is right on that uplink only? */
-static __always_inline bool mtn_is_uplinks(const struct mtn_flow_key *key)
+/*
+ * Is the source right on one uplink only, above all as it is of that uplink's own network? If it is the kernel's to place
+ * for another reason, @left says so.
+ */
+static __always_inline bool mtn_is_left_net(const struct mtn_flow_key *key, __u8 *left)
 {
-	bool found = config.n_uplink_nets > MTN_MAX_UPLINK_NETS;
+	bool found = config.n_left_nets > MTN_MAX_LEFT_NETS;
 	__u32 i;
 
-	bpf_for(i, 0, config.n_uplink_nets) {
-		struct mtn_uplink_net *net;
+	bpf_for(i, 0, config.n_left_nets) {
+		struct mtn_left_net *net;
 
-		if (i >= MTN_MAX_UPLINK_NETS)
+		if (i >= MTN_MAX_LEFT_NETS)
 			break;
-		net = &uplink_nets[i];
-		if (net->ipv6 == key->ipv6 && mtn_in_prefix(key->saddr, net->addr, net->mask)) {
+		net = &left_nets[i];
+		if (net->ipv6 != key->ipv6 || !mtn_in_prefix(key->saddr, net->addr, net->mask))
+			continue;
+		if (!net->unless) {
 			found = true;
 			break;
 		}
+		*left = !mtn_is_preferred_dead(key->ipv6);
 	}
 	return found;
 }
@@ -92,7 +98,7 @@ static __noinline int mtn_begin(struct __sk_buff *skb, const struct mtn_pkt *pkt
 	group = mtn_group_of(&pkt->key);
 	if (group >= MTN_MAX_GROUPS)
 		return MTN_MAX_PATHS;
-	if (!mtn_is_inner(&pkt->key) || mtn_is_uplinks(&pkt->key)) {
+	if (!mtn_is_inner(&pkt->key) || mtn_is_left_net(&pkt->key, &s.left)) {
 		mtn_count(MTN_PLACE_PASS_SOURCE);
 		return MTN_MAX_PATHS;
 	}

@@ -18,8 +18,9 @@
  *   connect()                 read it by now), so the datagram is given the uplink's address as its
  *                             source; the rule for that address does the rest. Remembered for each
  *                             socket and destination, so that an exchange keeps its address. So
- *                             do those that are under way when Mountain starts: their sockets
- *                             are left to the kernel until they rest.
+ *                             do those that are under way when Mountain starts, and those that begin
+ *                             while the kernel decides: their sockets are left to it until they
+ *                             rest, or the uplink is dead that it takes.
  *   forwarded connections     tcx ingress of the inner devices: a packet that may begin a connection
  *                             is given the mark. Netfilter keeps it with the connection and gives
  *                             it to all further packets, whatever stands in them by then
@@ -115,7 +116,7 @@ struct mtn_placement_config config;
 struct mtn_placement_path paths[MTN_MAX_PATHS];
 struct mtn_group groups[MTN_MAX_GROUPS];
 struct mtn_placement_rule rules[MTN_MAX_RULES];
-struct mtn_uplink_net uplink_nets[MTN_MAX_UPLINK_NETS];
+struct mtn_left_net left_nets[MTN_MAX_LEFT_NETS];
 volatile union mtn_masks group_masks[MTN_MAX_GROUPS];
 /* Bits of path ids: those that deliver at all. One word, so that a run never sees half of it. */
 volatile __u64 alive_paths;
@@ -200,7 +201,7 @@ static __always_inline bool mtn_has_source(struct bpf_sock *sk)
 	       (sk->src_ip6[0] | sk->src_ip6[1] | sk->src_ip6[2] | sk->src_ip6[3]);
 }
 
-/* Does a program at the egress of a cgroup judge what the current task sends? */
+/* Does a program at the egress of a cgroup judge what the current task sends? It may let that leave by one uplink only. */
 __noinline int mtn_is_task_held(void)
 {
 	int level;
@@ -216,19 +217,22 @@ __noinline int mtn_is_task_held(void)
 	return 1;
 }
 
-/* Is a flow left alone: whatever the daemon knows may send it another way, or keep it from leaving by another one? */
-static __always_inline bool mtn_passes_others(struct mtn_new_flow *s)
+static __always_inline bool mtn_passes_cgroup(void)
 {
-	if (config.n_held_cgroups && mtn_is_task_held()) {
-		mtn_count(MTN_PLACE_PASS_CGROUP);
-		return true;
-	}
-	if (config.n_fib_rules &&
-	    mtn_selected_elsewhere(&s->key, s->mark, LOOPBACK_IFINDEX, s->uid, s->dsfield)) {
-		mtn_count(MTN_PLACE_PASS_FIB_RULE);
-		return true;
-	}
-	return false;
+	if (!config.n_held_cgroups || !mtn_is_task_held())
+		return false;
+	mtn_count(MTN_PLACE_PASS_CGROUP);
+	return true;
+}
+
+/* May an ip rule send the flow another way? */
+static __always_inline bool mtn_passes_fib_rule(struct mtn_new_flow *s)
+{
+	if (!config.n_fib_rules ||
+	    !mtn_selected_elsewhere(&s->key, s->mark, LOOPBACK_IFINDEX, s->uid, s->dsfield))
+		return false;
+	mtn_count(MTN_PLACE_PASS_FIB_RULE);
+	return true;
 }
 
 /* The socket's DS field, where some rule asks for it. */
@@ -236,7 +240,7 @@ static __always_inline __u8 mtn_dsfield(struct bpf_sock_addr *ctx, bool ipv6)
 {
 	int tos = 0, failed;
 
-	if (!config.needs_dscp)
+	if (!config.rules_need_dscp && !config.fib_rules_need_dscp)
 		return 0;
 	if (ipv6)
 		failed = bpf_getsockopt(ctx, SOL_IPV6, IPV6_TCLASS, &tos, sizeof(tos));
@@ -308,7 +312,7 @@ static __always_inline int mtn_connect(struct bpf_sock_addr *ctx, struct mtn_new
 		goto out;
 	s->uid = mtn_uid(sk);
 	s->dsfield = mtn_dsfield(ctx, s->key.ipv6);
-	if (mtn_passes_others(s))
+	if (mtn_passes_cgroup() || mtn_passes_fib_rule(s))
 		goto out;
 	rule = config.n_rules ? mtn_local_rule(s) : MTN_MAX_RULES;
 	/* A rule adds our bits to a mark of the owner's, unless they would take the place of his. */
@@ -395,6 +399,14 @@ static __always_inline bool mtn_has_address(__u32 path)
 	return p->addr[0] | p->addr[1] | p->addr[2] | p->addr[3];
 }
 
+/* The address of what a socket sends stays the kernel's choice: others may know it by that from now on. */
+static __always_inline void mtn_leave(const struct mtn_unconnected_key *whole, __u64 now)
+{
+	struct mtn_unconnected running = { .last_ns = now, .path = MTN_MAX_PATHS };
+
+	bpf_map_update_elem(&unconnected, whole, &running, BPF_ANY);
+}
+
 /* The path of a datagram of an unconnected socket, or MTN_MAX_PATHS. */
 static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, struct mtn_new_flow *s)
 {
@@ -420,7 +432,7 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 	}
 	s->uid = mtn_uid(sk);
 	s->dsfield = mtn_dsfield(ctx, s->key.ipv6);
-	if (mtn_passes_others(s))
+	if (mtn_passes_fib_rule(s))
 		return MTN_MAX_PATHS;
 
 	whole.cookie = bpf_get_socket_cookie(ctx);
@@ -430,6 +442,10 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 	pair.ipv6 = s->key.ipv6;
 	whole.ipv6 = s->key.ipv6;
 	now = bpf_ktime_get_ns();
+	if (mtn_passes_cgroup()) {
+		mtn_leave(&whole, now);
+		return MTN_MAX_PATHS;
+	}
 	known = bpf_map_lookup_elem(&unconnected, &pair);
 	if (known && mtn_is_fresh(known, now) && mtn_is_path(known->path) &&
 	    mtn_is_member(group, known->path)) {
@@ -442,8 +458,7 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 	last = bpf_map_lookup_elem(&unconnected, &whole);
 	if (last && !mtn_is_fresh(last, now))
 		last = NULL;
-	/* It may be under way since before the programs were: its address stays the kernel's choice. */
-	if (last && last->path >= MTN_MAX_PATHS) {
+	if (last && last->path >= MTN_MAX_PATHS && !mtn_is_preferred_dead(s->key.ipv6)) {
 		last->last_ns = now;
 		mtn_count(MTN_PLACE_PASS_RUNNING);
 		return MTN_MAX_PATHS;
@@ -465,18 +480,16 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 		s->prefer = last->path;
 	s->salt = whole.cookie ^ whole.cookie >> 32;
 	path = mtn_place_local(s, group, rule);
-	/* Nothing is better: an exchange keeps its address. */
-	if (path >= MTN_MAX_PATHS)
-		return was;
-	if (!mtn_has_address(path)) {
-		/* Nothing leads a datagram there. It may get an address at any time: not in the middle. */
+	if (path < MTN_MAX_PATHS && !mtn_has_address(path)) {
+		/* Nothing leads a datagram there. */
 		mtn_count(MTN_PLACE_PASS_NO_PATH);
-		if (was < MTN_MAX_PATHS || last)
-			return was;
-		new.last_ns = now;
-		new.path = MTN_MAX_PATHS;
-		bpf_map_update_elem(&unconnected, &whole, &new, BPF_ANY);
-		return MTN_MAX_PATHS;
+		path = MTN_MAX_PATHS;
+	}
+	/* Nothing is better: an exchange keeps its address. */
+	if (path >= MTN_MAX_PATHS) {
+		if (was >= MTN_MAX_PATHS)
+			mtn_leave(&whole, now);
+		return was;
 	}
 	if (was < MTN_MAX_PATHS && was != path)
 		mtn_count(MTN_PLACE_LEFT_DEAD);

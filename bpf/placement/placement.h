@@ -9,7 +9,7 @@
 #include "../common/intf.h"
 
 #define MTN_MAX_RULES	64
-#define MTN_MAX_UPLINK_NETS	64
+#define MTN_MAX_LEFT_NETS	64
 #define MTN_RECENT		8192	/* slots for forwarded flows that were placed lately; a power of 2 */
 
 enum mtn_any {
@@ -53,12 +53,12 @@ struct mtn_placement_path {
 	__u32 addr[4];		/* source of datagrams, network byte order; 0: none */
 };
 
-/* A network that an uplink's address is in. */
-struct mtn_uplink_net {
+/* A network whose forwarded flows are the kernel's to place, above all one that an uplink's address is in. */
+struct mtn_left_net {
 	__u32 addr[4];		/* as in the flow key */
 	__u32 mask[4];
 	__u32 ipv6;
-	__u32 pad;
+	__u32 unless;		/* 1: not where a rule names their path, nor while the path is dead that the kernel takes */
 };
 
 /* One [[rule]] of the configuration. The first that matches decides; what is unset matches all. */
@@ -85,19 +85,21 @@ struct mtn_placement_config {
 	__u64 netns_cookie;	/* the programs see the sockets of every namespace */
 	__u64 alive_ns;		/* when the daemon last followed the host (alive.h) */
 	__u64 idle_ns;		/* an exchange that rests for so long starts anew */
-	__u64 left_groups;	/* local flows of these groups are the kernel's to place, but for those of a rule */
 	__u32 mode;		/* MTN_MODE_PASS or MTN_MODE_STEER */
 	__u32 hash_seed;
 	__u32 mark_mask;	/* the bits of packet marks that are ours */
 	__u32 n_rules;
 	__u32 n_fib_rules;
 	__u32 by_destination;	/* one path for all that goes to one address */
-	__u32 needs_dscp;	/* some rule asks for it */
+	__u32 rules_need_dscp;	/* some of them asks for it */
+	__u32 fib_rules_need_dscp;
 	__u32 generation;	/* of destinations, groups and rules; never 0 in its low 16 bits */
 	__u32 paused;		/* no new flow is placed; exchanges in progress go on */
-	__u32 n_uplink_nets;	/* more than MTN_MAX_UPLINK_NETS: not all of them are known */
+	__u32 n_left_nets;	/* more than MTN_MAX_LEFT_NETS: not all of them are known */
 	__u32 n_held_cgroups;
-	__u32 pad;
+	/* Of each family one bit: 1 is IPv4, 2 is IPv6. */
+	__u32 left;		/* local flows are the kernel's to place, but where a rule names their path, ... */
+	__u32 preferred_dead;	/* ... unless the path is dead that it takes */
 };
 
 /* Where a forwarded flow was placed: one aligned word, so that no run sees half of one. */
@@ -122,7 +124,7 @@ struct mtn_unconnected_key {
 
 struct mtn_unconnected {
 	__u64 last_ns;
-	__u32 path;		/* MTN_MAX_PATHS: where the kernel sends them */
+	__u32 path;		/* MTN_MAX_PATHS: where the kernel sends them, unless that is dead */
 	__u32 pad;
 };
 

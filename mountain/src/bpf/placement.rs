@@ -291,9 +291,16 @@ impl PlacementPrograms {
         Ok(())
     }
 
-    /// Leaves this host's new flows of some groups (bits of their indexes) to the kernel, but for those that a rule names.
-    pub(crate) fn set_left(&mut self, groups: u64) {
-        publish(&mut self.bss().config.left_groups, groups);
+    /// Leaves this host's new flows of these families ([IPv4, IPv6]) to the kernel, but where a rule names their path, and
+    /// unless [`PlacementPrograms::set_preferred_dead`].
+    pub(crate) fn set_left(&mut self, left: [bool; 2]) {
+        publish(&mut self.bss().config.left, families(left));
+    }
+
+    /// Tells of each family whether the path is dead that the kernel takes.
+    pub(crate) fn set_preferred_dead(&mut self, dead: [bool; 2]) {
+        publish(&mut self.bss().config.preferred_dead, families(dead));
+        self.forget_recent();
     }
 
     /// Whether new flows are left to the kernel for the moment. Exchanges in progress keep their address.
@@ -368,6 +375,7 @@ impl PlacementPrograms {
             bss.fib_rules[i] = same(encode::fib_rule(fib_rule));
         }
         bss.config.n_fib_rules = fib_rules.len() as u32;
+        bss.config.fib_rules_need_dscp = fib_rules.iter().any(|rule| rule.tos.is_some()).into();
         self.groups = members;
         tries::lock(&self.dests).write(super::destinations(groups, not_ours))?;
         self.forget_recent();
@@ -375,23 +383,26 @@ impl PlacementPrograms {
     }
 
     /// Replaces the networks whose forwarded flows are left to the kernel, as they are right on one uplink only: those
-    /// that the uplinks' addresses are in, and those that nobody here translates.
-    pub(crate) fn set_nets(&mut self, nets: &[IpNet]) {
+    /// that the uplinks' addresses are in, and those that nobody here translates. Those from the networks `unless` only
+    /// where no rule names their path, and while the path lives that the kernel takes.
+    pub(crate) fn set_nets(&mut self, nets: &[IpNet], unless: &[IpNet]) {
         let bss = self.bss();
         // More than there is room for, as also while they are written: the programs place no forwarded flow.
-        publish(&mut bss.config.n_uplink_nets, u32::MAX);
+        publish(&mut bss.config.n_left_nets, u32::MAX);
         atomic::fence(Ordering::SeqCst);
-        for (slot, net) in bss.uplink_nets.iter_mut().zip(nets) {
+        let nets = nets.iter().map(|net| (net, false));
+        let nets = nets.chain(unless.iter().map(|net| (net, true)));
+        for (slot, (net, unless)) in bss.left_nets.iter_mut().zip(nets.clone()) {
             let (addr, mask) = encode::prefix(Some(*net));
-            *slot = types::mtn_uplink_net {
+            *slot = types::mtn_left_net {
                 addr,
                 mask,
                 ipv6: net.addr().is_ipv6().into(),
-                ..Default::default()
+                unless: unless.into(),
             };
         }
         atomic::fence(Ordering::SeqCst);
-        publish(&mut bss.config.n_uplink_nets, nets.len() as u32);
+        publish(&mut bss.config.n_left_nets, nets.count() as u32);
         self.forget_recent();
     }
 
@@ -408,7 +419,7 @@ impl PlacementPrograms {
         let config = &mut self.bss().config;
         // No run may see more rules than are written.
         config.n_rules = 0;
-        config.needs_dscp = rules.iter().any(|rule| rule.dscp.is_some()).into();
+        config.rules_need_dscp = rules.iter().any(|rule| rule.dscp.is_some()).into();
         for (i, rule) in rules.iter().enumerate() {
             self.bss().rules[i] = encode_rule(rule);
         }
@@ -461,6 +472,11 @@ impl PlacementPrograms {
         let (object, map) = (self.skel.object(), &self.skel.maps.stats);
         super::counters(object, map, "mtn_placement_stat", "MTN_PLACE_")
     }
+}
+
+/// A bit for each family: 1 is IPv4's, 2 is IPv6's.
+fn families([ipv4, ipv6]: [bool; 2]) -> u32 {
+    u32::from(ipv4) | u32::from(ipv6) << 1
 }
 
 /// A struct of the other object's skeleton as this one's: one C struct, from one header.

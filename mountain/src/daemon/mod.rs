@@ -427,19 +427,21 @@ impl Daemon {
     pub(super) fn write_verdict(&mut self) {
         let Some(steer) = &mut self.steer else { return };
         let verdict = self.policy.current();
-        let mut preferred = Vec::new();
+        let mut preferred_dead = [false; 2];
         for (i, &masks) in verdict.groups.iter().enumerate() {
             if self.paths.masks_changed(i, masks) {
                 steer.set_masks(i, masks);
             }
-            preferred.push(self.paths.preferred(i, masks.alive));
+            if let Some((ipv6, alive)) = self.paths.preferred(i, masks.alive) {
+                preferred_dead[usize::from(ipv6)] |= !alive;
+            }
             if let Some(placer) = &mut self.placer {
                 let latency = self.policy.for_new_flows(i);
                 placer.set_masks(i, PathMasks { latency, ..masks });
             }
         }
         if let Some(placer) = &mut self.placer {
-            placer.follow_preferred(&preferred);
+            placer.follow_preferred(preferred_dead);
         }
     }
 

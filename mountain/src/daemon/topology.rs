@@ -18,7 +18,7 @@ use crate::bpf::{ProgramGroup, ProgramPath, Sources};
 use crate::config::Config;
 use crate::host::sysctl;
 use crate::measure::probe::{ProbePath, Target};
-use crate::placement::{self, Placer, Preferred};
+use crate::placement::{self, Placer};
 use crate::steer::alike::Difference;
 use crate::steer::config::METERED_COST_MS;
 use crate::steer::policy::PathInput;
@@ -214,15 +214,14 @@ impl Paths {
         })
     }
 
-    /// The path that the kernel takes for all of a group, some of whose members are alive.
-    pub(crate) fn preferred(&self, group: usize, alive: u16) -> Option<Preferred> {
+    /// Of the path that the kernel takes for all of a group, some of whose members are alive: whether it is IPv6's, and
+    /// alive.
+    pub(crate) fn preferred(&self, group: usize, alive: u16) -> Option<(bool, bool)> {
         let group = self.topology.groups.get(group)?;
         let is_it = |member: &Member| Some(member.path) == group.preferred;
         let at = group.members.iter().position(is_it)?;
-        Some(Preferred {
-            ipv6: self.topology.paths[group.members[at].path].key.ipv6,
-            alive: alive >> at & 1 == 1,
-        })
+        let ipv6 = self.topology.paths[group.members[at].path].key.ipv6;
+        Some((ipv6, alive >> at & 1 == 1))
     }
 
     /// Remembers the masks of a group; returns whether they differ from the last ones.

@@ -121,15 +121,16 @@ impl Entry<'_> {
         (self.tuple(CTA_TUPLE_REPLY).destination != Some(source)).then_some(source)
     }
 
-    /// Whether it bears this mark, and is of a flow that can go on from another address. What leaves from one of
-    /// `elsewhere` has gone another way all the same, as by a routing rule of the owner's.
-    fn is_stuck(&self, mark: u32, mask: u32, elsewhere: &BTreeSet<IpAddr>) -> bool {
+    /// Whether it bears this mark, and is of a flow that can go on from another address. `is_there`: whether a flow with
+    /// this source that leaves from this address does so there.
+    fn is_stuck(&self, mark: u32, mask: u32, is_there: impl Fn(IpAddr, IpAddr) -> bool) -> bool {
+        let source = self.tuple(CTA_TUPLE_ORIG).source;
         let from = self.tuple(CTA_TUPLE_REPLY).destination;
-        if from.is_some_and(|from| elsewhere.contains(&from)) {
-            return false;
-        }
         let marked = self.0.be32(CTA_MARK);
-        marked.is_some_and(|found| found & mask == mark) && self.can_go_on()
+        let is_there = source
+            .zip(from)
+            .is_some_and(|(source, from)| is_there(source, from));
+        is_there && marked.is_some_and(|found| found & mask == mark) && self.can_go_on()
     }
 
     /// Whether its flow can go on from another address: it has no connection, or was never answered.
@@ -257,8 +258,8 @@ fn is_empty() -> bool {
 }
 
 /// Deletes the entries, of one family and with a mark within a mask, of flows that can go on from another
-/// address: those without a connection, and what was never answered. Not those that leave from an address
-/// `elsewhere`. Says how many.
+/// address: those without a connection, and what was never answered; if `is_there` says that one with this source,
+/// which leaves from this address, is one of those that are meant. Says how many.
 ///
 /// # Errors
 /// When the kernel refuses to list or delete.
@@ -266,13 +267,13 @@ pub(crate) fn forget_marked(
     ipv6: bool,
     mark: u32,
     mask: u32,
-    elsewhere: &BTreeSet<IpAddr>,
+    is_there: impl Fn(IpAddr, IpAddr) -> bool,
 ) -> Result<usize> {
     let mut request = header(ipv6);
     push_attribute(&mut request, CTA_MARK, &mark.to_be_bytes());
     push_attribute(&mut request, CTA_MARK_MASK, &mask.to_be_bytes());
     forget(ipv6, &request, |entry| {
-        entry.is_stuck(mark, mask, elsewhere)
+        entry.is_stuck(mark, mask, &is_there)
     })
 }
 
@@ -414,9 +415,19 @@ fn filter(flags: u32) -> Vec<u8> {
 mod tests {
     use super::*;
 
+    const CLIENT: &str = "10.0.0.1";
+    const SEEN: &str = "192.0.2.1";
+
+    /// Of a flow of `CLIENT`'s whose other end sees `SEEN`.
     fn entry(proto: libc::c_int, mark: u32, status: u32) -> Vec<u8> {
         let number = attribute(CTA_PROTO_NUM, &[proto as u8]);
-        let mut entry = tuple(CTA_TUPLE_ORIG, &[], &[number]);
+        let mut entry = tuple(
+            CTA_TUPLE_ORIG,
+            &[source(CLIENT.parse().unwrap())],
+            &[number],
+        );
+        let seen = destination(SEEN.parse().unwrap());
+        entry.extend(tuple(CTA_TUPLE_REPLY, &[seen], &[]));
         push_attribute(&mut entry, CTA_STATUS, &status.to_be_bytes());
         push_attribute(&mut entry, CTA_MARK, &mark.to_be_bytes());
         entry
@@ -487,8 +498,11 @@ mod tests {
         ] {
             let bytes = entry(proto, mark, status);
             let entry = Entry(Attributes::after(&bytes, 0));
-            let stuck = entry.is_stuck(MARK, 0xff00_0000, &BTreeSet::new());
+            let stuck = entry.is_stuck(MARK, 0xff00_0000, |source, from| {
+                (source.to_string(), from.to_string()) == (CLIENT.to_owned(), SEEN.to_owned())
+            });
             assert_eq!(stuck, expected, "protocol {proto}, mark {mark:#x}");
+            assert!(!entry.is_stuck(MARK, 0xff00_0000, |_, _| false));
         }
     }
 }

@@ -110,7 +110,22 @@ impl Placer {
         let elsewhere: BTreeSet<IpAddr> = others.flat_map(|(_, u)| u.addresses.clone()).collect();
         let elsewhere = &elsewhere - &uplink.addresses.iter().copied().collect();
         let mask = self.config.mark_mask.bits();
-        match conntrack::forget_marked(uplink.ipv6, uplink.mark, mask, &elsewhere) {
+        // What has gone another way all the same, as by a routing rule of the owner's, is not stuck.
+        let is_there = |_, from| !elsewhere.contains(&from);
+        let marked = conntrack::forget_marked(uplink.ipv6, uplink.mark, mask, is_there);
+        // What was left to the kernel bears no mark.
+        let stopped = match self.preferred_dead[usize::from(uplink.ipv6)] {
+            true => &self.left.nets.stopped[..],
+            false => &[],
+        };
+        let is_there = |source, from| {
+            uplink.addresses.contains(&from) && stopped.iter().any(|net| net.contains(&source))
+        };
+        let forget = |n| match stopped {
+            [] => Ok(n),
+            _ => Ok(n + conntrack::forget_marked(uplink.ipv6, 0, mask, is_there)?),
+        };
+        match marked.and_then(forget) {
             Ok(0) => {}
             Ok(n) => info!("{n} forwarded flows leave an uplink that is dead"),
             Err(e) => warn!("{e:#}"),

@@ -18,7 +18,7 @@ use crate::topology::{Kind, Topology};
 /// The table stays for so long after this host has stopped forwarding or translating. A firewall that is made anew in several
 /// steps, as by `firewall-cmd --reload` or `systemctl restart nftables`, translates nothing in between, and running
 /// connections stand on the table.
-const RELOAD: Duration = Duration::from_secs(10);
+pub(super) const RELOAD: Duration = Duration::from_secs(10);
 
 /// Mark and device of each uplink.
 type Uplinks = Vec<(u32, String)>;

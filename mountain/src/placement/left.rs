@@ -3,14 +3,16 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 use ipnet::IpNet;
 use tracing::{info, warn};
 
 use super::config::Forward;
+use super::forwarding::RELOAD;
 use super::Placer;
 use crate::steer::alike::{Difference, Question};
-use crate::topology::{Group, Topology, MAX_GROUPS};
+use crate::topology::{Group, Topology};
 
 /// The firewall is asked about so many networks behind this host, of each family. There may be more behind its routers.
 const NETS_MAX: usize = 64;
@@ -22,23 +24,14 @@ const LEFT_MAX: usize = 32;
 pub(crate) struct Left {
     /// All, those of this host too.
     pub all: Option<Difference>,
-    /// By group: those that begin there, while the path lives that the kernel takes.
-    pub by_group: Vec<Option<Difference>>,
+    /// Those of this host by family ([IPv4, IPv6]), while the path lives that the kernel takes.
+    pub own: [Option<Difference>; 2],
     /// Forwarded ones.
     pub forwarded: Option<Difference>,
     /// Forwarded ones from these networks.
     pub nets: LeftNets,
     /// Some of this is so only until the firewall has been read.
     pub is_reading: bool,
-}
-
-/// The path that the kernel takes for all of a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Preferred {
-    /// Of IPv6; otherwise of IPv4.
-    pub ipv6: bool,
-    /// It delivers.
-    pub alive: bool,
 }
 
 /// Networks behind this host whose flows are left to the kernel.
@@ -87,8 +80,12 @@ impl Left {
             questions.find_map(|question| answer(&question))
         };
         let all = marks(true);
-        let leaving = |group| answer(&Question::of_leaving(group, topology, reserves)?);
-        let by_group = topology.groups.iter().map(leaving).collect();
+        let own = [false, true].map(|ipv6| {
+            let leaving = |group| Question::of_leaving(group, topology, reserves);
+            let questions = starting(topology).filter_map(leaving);
+            let mut questions = questions.filter(|question| question.ipv6 == ipv6);
+            questions.find_map(|question| answer(&question))
+        });
         let by_nat = || {
             let mut questions = starting(topology).map(|group| Question::of_new(group, topology));
             questions.find_map(|question| answer(&question))
@@ -108,14 +105,33 @@ impl Left {
         }
         nets.untranslated.sort();
         nets.stopped.sort();
+        nets.unasked.sort();
         let forwarded = (all.clone()).or_else(|| marks(false)).or_else(by_nat);
         Self {
             all,
-            by_group,
+            own,
             forwarded,
             nets,
             is_reading: is_reading.get(),
         }
+    }
+
+    /// This and what `before` leaves.
+    fn and(mut self, before: &Self) -> Self {
+        let kept = |now: Option<Difference>, before: &Option<Difference>| now.or(before.clone());
+        self.all = kept(self.all, &before.all);
+        self.own = [0, 1].map(|ipv6| kept(self.own[ipv6].take(), &before.own[ipv6]));
+        self.forwarded = kept(self.forwarded, &before.forwarded);
+        for (nets, before) in [
+            (&mut self.nets.untranslated, &before.nets.untranslated),
+            (&mut self.nets.stopped, &before.nets.stopped),
+            (&mut self.nets.unasked, &before.nets.unasked),
+        ] {
+            nets.extend(before);
+            nets.sort();
+            nets.dedup();
+        }
+        self
     }
 
     /// Which new flows of this host are left to the kernel, and why.
@@ -126,7 +142,7 @@ impl Left {
                 why.what
             )];
         }
-        let mut told: Vec<String> = (self.by_group.iter().flatten())
+        let mut told: Vec<String> = (self.own.iter().flatten())
             .map(|why| {
                 format!(
                     "new connections are left to the kernel while the uplink that it takes is alive: {}; name an uplink \
@@ -182,9 +198,32 @@ fn starting(topology: &Topology) -> impl Iterator<Item = &Group> {
 
 impl Placer {
     /// Leaves new flows to the kernel, or no longer. Those that were placed go on where they are.
-    pub(crate) fn leave_new(&mut self, left: Left) {
+    pub(crate) fn leave_new(&mut self, answered: Left) {
+        self.answered = answered;
+        self.follow_answered();
+    }
+
+    /// A firewall that is reloaded in steps is another one for a moment. What begins then must not begin where the
+    /// whole of it will stop that.
+    pub(super) fn follow_answered(&mut self) {
+        let mut left = self.answered.clone();
+        let kept = left.clone().and(&self.left);
+        if kept == left || self.left.is_reading {
+            self.answered_less = None;
+        } else if self
+            .answered_less
+            .get_or_insert_with(Instant::now)
+            .elapsed()
+            < RELOAD
+        {
+            left = kept;
+        } else {
+            self.answered_less = None;
+        }
         if self.left != left {
             self.left = left;
+            self.programs
+                .set_left([0, 1].map(|ipv6| self.left.own[ipv6].is_some()));
             self.set_paused();
             // Before anything is adopted it is not known what of an earlier run's is of use.
             if !self.is_idle() {
@@ -198,32 +237,20 @@ impl Placer {
     /// Tells the programs from which networks forwarded flows are left to the kernel.
     pub(super) fn write_nets(&mut self) {
         let (_, left) = self.left.of_forwarded(self.config.forward);
-        let is_kept = |net: &&IpNet| !self.preferred_dead[usize::from(net.addr().is_ipv6())];
-        let stopped: Vec<IpNet> = left.stopped.iter().filter(is_kept).copied().collect();
         let nets = [
             &self.uplink_nets[..],
             &left.untranslated[..],
-            &stopped[..],
             &left.unasked[..],
         ]
         .concat();
-        self.programs.set_nets(&nets);
+        self.programs.set_nets(&nets, &left.stopped);
     }
 
-    /// Takes note of which uplinks that the kernel takes are alive, by group. What is left to such a one because the
-    /// firewall may stop it elsewhere is placed while that is dead: nothing would arrive.
-    pub(crate) fn follow_preferred(&mut self, groups: &[Option<Preferred>]) {
-        let is_left = |group: usize| self.left.by_group.get(group).is_some_and(Option::is_some);
-        let alive = groups.iter().enumerate();
-        let alive = alive.filter(|(i, it)| it.is_some_and(|it| it.alive) && is_left(*i));
-        let left = alive.fold(0, |bits, (i, _)| bits | 1u64 << (i % MAX_GROUPS));
-        self.programs.set_left(left);
-        let dead = [false, true].map(|ipv6| {
-            let mut its = groups.iter().flatten();
-            its.any(|it| it.ipv6 == ipv6 && !it.alive)
-        });
-        if std::mem::replace(&mut self.preferred_dead, dead) != dead && !self.is_idle() {
-            self.write_nets();
+    /// Takes note of each family ([IPv4, IPv6]) whether the uplink is dead that the kernel takes. What is left to it
+    /// because the firewall may stop it elsewhere is placed then: nothing would arrive.
+    pub(crate) fn follow_preferred(&mut self, dead: [bool; 2]) {
+        if std::mem::replace(&mut self.preferred_dead, dead) != dead {
+            self.programs.set_preferred_dead(dead);
         }
     }
 

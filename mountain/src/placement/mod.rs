@@ -25,6 +25,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
@@ -40,7 +41,7 @@ use config::{PlacementConfig, RuleConfig, RuleUse, SpreadBy};
 use dead::Dead;
 use forwarding::Forwarding;
 use held::Held;
-pub(crate) use left::{but_for, Left, Preferred};
+pub(crate) use left::{but_for, Left};
 use routing::{describe, plan, PlacementPlan, To};
 pub use status::PlacementStatus;
 use suspension::Suspensions;
@@ -82,7 +83,10 @@ pub struct Placer {
     mode: SteerMode,
     forwarding: Forwarding,
     suspensions: Suspensions,
-    /// What the firewall leaves to the kernel, and what was said of that.
+    /// What the firewall leaves to the kernel by its last answer, and since when that is less than `left`.
+    answered: Left,
+    answered_less: Option<Instant>,
+    /// What is left to it, and what was said of that.
     left: Left,
     said_left: Vec<String>,
     /// By family ([IPv4, IPv6]) whether the uplink is dead that the kernel takes.
@@ -129,6 +133,8 @@ impl Placer {
             mode: SteerMode::Pass,
             forwarding: Forwarding::default(),
             suspensions: Suspensions::default(),
+            answered: Left::default(),
+            answered_less: None,
             left: Left::default(),
             said_left: Vec::new(),
             preferred_dead: [false; 2],
@@ -295,6 +301,7 @@ impl Placer {
     /// Looks up again what may have come or gone without an event: cgroups, and whether this host forwards and
     /// translates. To be called now and then.
     pub(crate) fn look_around(&mut self) {
+        self.follow_answered();
         if self.is_idle() {
             return self.look_at_forwarding();
         }

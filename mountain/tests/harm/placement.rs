@@ -12,7 +12,9 @@ use mountain::bpf::hooks::{self, DeviceHook, Order};
 use testkit::ifindex;
 
 use crate::support::program::load_marking;
-use crate::support::{assert_has, config, stdout, wait_until, Net, Ns, CLIENT4, LEAVE, SERVER4};
+use crate::support::{
+    assert_has, config, stdout, wait_until, Net, Ns, CLIENT4, HALF, LEAVE, SERVER4,
+};
 
 /// Enough that a choice between two uplinks would show.
 const SOCKETS: usize = 16;
@@ -144,11 +146,70 @@ fn no_flow_starts_where_the_firewall_may_stop_it_while_the_kernels_uplink_is_ali
     assert_eq!(counters["pass_firewall"], SOCKETS as u64);
     let said = client.mountain("check --adopt --json");
     assert_has(&stdout(&said), &["treats u0 and u1 differently"]);
+    lose_preferred(&net);
+    assert_eq!(begun(&net), set(&[U1]), "nothing would arrive there");
+}
+
+fn lose_preferred(net: &Net) {
     net.lose(0);
     wait_until("the kernel's uplink is dead", LEAVE, || {
-        client.path_by("u0", false).judged.state == "dead"
+        net.client.path_by("u0", false).judged.state == "dead"
     });
-    assert_eq!(begun(&net), set(&[U1]), "nothing would arrive there");
+}
+
+/// It is reloaded in steps, and then it tells the uplinks apart no more.
+#[test]
+fn what_began_while_the_firewall_told_uplinks_apart_stays_when_it_does_no_more() {
+    let net = two_providers();
+    let client = &net.client;
+    let rule = "oifname u1 udp dport 7 drop";
+    client.chain("inet t c", "filter hook output priority 0", rule);
+    up(&net);
+    let old = sockets(&net, 0);
+    assert_eq!(sources(&net, &old), [U0; SOCKETS]);
+    client.run("nft flush chain inet t c");
+    thread::sleep(Duration::from_secs(1));
+    assert_eq!(begun(&net), set(&[U0]), "the rule may come again");
+    wait_until("new ones choose again", LEAVE, || begun(&net).contains(U1));
+    let known = "the other end knows them by their address";
+    assert_eq!(sources(&net, &old), [U0; SOCKETS], "{known}");
+    lose_preferred(&net);
+    assert_eq!(sources(&net, &old), [U1; SOCKETS], "they would not arrive");
+}
+
+/// One that names none says no more than what is usual.
+#[test]
+fn only_a_rule_that_names_an_uplink_goes_before_a_firewall_that_tells_them_apart() {
+    let net = two_providers();
+    let client = &net.client;
+    let lan = machine_behind(&net);
+    for hook in ["output", "forward"] {
+        let (chain, hook) = (
+            format!("inet t {hook}"),
+            format!("filter hook {hook} priority 0"),
+        );
+        client.chain(&chain, &hook, "oifname u1 udp dport 7 drop");
+    }
+    let rule = |port, wants| {
+        format!("[[rule]]\nmatch = {{ proto = \"udp\", ports = {port} }}\nuse = \"{wants}\"\n")
+    };
+    let config = config(&(rule(5353, "steadiest") + &rule(5354, "u1")));
+    client.mountain_ok(&format!("up --adopt --config {}", config.path().display()));
+    for device in ["u0", "u1"] {
+        net.wait_used(device);
+    }
+    client.wait_settled();
+    wait_until("the firewall has been read", LEAVE, || {
+        left(&net).contains("10.40.0.0/24: the firewall does not let them leave by all")
+    });
+    for (port, by) in [(5353, U0), (5354, U1)] {
+        let server = net.server.udp(&format!("{SERVER4}:{port}"));
+        for socket in [sockets(&net, 0).remove(0), sockets_of(&lan).remove(0)] {
+            for n in 0..4 {
+                assert_eq!(seen(&server, &socket, n).ip().to_string(), by, "to {port}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -159,6 +220,22 @@ fn a_rule_for_the_user_who_made_a_socket_keeps_its_datagrams() {
     client.ip("rule add pref 100 uidrange 1000-1000 lookup 100");
     up(&net);
     assert_eq!(sources(&net, &sockets(&net, 1000)), [U1; SOCKETS]);
+}
+
+#[test]
+fn what_a_rule_selects_by_its_tos_is_not_counted_as_placed() {
+    let net = two_providers();
+    let client = &net.client;
+    client.ip("route add default via 10.30.1.2 dev u1 table 100");
+    client.ip("rule add pref 100 tos 0x10 lookup 100");
+    up(&net);
+    let sockets = sockets(&net, 0);
+    for socket in &sockets {
+        socket2::SockRef::from(socket).set_tos_v4(0x10).unwrap();
+    }
+    assert_eq!(sources(&net, &sockets), [U1; SOCKETS]);
+    let passed = client.status().placement.unwrap().counters["pass_fib_rule"];
+    assert_eq!(passed, SOCKETS as u64);
 }
 
 /// Provider-independent or routed addresses: the default route says by `src` that packets leave from one on `lo`.
@@ -394,14 +471,21 @@ fn no_forwarded_flow_starts_where_the_firewall_may_stop_it() {
     wait_until("the rule is noticed", LEAVE, || {
         left(&net).contains("10.40.0.0/24: the firewall does not let them leave by all")
     });
-    assert_eq!(sources(&net, &sockets_of(&lan)), [U0; SOCKETS]);
+    let old = sockets_of(&lan);
+    assert_eq!(sources(&net, &old), [U0; SOCKETS]);
+    assert!(client.status().placement.unwrap().counters["pass_firewall"] >= SOCKETS as u64);
     let own = begun(&net);
     assert!(own.contains(U1), "{own:?}");
-    net.lose(0);
-    wait_until("the kernel's uplink is dead", LEAVE, || {
-        client.path_by("u0", false).judged.state == "dead"
-    });
+    lose_preferred(&net);
     assert_eq!(sources(&net, &sockets_of(&lan)), [U1; SOCKETS]);
+    let server = listener(&net, SERVER4);
+    server.set_nonblocking(true).unwrap();
+    wait_until("what is under way leaves", LEAVE, || {
+        old[0].send_to(&[0], server.local_addr().unwrap()).unwrap();
+        thread::sleep(HALF);
+        let came = server.recv_from(&mut [0]);
+        came.is_ok_and(|(_, from)| from.ip().to_string() == U1)
+    });
 }
 
 /// As in the books: what has a mark already is done with.

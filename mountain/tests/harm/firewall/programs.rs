@@ -117,7 +117,10 @@ fn no_flow_of_a_cgroup_with_an_egress_program_is_placed() {
     let cgroup = Cgroup::new("judge");
     let net = two_providers();
     attach(&cgroup, c"judge");
+    let checked = |with: &str| stdout(&net.client.mountain(&format!("check {with}")));
+    assert_has(&checked("--adopt"), &["-judge", "(judge)"]);
     up(&net);
+    assert_has(&checked(""), &["-judge", "(judge)"]);
     let hook = "filter hook prerouting priority -310";
     let rules = "iifname s0 udp dport 9999 counter\niifname s1 udp dport 9999 counter";
     net.server.chain("inet count c", hook, rules);
