@@ -21,10 +21,27 @@ const UNANSWERED: u64 = 60;
 /// ... and not before this time: a device that was plugged in again may need some seconds.
 const UNANSWERED_FOR: Duration = Duration::from_secs(10);
 
-/// The gateway by which a path's probes to an address leave: the kernel's choice among those of the device.
-pub(crate) fn way(path: &Path, target: IpAddr) -> Option<IpAddr> {
-    let route = egress_route(target, Some(path.key.ifindex), path.source);
-    route.ok()?.gateway
+/// How a path's probes to an address leave its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// By this gateway: the kernel's choice among those of the device.
+    Gateway(IpAddr),
+    /// The address is on the device's own link.
+    OnLink,
+    /// The path is down, or there is no route.
+    Unknown,
+}
+
+/// How a path's probes to an address leave. Of a path that is down it is not known: the kernel takes every address for one
+/// on the link of a device that is named and has no route to it.
+pub(crate) fn way(path: &Path, target: IpAddr) -> Way {
+    if !path.up {
+        return Way::Unknown;
+    }
+    match egress_route(target, Some(path.key.ifindex), path.source) {
+        Ok(route) => route.gateway.map_or(Way::OnLink, Way::Gateway),
+        Err(_) => Way::Unknown,
+    }
 }
 
 /// Whether a path's probes to an address leave by the path's gateway. Those to another host on the link do not. `way`: see
@@ -33,10 +50,11 @@ pub(crate) fn way(path: &Path, target: IpAddr) -> Option<IpAddr> {
 pub(super) fn leaves_by_gateway(
     path: &Path,
     target: IpAddr,
-    way: impl Fn(&Path, IpAddr) -> Option<IpAddr>,
+    way: impl Fn(&Path, IpAddr) -> Way,
 ) -> bool {
-    let gateway = path.key.gateway;
-    gateway.is_some() && (gateway == Some(target) || gateway == way(path, target))
+    let leaves_by =
+        |gateway: IpAddr| gateway == target || way(path, target) == Way::Gateway(gateway);
+    path.key.gateway.is_some_and(leaves_by)
 }
 
 /// Paths of a topology, by index, that are measured to their gateways although a far target is configured.
@@ -48,7 +66,7 @@ pub(super) fn leaves_by_gateway(
 pub(crate) fn measured_near(
     topology: &Topology,
     config: &Config,
-    way: impl Fn(&Path, IpAddr) -> Option<IpAddr>,
+    way: impl Fn(&Path, IpAddr) -> Way,
 ) -> BTreeSet<usize> {
     let paths = &topology.paths;
     let is_astray = |index: &usize| {
@@ -57,10 +75,11 @@ pub(crate) fn measured_near(
             let (own, other) = (path.key, other.key);
             (own.ifindex, own.ipv6) == (other.ifindex, other.ipv6) && own != other
         };
-        let gateway = path.key.gateway;
-        far_target(path, config).is_some_and(|target| {
-            paths.iter().any(shares) && gateway.is_some() && way(path, target.ip()) != gateway
-        })
+        let astray = |(gateway, target): (IpAddr, Target)| {
+            paths.iter().any(shares) && way(path, target.ip()) != Way::Gateway(gateway)
+        };
+        let far = path.key.gateway.zip(far_target(path, config));
+        far.is_some_and(astray)
     };
     let mut near: BTreeSet<usize> = (0..paths.len()).filter(is_astray).collect();
     loop {
@@ -98,16 +117,20 @@ pub(crate) fn doubts(
     topology: &Topology,
     config: &Config,
     near: &BTreeSet<usize>,
-    way: impl Fn(&Path, IpAddr) -> Option<IpAddr>,
+    way: impl Fn(&Path, IpAddr) -> Way,
 ) -> BTreeSet<Doubt> {
-    let is_far = |index: &usize| {
-        let path = &topology.paths[*index];
-        let target = far_target(path, config).filter(|_| !near.contains(index));
-        target.is_some_and(|target| way(path, target.ip()).is_some())
+    let is_far = |index: usize| {
+        let path = &topology.paths[index];
+        let target = far_target(path, config).filter(|_| !near.contains(&index));
+        match target.map(|target| way(path, target.ip())) {
+            Some(Way::Gateway(_)) => Some(true),
+            Some(Way::OnLink) | None => Some(false),
+            Some(Way::Unknown) => None,
+        }
     };
-    let far: BTreeSet<usize> = (0..topology.paths.len()).filter(is_far).collect();
+    let are_far: Vec<Option<bool>> = (0..topology.paths.len()).map(is_far).collect();
     let unlike = topology.groups.iter();
-    let unlike = unlike.filter_map(|group| unlike_text(group, topology, config, &far));
+    let unlike = unlike.filter_map(|group| unlike_text(group, topology, config, &are_far));
     let unlike = unlike.map(|what| Doubt {
         what,
         todo: "give all paths of the route the same `probe_target`",
@@ -136,27 +159,31 @@ fn near_text(names: BTreeSet<String>) -> String {
     )
 }
 
-/// The warning for a group some of whose paths are measured `far`, and others to their gateways: all flows would leave
-/// the longer ways for good. A metered path is a reserve anyway, and not compared.
+/// The warning for a group some of whose paths are measured far away, and others to their gateways: all flows would leave
+/// the longer ways for good. A metered path is a reserve anyway, and not compared, nor is one of which `are_far` does not
+/// know. One and the same target is what the warning would ask for.
 fn unlike_text(
     group: &Group,
     topology: &Topology,
     config: &Config,
-    far: &BTreeSet<usize>,
+    are_far: &[Option<bool>],
 ) -> Option<String> {
     let compared = group.members.iter().map(|member| member.path);
     let is_usual = |index: &usize| !configured(&topology.paths[*index], config).input.metered;
+    let compared = compared.filter(|&index| are_far[index].is_some());
     let compared: Vec<usize> = compared.filter(is_usual).collect();
-    let n_far = compared.iter().filter(|&index| far.contains(index)).count();
-    if n_far == 0 || n_far == compared.len() {
+    let target = |index: usize| far_target(&topology.paths[index], config).map(Target::ip);
+    let mut pairs = compared.windows(2);
+    let distances_differ = |pair: &[usize]| are_far[pair[0]] != are_far[pair[1]];
+    let targets_differ = |pair: &[usize]| target(pair[0]) != target(pair[1]);
+    if !pairs.clone().any(distances_differ) || !pairs.any(targets_differ) {
         return None;
     }
     let parts = compared.iter().enumerate().map(|(i, &index)| {
-        let path = &topology.paths[index];
         let verb = if i == 0 { " is measured" } else { "" };
-        let target = far_target(path, config).map(|target| target.ip().to_string());
+        let target = target(index).map(|target| target.to_string());
         let target = target.unwrap_or_else(|| "its gateway".to_owned());
-        format!("{}{verb} to {target}", name(path, config))
+        format!("{}{verb} to {target}", name(&topology.paths[index], config))
     });
     let parts = parts.collect::<Vec<_>>().join(", ");
     Some(format!("{parts}: their delays cannot be compared"))
@@ -272,6 +299,18 @@ mod tests {
         text.parse().unwrap()
     }
 
+    fn way_by(gateway: Option<IpAddr>) -> Way {
+        gateway.map_or(Way::OnLink, Way::Gateway)
+    }
+
+    /// The way of the first path; the others' is by their gateways.
+    fn of_first(path: &Path, way: Way) -> Way {
+        match path.key.ifindex {
+            1 => way,
+            _ => way_by(path.key.gateway),
+        }
+    }
+
     fn group(paths: &[usize]) -> Group {
         let member = |&path: &usize| Member { path, weight: 1 };
         Group {
@@ -303,6 +342,19 @@ mod tests {
         assert_eq!(cost_us(false, "metered = true\ncost = 5"), 5e3);
     }
 
+    #[test]
+    fn the_way_of_a_path_that_is_down_is_not_known() {
+        let loopback = Path {
+            up: false,
+            ..Path::plain(1, "192.0.2.1")
+        };
+        assert_eq!(way(&loopback, ip("127.0.0.1")), Way::Unknown);
+        let up = Path::plain(1, "192.0.2.1");
+        assert_eq!(way(&up, ip("127.0.0.1")), Way::OnLink);
+        let gone = Path::plain(u32::MAX >> 1, "192.0.2.1");
+        assert_eq!(way(&gone, ip("127.0.0.1")), Way::Unknown);
+    }
+
     /// Two routers on one LAN, and another uplink.
     fn lan() -> Topology {
         Topology {
@@ -330,7 +382,7 @@ mod tests {
         let one = Path::plain(1, "192.0.2.1");
         let by = |gateway: Option<&str>, target| {
             let gateway = gateway.map(ip);
-            leaves_by_gateway(&one, ip(target), |_, _| gateway)
+            leaves_by_gateway(&one, ip(target), |_, _| way_by(gateway))
         };
         // The gateway itself, which is on the link, and what it forwards.
         assert!(by(None, "192.0.2.1"));
@@ -341,7 +393,8 @@ mod tests {
         // Of a path without a gateway no packet is known.
         let mut direct = Path::plain(1, "192.0.2.1");
         direct.key.gateway = None;
-        assert!(!leaves_by_gateway(&direct, ip("192.0.2.77"), |_, _| None));
+        let on_link = |_: &Path, _| Way::OnLink;
+        assert!(!leaves_by_gateway(&direct, ip("192.0.2.77"), on_link));
     }
 
     #[test]
@@ -351,28 +404,24 @@ mod tests {
             ("u2", "203.0.113.8"),
             ("u3", "203.0.113.9"),
         ];
-        let by_first = |_: &Path, _| Some(ip("192.0.2.1"));
+        let by_first = |_: &Path, _| Way::Gateway(ip("192.0.2.1"));
         let near = measured_near(&lan(), &config(&far), by_first);
         let whole = BTreeSet::from([0, 1, 2]);
         assert_eq!(near, whole, "the whole group, and no other");
         let near = measured_near(&lan(), &config(&far[1..]), by_first);
         assert_eq!(near, BTreeSet::new());
         // Each has a route of its own to the target.
-        let by_own = |path: &Path, _| path.key.gateway;
+        let by_own = |path: &Path, _| way_by(path.key.gateway);
         let near = measured_near(&lan(), &config(&far), by_own);
         assert_eq!(near, BTreeSet::new());
         // A gateway is reached directly.
         let gateway = config(&[("u1", "192.0.2.1")]);
-        let near = measured_near(&lan(), &gateway, |_, _| None);
+        let near = measured_near(&lan(), &gateway, |_, _| Way::OnLink);
         assert_eq!(near, BTreeSet::from([1]));
     }
 
     /// The doubts about two uplinks of a route, in words.
-    fn doubted(
-        entries: &str,
-        modem: bool,
-        way: fn(&Path, IpAddr) -> Option<IpAddr>,
-    ) -> Vec<String> {
+    fn doubted(entries: &str, modem: bool, way: fn(&Path, IpAddr) -> Way) -> Vec<String> {
         let second = Path {
             modem,
             ..Path::plain(2, "198.51.100.1")
@@ -390,7 +439,7 @@ mod tests {
 
     #[test]
     fn paths_of_a_route_that_are_measured_over_unlike_distances_are_told() {
-        let by_own = |path: &Path, _: IpAddr| path.key.gateway;
+        let by_own = |path: &Path, _: IpAddr| way_by(path.key.gateway);
         let first = "[[path]]\ndev = \"u1\"\nprobe_target = \"203.0.113.7\"\n";
         let told =
             "u1 is measured to 203.0.113.7, u2 to its gateway: their delays cannot be compared";
@@ -398,9 +447,16 @@ mod tests {
         let none = Vec::<String>::new();
         assert_eq!(doubted("", false, by_own), none);
         // On the uplink's own link it is as near as a gateway.
-        assert_eq!(doubted(first, false, |_, _| None), none);
+        assert_eq!(doubted(first, false, |_, _| Way::OnLink), none);
         let second = "[[path]]\ndev = \"u2\"\nprobe_target = \"203.0.113.7\"\n";
-        assert_eq!(doubted(&format!("{first}{second}"), false, by_own), none);
+        let both = format!("{first}{second}");
+        assert_eq!(doubted(&both, false, by_own), none);
+        // One of them is down, or on the link of the one and far from the other.
+        let first_is_down = |path: &Path, _: IpAddr| of_first(path, Way::Unknown);
+        let first_is_on_link = |path: &Path, _: IpAddr| of_first(path, Way::OnLink);
+        assert_eq!(doubted(&both, false, first_is_down), none);
+        assert_eq!(doubted(first, false, first_is_down), none);
+        assert_eq!(doubted(&both, false, first_is_on_link), none);
         // A reserve costs more than any way is long.
         assert_eq!(doubted(first, true, by_own), none);
         let usual = format!("{first}[[path]]\ndev = \"u2\"\nmetered = false\n");
@@ -410,7 +466,7 @@ mod tests {
     #[test]
     fn paths_that_are_all_measured_near_are_told_for_that_alone() {
         let far = config(&[("u1", "203.0.113.7")]);
-        let by_first = |_: &Path, _| Some(ip("192.0.2.1"));
+        let by_first = |_: &Path, _| Way::Gateway(ip("192.0.2.1"));
         let near = measured_near(&lan(), &far, by_first);
         let doubts = doubts(&lan(), &far, &near, by_first);
         let what: Vec<&str> = doubts.iter().map(|doubt| doubt.what.as_str()).collect();
