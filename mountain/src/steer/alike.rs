@@ -181,7 +181,8 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// Why there is no answer yet. It takes milliseconds, and is not worth a message.
+    /// Why there is no answer yet: nothing has been read so far, or a device has come or gone since. It takes milliseconds,
+    /// and is not worth a message.
     pub(crate) fn reading() -> Self {
         Self::new("the firewall is being read")
     }
@@ -214,7 +215,7 @@ impl Firewall {
             About::Forwarding(inner) => {
                 return match self.inner_device(inner) {
                     Some(from) => self.leaving(question, Hook::Forward, &from),
-                    None => Some(Difference::new(GONE)),
+                    None => Some(Difference::reading()),
                 }
             }
             _ => {}
@@ -241,9 +242,8 @@ impl Firewall {
         if self.ruleset.is_empty() && source.is_none() {
             return None;
         }
-        let gone = || Some(Difference::new(GONE));
         let Some(devices) = self.devices_of(question) else {
-            return gone();
+            return Some(Difference::reading());
         };
         let place = |hook: Hook| Place::new(Packets::of(question.ipv6), hook);
         if by_nat {
@@ -252,7 +252,7 @@ impl Firewall {
                 return at_place(&self.ruleset, nat, &devices);
             };
             let Some(from) = self.inner_device(inner) else {
-                return gone();
+                return Some(Difference::reading());
             };
             return self.untranslated(inner.net, &from, nat, &devices);
         }
@@ -287,7 +287,7 @@ impl Firewall {
             return None;
         }
         let Some(devices) = self.devices_of(question) else {
-            return Some(Difference::new(GONE));
+            return Some(Difference::reading());
         };
         let residue = |hook: Hook, device: &Link| {
             let place = Place::new(Packets::of(question.ipv6), hook).chains(Chains::ButNat);
@@ -393,8 +393,6 @@ impl Firewall {
     }
 }
 
-const GONE: &str = "one of the devices is gone";
-
 /// A host of the Internet that no rule is about (a root name server), IPv4 and IPv6, and such a port.
 const ANYWHERE: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(198, 41, 0, 4)),
@@ -461,6 +459,14 @@ mod tests {
         }
     }
 
+    fn devices() -> Vec<Link> {
+        let device = |ifindex| Link {
+            ifindex,
+            ..Link::default()
+        };
+        Vec::from([1, 2].map(device))
+    }
+
     #[test]
     fn programs_at_netfilter_are_a_difference_for_their_family() {
         let firewall = Firewall {
@@ -479,14 +485,10 @@ mod tests {
     fn what_rules_of_the_fib_ask_for_may_not_change_after_routing() {
         use EffectKind as E;
         use Rewritable as R;
-        let devices = [1, 2].map(|ifindex| Link {
-            ifindex,
-            ..Link::default()
-        });
         let holds = |asked, kind| {
             let firewall = Firewall {
                 ruleset: with_effect(kind),
-                devices: devices.to_vec(),
+                devices: devices(),
                 ..Firewall::default()
             };
             let question = Question {
@@ -511,6 +513,34 @@ mod tests {
             (R::Address, E::Forward, false),
         ] {
             assert_eq!(holds(asked, kind), expected, "{asked:?}, {kind:?}");
+        }
+    }
+
+    #[test]
+    fn about_a_device_that_was_not_read_there_is_no_answer_yet() {
+        let firewall = Firewall {
+            ruleset: with_effect(EffectKind::Drop),
+            devices: devices(),
+            ..Firewall::default()
+        };
+        let inner = InnerNet {
+            net: "192.168.1.0/24".parse().unwrap(),
+            device: Some(3),
+        };
+        let is_reading = |devices: &[u32], about| {
+            let question = Question {
+                about,
+                ..question(false, devices)
+            };
+            let difference = firewall.difference(&question);
+            difference.is_some_and(|why| why.is_reading())
+        };
+        for about in [About::Running, About::Nat, About::Leaving] {
+            assert!(!is_reading(&[1, 2], about), "{about:?}");
+            assert!(is_reading(&[1, 4], about), "{about:?}");
+        }
+        for about in [About::Source(inner), About::Forwarding(inner)] {
+            assert!(is_reading(&[1, 2], about), "{about:?}");
         }
     }
 
