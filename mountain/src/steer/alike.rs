@@ -53,8 +53,8 @@ pub(crate) enum About {
     Nat,
     /// Whether it lets packets of this host's new flows leave by one device and not by another.
     Leaving,
-    /// The same of what comes from a network behind this host.
-    Forwarding(InnerNet),
+    /// The same of what comes in from within by this device; `None`: by any of several.
+    Forwarding(Option<u32>),
     /// Whether it translates what comes from a network behind this host to anywhere.
     Source(InnerNet),
     /// What it does before routing to packets that bear marks of ours, where rules of the FIB go by marks.
@@ -129,7 +129,8 @@ impl Question {
         nets.map(|inner| NetQuestions {
             net: inner.net,
             source: ask(&new, About::Source(*inner)),
-            leaving: (leaving.as_ref()).map(|question| ask(question, About::Forwarding(*inner))),
+            leaving: (leaving.as_ref())
+                .map(|question| ask(question, About::Forwarding(inner.device))),
         })
         .collect()
     }
@@ -212,8 +213,8 @@ impl Firewall {
         }
         match question.about {
             About::Leaving => return self.leaving(question, Hook::Output, &DeviceFact::Absent),
-            About::Forwarding(inner) => {
-                return match self.inner_device(inner) {
+            About::Forwarding(device) => {
+                return match self.inner_device(device) {
                     Some(from) => self.leaving(question, Hook::Forward, &from),
                     None => Some(Difference::reading()),
                 }
@@ -251,7 +252,7 @@ impl Firewall {
             let Some(inner) = source else {
                 return at_place(&self.ruleset, nat, &devices);
             };
-            let Some(from) = self.inner_device(inner) else {
+            let Some(from) = self.inner_device(inner.device) else {
                 return Some(Difference::reading());
             };
             return self.untranslated(inner.net, &from, nat, &devices);
@@ -272,9 +273,9 @@ impl Firewall {
         devices.map(|index| self.device(*index)).collect()
     }
 
-    /// By what packets of a network come in; `None` when that is gone.
-    fn inner_device(&self, inner: InnerNet) -> Option<DeviceFact> {
-        match inner.device {
+    /// By what packets from within come in, as a network or a question names it; `None` when that is gone.
+    fn inner_device(&self, device: Option<u32>) -> Option<DeviceFact> {
+        match device {
             Some(index) => Some(DeviceFact::Known(Box::new(self.device(index)?.clone()))),
             None => Some(DeviceFact::Open),
         }
@@ -449,6 +450,7 @@ fn unlike<'a>(devices: &[&Link], residue: impl Fn(&Link) -> Residue<'a>) -> Opti
 mod tests {
     use super::*;
     use crate::netlink::ruleset::tests::effects::with_effect;
+    use crate::topology::{Kind, Member, Path};
 
     fn question(ipv6: bool, devices: &[u32]) -> Question {
         Question {
@@ -517,6 +519,33 @@ mod tests {
     }
 
     #[test]
+    fn whether_packets_of_many_networks_leave_is_asked_once_for_each_device() {
+        let net = |(n, device): (u8, u32)| InnerNet {
+            net: format!("192.168.{n}.0/24").parse().unwrap(),
+            device: Some(device),
+        };
+        let topology = Topology {
+            paths: vec![Path::plain(1, "192.0.2.1"), Path::plain(2, "198.51.100.1")],
+            inner_nets: Vec::from([(1, 3), (2, 3), (3, 4)].map(net)),
+            ..Topology::default()
+        };
+        let group = Group {
+            kind: Kind::Place,
+            table: 254,
+            prefixes: Vec::new(),
+            members: Vec::from([0, 1].map(|path| Member { path, weight: 1 })),
+            preferred: Some(0),
+            told_by: BTreeSet::new(),
+        };
+        let asked = Question::of_nets(&group, &topology, &BTreeSet::new());
+        assert_eq!(asked.len(), 3);
+        let leaving: BTreeSet<Question> = asked.into_iter().filter_map(|q| q.leaving).collect();
+        let about: Vec<About> = leaving.iter().map(|question| question.about).collect();
+        let expected = [3, 4].map(|device| About::Forwarding(Some(device)));
+        assert_eq!(about, expected);
+    }
+
+    #[test]
     fn about_a_device_that_was_not_read_there_is_no_answer_yet() {
         let firewall = Firewall {
             ruleset: with_effect(EffectKind::Drop),
@@ -539,7 +568,7 @@ mod tests {
             assert!(!is_reading(&[1, 2], about), "{about:?}");
             assert!(is_reading(&[1, 4], about), "{about:?}");
         }
-        for about in [About::Source(inner), About::Forwarding(inner)] {
+        for about in [About::Source(inner), About::Forwarding(inner.device)] {
             assert!(is_reading(&[1, 2], about), "{about:?}");
         }
     }
