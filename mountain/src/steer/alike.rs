@@ -297,11 +297,13 @@ impl Firewall {
                 begins: true,
                 ..facts(hook, device)
             };
-            self.ruleset.residue(&place, &facts).verdicts()
+            self.ruleset.residue(&place, &facts)
         };
-        [first, Hook::Postrouting, Hook::Egress]
-            .into_iter()
-            .find_map(|hook| unlike(&devices, |device| residue(hook, device)))
+        // Together: one hook may drop by a mark that another one has set.
+        let hooks = [first, Hook::Postrouting, Hook::Egress];
+        unlike(&devices, |device| {
+            Residue::in_turn(hooks.map(|hook| residue(hook, device))).verdicts()
+        })
     }
 
     /// The first device by which connections from a network, which come in by `from`, begin untranslated. Those to

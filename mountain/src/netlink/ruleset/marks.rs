@@ -103,6 +103,15 @@ struct Marks<'a> {
     loaded: Vec<Mark>,
 }
 
+/// Whether what a rule does depends on the mark of the packet, or of its connection.
+pub(super) fn asks(rule: &FirewallRule, table: &FirewallTable) -> bool {
+    let any = Strange {
+        bits: u32::MAX,
+        kept: false,
+    };
+    goes_by_mark(rule, table, any)
+}
+
 fn goes_by_mark(rule: &FirewallRule, table: &FirewallTable, strange: Strange) -> bool {
     let mut marks = Marks {
         table,

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use sha2::{Digest, Sha256};
 
 use super::expr::hex;
-use super::{text, Family, FirewallRule, FirewallTable, RuleRef};
+use super::{marks, text, Family, FirewallRule, FirewallTable, RuleRef};
 
 /// What a statement does to a packet, or because of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -264,11 +264,67 @@ pub struct Residue<'a> {
     pub(super) chains: Vec<Hooked<'a>>,
 }
 
+impl Hooked<'_> {
+    fn does(&self, is_meant: impl Fn(EffectKind) -> bool) -> bool {
+        let statements = statements(std::slice::from_ref(self));
+        statements.iter().any(|(kind, _)| is_meant(*kind))
+    }
+
+    /// Whether what a rule does depends on a mark.
+    fn asks_mark(&self) -> bool {
+        let lines = lines(std::slice::from_ref(self));
+        let mut origins = lines.iter().map(|line| line.origin);
+        origins.any(|at| at.rule.is_some_and(|rule| marks::asks(rule, at.table)))
+    }
+}
+
+/// Every line of these chains, those of a chain that several rules jump to once.
+fn lines<'a, 'b>(chains: &'b [Hooked<'a>]) -> Vec<&'b ResidueLine<'a>> {
+    let mut found = Vec::new();
+    let mut seen = HashSet::new();
+    let mut bodies: Vec<&Rc<Body<'a>>> = chains.iter().rev().map(|c| &c.body).collect();
+    while let Some(body) = bodies.pop() {
+        if !seen.insert(Rc::as_ptr(body)) {
+            continue;
+        }
+        for line in &body.lines {
+            found.push(&**line);
+            if let End::Jump(body) | End::Goto(body) = &line.end {
+                bodies.push(body);
+            }
+        }
+    }
+    found
+}
+
+/// What is done at which line.
+fn statements<'a>(chains: &[Hooked<'a>]) -> Vec<(EffectKind, Origin<'a>)> {
+    let mut found = Vec::new();
+    for line in lines(chains) {
+        let drops = matches!(line.end, End::Drop).then_some(EffectKind::Drop);
+        let does = line.steps.iter().filter_map(|step| match step {
+            Step::Do(kind, _) => Some(*kind),
+            Step::If(_) => None,
+        });
+        let kinds = drops.into_iter().chain(does);
+        found.extend(kinds.map(|kind| (kind, line.origin)));
+    }
+    found
+}
+
 impl<'a> Residue<'a> {
+    /// What a packet meets at one place after another.
+    pub fn in_turn(residues: impl IntoIterator<Item = Self>) -> Self {
+        let chains = residues.into_iter().flat_map(|residue| residue.chains);
+        Self {
+            chains: chains.collect(),
+        }
+    }
+
     /// Every statement that the packet may meet, each rule once.
     pub fn effects(&self) -> Vec<Effect> {
         let mut once = HashSet::new();
-        let mut found = self.statements();
+        let mut found = statements(&self.chains);
         // Before their texts are made: a rule with a large map has very many lines, and a long text.
         found.retain(|(kind, origin)| once.insert((*kind, origin.address())));
         let effect = |(kind, origin): (EffectKind, Origin<'_>)| Effect {
@@ -276,31 +332,6 @@ impl<'a> Residue<'a> {
             rule: origin.rule_ref(),
         };
         found.into_iter().map(effect).collect()
-    }
-
-    /// What is done at which line.
-    fn statements(&self) -> Vec<(EffectKind, Origin<'a>)> {
-        let mut found = Vec::new();
-        let mut seen = HashSet::new();
-        let mut bodies: Vec<&Rc<Body<'a>>> = self.chains.iter().rev().map(|c| &c.body).collect();
-        while let Some(body) = bodies.pop() {
-            if !seen.insert(Rc::as_ptr(body)) {
-                continue;
-            }
-            for line in &body.lines {
-                let drops = matches!(line.end, End::Drop).then_some(EffectKind::Drop);
-                let does = line.steps.iter().filter_map(|step| match step {
-                    Step::Do(kind, _) => Some(*kind),
-                    Step::If(_) => None,
-                });
-                let kinds = drops.into_iter().chain(does);
-                found.extend(kinds.map(|kind| (kind, line.origin)));
-                if let End::Jump(body) | End::Goto(body) = &line.end {
-                    bodies.push(body);
-                }
-            }
-        }
-        found
     }
 
     /// The rule, or the policy, that drops what is left of all packets, none of which gets through before. `None`:
@@ -315,11 +346,12 @@ impl<'a> Residue<'a> {
     }
 
     pub(super) fn writes(&self, kinds: &[EffectKind]) -> bool {
-        let statements = self.statements();
+        let statements = statements(&self.chains);
         statements.iter().any(|(kind, _)| kinds.contains(kind))
     }
 
-    /// Only what may keep a packet from leaving, and what decides about that.
+    /// Only what may keep a packet from leaving, and what decides about that: also the marks that a chain sets, where a
+    /// later one goes by marks.
     pub fn verdicts(&self) -> Self {
         let mut known = HashMap::new();
         let chains = self.chains.iter().map(|chain| {
@@ -333,13 +365,17 @@ impl<'a> Residue<'a> {
                 ..chain.clone()
             }
         });
-        let stops = |chain: &Hooked<'a>| {
-            let chains = vec![chain.clone()];
-            let statements = Self { chains }.statements();
-            statements.iter().any(|(kind, _)| kind.stops())
-        };
-        let chains = chains.filter(stops).collect();
-        Self { chains }
+        let chains: Vec<Hooked<'a>> = chains.collect();
+        let (mut kept, mut are_marks_asked) = (Vec::new(), false);
+        for chain in chains.into_iter().rev() {
+            let stops = chain.does(EffectKind::stops);
+            if stops || (are_marks_asked && chain.does(|kind| kind == EffectKind::Mark)) {
+                are_marks_asked |= chain.asks_mark();
+                kept.push(chain);
+            }
+        }
+        kept.reverse();
+        Self { chains: kept }
     }
 
     /// The first rule by which the two differ: one that holds for either alone. `None`: they do the

@@ -246,6 +246,10 @@ fn differs(ruleset: &Ruleset) -> bool {
 
 /// What remains of a ruleset for packets that leave by u1, and by u2.
 fn by_either(ruleset: &Ruleset) -> [Residue<'_>; 2] {
+    by_either_at(ruleset, Hook::Output)
+}
+
+fn by_either_at(ruleset: &Ruleset, hook: Hook) -> [Residue<'_>; 2] {
     [1u32, 2].map(|index| {
         let device = Link {
             ifindex: index,
@@ -257,7 +261,7 @@ fn by_either(ruleset: &Ruleset) -> [Residue<'_>; 2] {
             iif: DeviceFact::Absent,
             ..Facts::default()
         };
-        ruleset.residue(&output(), &facts)
+        ruleset.residue(&Place::new(Packets::Ipv4, hook), &facts)
     })
 }
 

@@ -19,20 +19,27 @@ fn does(kind: EffectKind) -> Expr {
     })
 }
 
+fn drop() -> Expr {
+    Expr::Verdict(Verdict::Drop)
+}
+
+/// A rule for packets that leave by u1.
+fn by_u1(what: &[Expr]) -> Vec<Expr> {
+    let oif = load(0, Source::Meta(expr::META_OIF), 4);
+    let asked = [oif, Expr::equals(0, &1u32.to_ne_bytes(), false)];
+    [&asked[..], what].concat()
+}
+
+/// A rule that drops datagrams.
+fn udp() -> Vec<Expr> {
+    let proto = load(0, Source::Meta(expr::META_L4PROTO), 1);
+    vec![proto, Expr::equals(0, &[17], false), drop()]
+}
+
 /// What stops packets of one device alone, or decides about that, is told from what is done to them besides.
 #[test]
 fn only_what_may_stop_a_packet_is_a_difference_of_verdicts() {
     use EffectKind as E;
-    let drop = || Expr::Verdict(Verdict::Drop);
-    let by_u1 = |what: &[Expr]| {
-        let oif = load(0, Source::Meta(expr::META_OIF), 4);
-        let asked = [oif, Expr::equals(0, &1u32.to_ne_bytes(), false)];
-        [&asked[..], what].concat()
-    };
-    let udp = || {
-        let proto = load(0, Source::Meta(expr::META_L4PROTO), 1);
-        vec![proto, Expr::equals(0, &[17], false), drop()]
-    };
     for (u1, differ) in [
         (vec![drop()], true),
         (vec![does(E::Queue)], true),
@@ -57,6 +64,44 @@ fn only_what_may_stop_a_packet_is_a_difference_of_verdicts() {
     let rules = ruleset(vec![by_u1(&[does(E::Mark)])]);
     let [a, b] = by_either(&rules).map(|residue| residue.verdicts());
     assert!(a.difference(&b).is_none());
+}
+
+/// As iptables has it, which sets marks in `mangle` and drops in `filter`.
+#[test]
+fn a_mark_is_a_difference_of_verdicts_where_a_later_chain_drops_by_marks() {
+    let mark = load(0, Source::Meta(expr::META_MARK), 4);
+    let is_one = Expr::equals(0, &[1, 0, 0, 0], false);
+    let by_mark = vec![mark, masked(0, [1, 0, 0, 0]), is_one, drop()];
+    let (output, postrouting) = (Hook::Output, Hook::Postrouting);
+    for (marks_at, drops_at, dropped, differ) in [
+        ((output, -150), (output, 0), &by_mark, true),
+        ((output, 0), (postrouting, -150), &by_mark, true),
+        ((postrouting, -150), (postrouting, 0), &by_mark, true),
+        // Nobody asks, or has asked before.
+        ((output, -150), (output, 0), &udp(), false),
+        ((output, 0), (output, -150), &by_mark, false),
+        ((postrouting, -150), (output, 0), &by_mark, false),
+    ] {
+        let base = |(hook, priority)| Base {
+            hook,
+            priority,
+            kind: "filter".into(),
+            devices: Vec::new(),
+            drops: false,
+        };
+        let mut rules = ruleset(Vec::new());
+        let marking = chain(Some(base(marks_at)), vec![by_u1(&[does(EffectKind::Mark)])]);
+        let dropping = chain(Some(base(drops_at)), vec![dropped.clone()]);
+        table(&mut rules).chains =
+            BTreeMap::from([("m".to_owned(), marking), ("d".to_owned(), dropping)]);
+        let [[a, b], [later_a, later_b]] =
+            [output, postrouting].map(|hook| by_either_at(&rules, hook));
+        let [a, b] = [[a, later_a], [b, later_b]].map(|each| Residue::in_turn(each).verdicts());
+        let found = a.difference(&b);
+        assert_eq!(found.is_some(), differ, "{marks_at:?} {drops_at:?}");
+        let named = found.is_none_or(|rule| rule.chain == "m");
+        assert!(named, "{marks_at:?} {drops_at:?}");
+    }
 }
 
 #[test]
