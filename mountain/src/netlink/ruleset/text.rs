@@ -34,7 +34,9 @@ pub(super) fn rule(rule: &super::FirewallRule, table: &FirewallTable) -> String 
         registers: BTreeMap::new(),
         words: Vec::new(),
     };
-    rule.exprs.iter().for_each(|expr| writer.write(expr));
+    for (i, expr) in rule.exprs.iter().enumerate() {
+        writer.write(expr, rule.exprs.get(i + 1));
+    }
     writer.words.join(" ")
 }
 
@@ -45,15 +47,15 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// One arm for each kind of expression, in the order of [`Expr`].
-    fn write(&mut self, expr: &Expr) {
+    /// One arm for each kind of expression, in the order of [`Expr`]. `next`: the one behind it.
+    fn write(&mut self, expr: &Expr, next: Option<&Expr>) {
         match expr {
             Expr::Load { source, dreg, .. } => {
                 self.registers.insert(*dreg, source_text(source));
             }
             Expr::Immediate { dreg, data } => {
-                self.registers
-                    .insert(*dreg, (value(data, form_of(data)), Form::Hex));
+                let text = value(data, form_of(data, next));
+                self.registers.insert(*dreg, (text, Form::Hex));
             }
             Expr::Bitwise {
                 sreg, dreg, how, ..
@@ -90,7 +92,7 @@ impl Writer<'_> {
                 self.words.push(name.to_owned());
             }
             Expr::Match(found) => match xt::as_exprs(found) {
-                Some(exprs) => exprs.iter().for_each(|expr| self.write(expr)),
+                Some(exprs) => exprs.iter().for_each(|expr| self.write(expr, None)),
                 None => self.words.push(format!("-m {}", found.name)),
             },
             Expr::Target(found) => self.words.push(format!("-j {}", found.name)),
@@ -104,13 +106,30 @@ impl Writer<'_> {
     /// What there is once a register has been masked.
     fn masked(&self, sreg: Reg, how: &Bitwise) -> (String, Form) {
         let (name, form) = self.register(sreg);
-        let Bitwise::MaskXor(mask, _) = how else {
+        let Bitwise::MaskXor(mask, xor) = how else {
             return (name, form);
         };
-        match prefix(mask, form) {
-            Some(length) => (name, Form::Prefix(length)),
-            None => (format!("{name} & {}", value(mask, form)), form),
+        let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+        if is_zero(xor) {
+            return match prefix(mask, form) {
+                Some(length) => (name, Form::Prefix(length)),
+                None => (format!("{name} & {}", value(mask, form)), form),
+            };
         }
+        if is_zero(mask) {
+            return (value(xor, form), form);
+        }
+        let pairs = || mask.iter().zip(xor);
+        // What is cleared only to be set is not told.
+        let (operator, is_whole) = match pairs().all(|(mask, xor)| mask & xor == 0) {
+            true => ('|', pairs().all(|(mask, xor)| mask | xor == 0xff)),
+            false => ('^', mask.iter().all(|byte| *byte == 0xff)),
+        };
+        let masked = match is_whole {
+            true => name,
+            false => format!("{name} & {}", value(mask, form)),
+        };
+        (format!("{masked} {operator} {}", value(xor, form)), form)
     }
 
     fn effect(&self, statement: &Statement) -> String {
@@ -219,8 +238,12 @@ fn range(invert: bool, from: &[u8], to: &[u8], form: Form) -> String {
     }
 }
 
-fn form_of(data: &[u8]) -> Form {
+/// How a constant is written that the next expression uses.
+fn form_of(data: &[u8], next: Option<&Expr>) -> Form {
+    let sets_mark =
+        matches!(next, Some(Expr::Effect(statement)) if statement.name.ends_with("mark set"));
     match data.len() {
+        _ if sets_mark => Form::Host,
         4 | 16 => Form::Address,
         2 => Form::Port,
         _ => Form::Hex,
@@ -279,5 +302,60 @@ fn value(bytes: &[u8], form: Form) -> String {
             }
         }
         _ => format!("0x{}", hex(bytes)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::ruleset::{EffectKind, FirewallRule};
+
+    fn told(exprs: Vec<Expr>) -> String {
+        let set = Expr::Effect(Statement {
+            kind: EffectKind::Mark,
+            name: "meta mark set",
+            fixed: String::new(),
+            registers: vec![(3, 0)],
+            set: None,
+            ends: false,
+        });
+        let rule = FirewallRule {
+            handle: 1,
+            exprs: [exprs, vec![set]].concat(),
+        };
+        super::rule(&rule, &FirewallTable::default())
+    }
+
+    #[test]
+    fn a_mark_is_told_as_it_is_set() {
+        for (mask, xor, expected) in [
+            (!1, 1, "meta mark | 1"),
+            (!0, 1, "meta mark ^ 1"),
+            (0xff, 0, "meta mark & 255"),
+            (0, 5, "5"),
+            (0xffff_ff00, 5, "meta mark & 0xffffff00 | 5"),
+            (0xff, 5, "meta mark & 255 ^ 5"),
+            (!15, 31, "meta mark & 0xfffffff0 ^ 31"),
+        ] {
+            let [mask, xor] = [mask, xor].map(|word: u32| word.to_ne_bytes().to_vec());
+            let load = Expr::Load {
+                source: Source::Meta(expr::META_MARK),
+                dreg: 0,
+                len: 4,
+            };
+            let bitwise = Expr::Bitwise {
+                sreg: 0,
+                dreg: 0,
+                len: 4,
+                how: Bitwise::MaskXor(mask, xor),
+            };
+            let expected = format!("meta mark set {expected}");
+            assert_eq!(told(vec![load, bitwise]), expected);
+        }
+        let constant = Expr::Immediate {
+            dreg: 0,
+            data: 7u32.to_ne_bytes().to_vec(),
+        };
+        assert_eq!(told(vec![constant]), "meta mark set 7");
     }
 }
