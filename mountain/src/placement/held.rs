@@ -5,10 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
 use tracing::{info, warn};
 
-use super::routing::{plan, Routing};
+use super::routing::{uplink_addresses, Routing};
 use super::Placer;
 use crate::netlink::conntrack::{self, Translated};
 use crate::topology::Topology;
@@ -70,12 +69,9 @@ impl Placer {
     /// Finds out which addresses of uplinks get no rule. A connection from such an address that the kernel sends by
     /// another uplink, translated, would go on by its own one, with an address that its other end does not
     /// know. An address that has its rule, among those `known`, keeps it: what is from there goes by it.
-    pub(super) fn hold_snated(&mut self, topology: &Topology, known: &Routing) -> Result<()> {
-        let mask = self.config.mark_mask;
-        let wanted = plan(topology, mask, &BTreeSet::new(), &BTreeMap::new())?.routing;
-        let unknown = self
-            .held
-            .unknown_of(&(&wanted.addresses() - &known.addresses()));
+    pub(super) fn hold_snated(&mut self, topology: &Topology, known: &Routing) {
+        let new = &uplink_addresses(topology) - &known.addresses();
+        let unknown = self.held.unknown_of(&new);
         let now = Instant::now();
         for address in snated_among(unknown).into_keys() {
             info!(
@@ -84,7 +80,6 @@ impl Placer {
             );
             self.held.since.insert(address, now);
         }
-        Ok(())
     }
 
     /// Whether an address may have its rule by now, as no connection from there is translated any more, or only flows

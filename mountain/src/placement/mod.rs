@@ -281,7 +281,7 @@ impl Placer {
         } else {
             (self.plan.routing.clone(), self.plan.numbers.clone())
         };
-        self.hold_snated(topology, &known)?;
+        self.hold_snated(topology, &known);
         let held = self.held.addresses();
         let plan = plan(topology, self.config.mark_mask, &held, &numbers)?;
         let changed =

@@ -198,6 +198,13 @@ fn uplinks(topology: &Topology) -> Vec<Uplink<'_>> {
     active.chain(suspended).collect()
 }
 
+/// The addresses that get a rule by [`plan`] while nothing is held.
+pub(super) fn uplink_addresses(topology: &Topology) -> BTreeSet<IpAddr> {
+    let whole = uplinks(topology).into_iter().filter(|uplink| uplink.whole);
+    let addresses = whole.flat_map(|uplink| &uplink.path.addresses);
+    addresses.copied().collect()
+}
+
 /// The routing for a topology's groups whose flows choose when they start; nothing when there are none.
 /// `held`: addresses of uplinks that get no rule for the time being. `before`: numbers that devices have.
 ///
