@@ -27,6 +27,9 @@ pub(crate) use rules::decode_rule;
 const RTM_GETNEXTHOP: u16 = 106;
 const RTA_NH_ID: u16 = 30;
 
+/// The metric of an IPv6 route that was given none (linux/ipv6_route.h).
+const IP6_RT_PRIO_USER: u32 = 1024;
+
 pub(crate) const TABLE_MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 
 #[derive(Clone, Debug, Default)]
@@ -85,6 +88,10 @@ impl Route {
     /// What the route says of packets that leave by one of its next hops.
     pub(crate) fn options(&self, hop: &NextHop) -> RouteOptions {
         RouteOptions {
+            metric: match self.metric {
+                IP6_RT_PRIO_USER if self.is_ipv6() => 0,
+                metric => metric,
+            },
             metrics: self.metrics.clone(),
             realms: hop.realms,
         }
@@ -94,6 +101,9 @@ impl Route {
 /// What a route says of its packets besides next hop and source. A copy of the route has to say it as well.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RouteOptions {
+    /// Its preference (RTA_PRIORITY), 0 if none was given. Some programs compare the routes of all tables by it, whatever the rules say, as
+    /// strongSwan does for the source of its tunnels.
+    pub metric: u32,
     /// MTU, congestion control, initial windows and the like, as RTA_METRICS has them: the kernel takes what it tells.
     pub metrics: Vec<u8>,
     /// Realms (RTA_FLOW).

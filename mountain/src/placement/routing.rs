@@ -147,6 +147,16 @@ pub(crate) enum To {
     Unreachable,
 }
 
+impl To {
+    /// Of a gateway. The kernel has room for one route of each.
+    fn metric(&self) -> Option<u32> {
+        match self {
+            Self::Gateway { options, .. } => Some(options.metric),
+            Self::Unreachable => None,
+        }
+    }
+}
+
 /// All that mountain adds to the kernel's routing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Routing {
@@ -447,7 +457,7 @@ pub(crate) fn changes(found: &Found, wanted: &Routing) -> Changes {
     changes.add_routes = missing.cloned().collect();
     // A route that takes another one's place does so at once (see [`super::uplinks`]).
     let replaced = |route: &UplinkRoute| {
-        let kind = |r: &UplinkRoute| (r.table, r.ipv6, r.host, r.to == To::Unreachable);
+        let kind = |r: &UplinkRoute| (r.table, r.ipv6, r.host, r.to.metric());
         wanted.routes.iter().any(|r| kind(r) == kind(route))
     };
     let gone = there.routes.iter().filter(|route| !replaced(route));
@@ -478,12 +488,16 @@ pub(crate) fn describe(routing: &Routing, device: impl Fn(u32) -> String) -> Vec
             } => {
                 let source = preferred_source.map_or(String::new(), |s| format!(" src {s}"));
                 let device = device(*ifindex);
-                let more = match *options == RouteOptions::default() {
+                let metric = match options.metric {
+                    0 => String::new(),
+                    metric => format!(" metric {metric}"),
+                };
+                let more = match options.metrics.is_empty() && options.realms.is_none() {
                     true => "",
                     false => " # and the metrics and realms of the main table's route",
                 };
                 format!(
-                    "{family} route add {prefix} via {gateway} dev {device}{source} table {table}{more}"
+                    "{family} route add {prefix} via {gateway} dev {device}{source}{metric} table {table}{more}"
                 )
             }
         }

@@ -171,6 +171,9 @@ fn encode_route(route: &UplinkRoute) -> Vec<u8> {
             if let Some(source) = preferred_source {
                 push_attribute(&mut body, RTA_PREFSRC, &ip_bytes(*source));
             }
+            if options.metric != 0 {
+                push_attribute(&mut body, RTA_PRIORITY, &options.metric.to_ne_bytes());
+            }
             if !options.metrics.is_empty() {
                 push_attribute(&mut body, RTA_METRICS, &options.metrics);
             }
@@ -297,6 +300,7 @@ mod tests {
             gateway: ip("192.0.2.1"),
             preferred_source: None,
             options: RouteOptions {
+                metric: 600,
                 metrics,
                 realms: Some(7),
             },
@@ -320,6 +324,25 @@ mod tests {
                 assert_eq!(decode_route(&encode_route(&route)), Some(route));
             }
         }
+        // The kernel tells a metric of each IPv6 route, also of one without.
+        let told = |metric| {
+            let options = RouteOptions {
+                metric,
+                ..Default::default()
+            };
+            UplinkRoute {
+                ipv6: true,
+                table: 19_702,
+                host: None,
+                to: To::Gateway {
+                    ifindex: 3,
+                    gateway: ip("fe80::1"),
+                    preferred_source: None,
+                    options,
+                },
+            }
+        };
+        assert_eq!(decode_route(&encode_route(&told(1024))), Some(told(0)));
         let (mark, mask) = (0x0200_0000, MASK);
         for (ipv6, selects) in [
             (false, Selects::Specific),

@@ -143,6 +143,7 @@ fn an_uplinks_table_says_all_that_its_default_route_says() {
         .ip("route change default via 10.40.0.1 dev u0 metric 100 realms 7");
     net.up();
     assert!(says(options), "{}", routes("table all"));
+    assert!(says("metric 600"), "{}", routes("table all"));
     // Not every kernel has realms.
     let realms = "realms 7";
     let has_realms = routes("default").contains(realms);
@@ -150,6 +151,16 @@ fn an_uplinks_table_says_all_that_its_default_route_says() {
     change("mtu 1300");
     wait_until("the tables follow", LEAVE, || {
         says("mtu 1300") && !says("advmss")
+    });
+    // As networkd and NetworkManager do it: the kernel takes another metric for another route.
+    for (family, gateway) in [("-4", "10.41.0.1"), ("-6", "fd41::1")] {
+        let route = format!("default via {gateway} dev u1 metric");
+        net.home
+            .ip(&format!("{family} route add {route} 700 mtu 1300"));
+        net.home.ip(&format!("{family} route del {route} 600"));
+    }
+    wait_until("the metric follows", LEAVE, || {
+        says("metric 700") && !says("metric 600")
     });
     // Written once: the kernel tells what it was given.
     net.home.wait_settled();

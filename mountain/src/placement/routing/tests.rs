@@ -289,6 +289,15 @@ fn only_what_differs_is_changed() {
     assert!(change.add_rules.is_empty() && change.remove_routes.is_empty());
     let lines = describe(&slower, |i| format!("u{i}"));
     assert!(lines[1].ends_with("# and the metrics and realms of the main table's route"));
+
+    // Another metric: the kernel keeps both until one is deleted.
+    home.paths[1].options.metric = 50;
+    let preferred = plan(&home).routing;
+    let change = changes(&slower, &preferred);
+    assert_eq!(change.add_routes, [preferred.routes[1].clone()]);
+    assert_eq!(change.remove_routes, [slower.routes[1].clone()]);
+    let lines = describe(&preferred, |i| format!("u{i}"));
+    assert!(lines[1].contains(" metric 50 table "), "{}", lines[1]);
 }
 
 #[test]
