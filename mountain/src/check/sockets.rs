@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use super::{route_command, Report};
 use crate::config::Config;
 use crate::host::text::count;
+use crate::netlink::snapshot::TABLE_MAIN;
 use crate::topology::{is_translated_later, Group, Topology};
 
 /// Which source address the kernel gives to new sockets: one of an uplink ties them to it.
@@ -40,11 +41,14 @@ pub(super) fn check_new(report: &mut Report, topology: &Topology, config: &Confi
                     "to {prefix} they start from {source}, an address of one uplink: they cannot \
                      be moved"
                 ),
-                format!(
-                    "have the route name an address of the host itself, here ADDRESS: \
-                     `ip address add ADDRESS dev lo && {}`",
-                    route_command(topology, index, " src ADDRESS")
-                ),
+                match prefix.prefix_len() == 0 && group.table != TABLE_MAIN {
+                    true => "in the main table such a route lets new flows choose their uplink".into(),
+                    false => format!(
+                        "have the route name an address of the host itself, here ADDRESS: \
+                         `ip address add ADDRESS dev lo && {}`",
+                        route_command(topology, index, " src ADDRESS")
+                    ),
+                },
             ),
             Ok(source) if stays_private(source, any_of(prefix), config) => report.warn(
                 "new flows",

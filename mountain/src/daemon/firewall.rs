@@ -40,6 +40,8 @@ const GATHER: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_millis(100);
 /// ... and after one that took longer to read, the next reading waits for so many times that, [`LOOK`] at most.
 const REST: u32 = 3;
+/// So many cgroups are remembered that were named in the log.
+const TOLD_CGROUPS_MAX: usize = 4096;
 /// The first answer is waited for this long.
 const FIRST: Duration = Duration::from_secs(10);
 /// Our own tables, which treat uplinks as they have to.
@@ -538,18 +540,22 @@ impl Daemon {
         Ok(())
     }
 
-    /// Says which of them are news, where anything would be done.
+    /// Says which of them are news, where anything would be done: each once, as services that are started when they are
+    /// needed come and go all day.
     pub(super) fn say_held_cgroups(&mut self) {
         if self.paths.topology().groups.is_empty() {
             return;
         }
-        let held = self.held_cgroups.iter();
-        let new = held.filter(|p| !self.told_cgroups.contains(p));
-        let new: Vec<CgroupStatus> = new.map(CgroupStatus::from).collect();
+        let held = self.held_cgroups.iter().map(CgroupStatus::from);
+        let new: Vec<CgroupStatus> = held.filter(|p| !self.told_cgroups.contains(p)).collect();
         if let Some(text) = CgroupStatus::told_in_a_line(&new) {
             info!("left to the kernel: {text}");
         }
-        self.told_cgroups.clone_from(&self.held_cgroups);
+        // Some have a new name each time.
+        if self.told_cgroups.len() > TOLD_CGROUPS_MAX {
+            self.told_cgroups.clear();
+        }
+        self.told_cgroups.extend(new);
     }
 }
 

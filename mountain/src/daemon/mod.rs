@@ -32,7 +32,7 @@ use crate::bpf::foreign::{self, CgroupProgram};
 use crate::bpf::{self, PathTraffic, Settings, Steer, SteerProgram};
 use crate::config::Config;
 use crate::control::run_dir::{AlreadyRuns, RunDir};
-use crate::control::status::MoveStatus;
+use crate::control::status::{CgroupStatus, MoveStatus};
 use crate::host::signals;
 use crate::measure::probe::Prober;
 use crate::netlink::{self, Change, Monitor};
@@ -115,7 +115,7 @@ struct Daemon {
     /// Programs at cgroups whose sockets' flows are not moved.
     held_cgroups: Vec<CgroupProgram>,
     /// The same as it was said last.
-    told_cgroups: Vec<CgroupProgram>,
+    told_cgroups: Vec<CgroupStatus>,
     /// Made when there is a group whose flows choose when they start.
     placer: Option<Placer>,
     /// A patched kernel, which is told what is measured.
