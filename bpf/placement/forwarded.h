@@ -7,6 +7,20 @@
 #define MOUNTAIN_FORWARDED_H
 
 /*
+ * Is a frame for another host, so that a bridge passes it on? To what is for the bridge's address, the kernel has given
+ * the port's point of view (eth_type_trans() in net/ethernet/eth.c).
+ */
+static __always_inline bool mtn_is_others(struct __sk_buff *skb)
+{
+	__u64 address = 0;
+
+	if (skb->pkt_type == PACKET_HOST)
+		return false;
+	return bpf_skb_load_bytes(skb, 0, &address, ETH_ALEN) ||
+	       !bpf_map_lookup_elem(&bridges, &address);
+}
+
+/*
  * An address that means nothing to the provider, so that the source will be translated on whichever
  * uplink the packet leaves by: RFC 1918, RFC 6598; RFC 4193. Any other belongs to one uplink.
  */

@@ -47,6 +47,7 @@
 #include <stdbool.h>
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
+#include <linux/if_packet.h>
 #include <linux/in.h>
 #include <linux/in6.h>
 #include <linux/ip.h>
@@ -134,6 +135,15 @@ struct {
 	__type(key, struct mtn_unconnected_key);
 	__type(value, struct mtn_unconnected);
 } unconnected SEC(".maps");
+
+/* Ethernet addresses of bridges of this host, two bytes of zeros behind each. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MTN_MAX_BRIDGES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, __u8);
+} bridges SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -573,7 +583,7 @@ int mountain_lan(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	if (skb->protocol != bpf_htons(ETH_P_IP) && skb->protocol != bpf_htons(ETH_P_IPV6))
 		return TC_ACT_UNSPEC;
-	if (mtn_parse(skb, &pkt))
+	if (mtn_is_others(skb) || mtn_parse(skb, &pkt))
 		return TC_ACT_UNSPEC;
 	/* Of a datagram in fragments the first one's mark is the datagram's. */
 	if (pkt.flags & (MTN_PKT_FRAG_LATER | MTN_PKT_ICMP_ERROR))

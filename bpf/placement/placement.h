@@ -10,6 +10,7 @@
 
 #define MTN_MAX_RULES	64
 #define MTN_MAX_LEFT_NETS	64
+#define MTN_MAX_BRIDGES	1024
 #define MTN_RECENT		8192	/* slots for forwarded flows that were placed lately; a power of 2 */
 
 enum mtn_any {

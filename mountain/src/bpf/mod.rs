@@ -8,11 +8,11 @@ mod skel {
     #![allow(clippy::all, non_snake_case, non_camel_case_types, dead_code)]
     include!(concat!(env!("OUT_DIR"), "/steer.skel.rs"));
 }
-mod cgroups;
 pub(crate) mod encode;
 pub mod flows;
 pub mod foreign;
 pub mod hooks;
+mod numbers;
 pub(crate) mod placement;
 mod program;
 mod settings;
@@ -428,7 +428,8 @@ impl Steer {
     /// # Errors
     /// When there are more than 4096.
     pub fn bar_cgroups(&mut self, ids: &BTreeSet<u64>) -> Result<()> {
-        cgroups::write(&self.skel.maps.held_cgroups, ids)?;
+        numbers::write(&self.skel.maps.held_cgroups, ids)
+            .context("too many cgroups with programs")?;
         publish(&mut self.bss().config.n_held_cgroups, ids.len() as u32);
         Ok(())
     }

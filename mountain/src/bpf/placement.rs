@@ -24,7 +24,7 @@ use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapFlags};
 
 use super::hooks::{self, DeviceHook, Order};
-use super::{bytes_of, cgroups, encode, publish, tries, ProgramGroup, SteerMode};
+use super::{bytes_of, encode, numbers, publish, tries, ProgramGroup, SteerMode};
 use crate::host::descriptors;
 use crate::topology::{FibRule, PathMasks, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
 use skel::types::{self, mtn_any, mtn_rule_wants};
@@ -210,6 +210,16 @@ impl PlacementPrograms {
         Ok(())
     }
 
+    /// Tells the addresses of the bridges to whose ports the programs are attached: frames to others are passed on.
+    ///
+    /// # Errors
+    /// When there are too many.
+    pub(crate) fn set_bridges(&mut self, addresses: &BTreeSet<[u8; 6]>) -> Result<()> {
+        let number = |&[a, b, c, d, e, f]: &[u8; 6]| u64::from_ne_bytes([a, b, c, d, e, f, 0, 0]);
+        let numbers = addresses.iter().map(number).collect();
+        numbers::write(&self.skel.maps.bridges, &numbers).context("too many bridges")
+    }
+
     /// Places the connections that come in by exactly these devices. One that cannot be attached to, as it
     /// has just been deleted, does not keep the others from it. None is attached to where they would take more than
     /// half of the descriptors: without any the daemon could ask the kernel nothing, and answer nobody.
@@ -286,7 +296,8 @@ impl PlacementPrograms {
     /// # Errors
     /// As [`super::Steer::bar_cgroups`].
     pub(crate) fn bar_cgroups(&mut self, ids: &BTreeSet<u64>) -> Result<()> {
-        cgroups::write(&self.skel.maps.held_cgroups, ids)?;
+        numbers::write(&self.skel.maps.held_cgroups, ids)
+            .context("too many cgroups with programs")?;
         publish(&mut self.bss().config.n_held_cgroups, ids.len() as u32);
         Ok(())
     }

@@ -317,10 +317,12 @@ impl Daemon {
 
     /// Follows a change again that could not be followed, as that of a device which was down again by
     /// then. Looks now and then for what nothing announces: another MTU of IPv6, that the program was taken off, and,
-    /// while adoption is suspended, that a bridge has learned where the gateway is, or that a ppp device has its session.
+    /// while something is not adopted for that, that a bridge has learned where the gateway is, or that a ppp device has
+    /// its session.
     pub(super) fn try_again(&mut self) {
         let mut suspended = self.paths.topology().suspended.iter();
-        let is_suspended = suspended.any(|suspended| !suspended.whole);
+        let may_be_over = suspended.any(|suspended| !suspended.whole);
+        let may_be_over = may_be_over || self.paths.topology().unlearned;
         let failed = self.failed_at.is_some_and(|at| at.elapsed() >= TRY_AGAIN);
         if failed {
             self.failed_at = Some(Instant::now());
@@ -328,7 +330,7 @@ impl Daemon {
         }
         if self.looked_at.elapsed() >= FORWARDING {
             self.looked_at = Instant::now();
-            if is_suspended || self.paths.has_other_mtu() {
+            if may_be_over || self.paths.has_other_mtu() {
                 self.reader.ask();
             }
             self.look_for_program();

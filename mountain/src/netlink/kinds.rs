@@ -51,12 +51,34 @@ pub(crate) fn wire(
     ifindex: u32,
     gateway: Option<IpAddr>,
 ) -> Result<Wire, String> {
-    let mac = gateway.and_then(|gateway| {
-        let at = (ifindex, gateway);
-        let now = snapshot.neighbours.get(&at);
-        now.or_else(|| snapshot.last_macs.get(&at)).copied()
-    });
+    let mac = mac_of(snapshot, ifindex, gateway);
     look(snapshot, ifindex, mac, DEEPEST)
+}
+
+/// Whether packets to this gateway leave by a bridge that has not met it. They may leave by an uplink all the same.
+pub(crate) fn is_unlearned(snapshot: &Snapshot, ifindex: u32, gateway: Option<IpAddr>) -> bool {
+    let mac = mac_of(snapshot, ifindex, gateway);
+    let mut at = ifindex;
+    for _ in 0..DEEPEST {
+        match snapshot
+            .links
+            .get(&at)
+            .map(|link| (link.is_bridge(), &link.lower))
+        {
+            Some((true, _)) => {
+                return mac.is_none_or(|mac| !snapshot.bridged.contains_key(&(at, mac)))
+            }
+            Some((false, Lower::Here(lower))) => at = *lower,
+            _ => return false,
+        }
+    }
+    false
+}
+
+fn mac_of(snapshot: &Snapshot, ifindex: u32, gateway: Option<IpAddr>) -> Option<[u8; 6]> {
+    let at = (ifindex, gateway?);
+    let now = snapshot.neighbours.get(&at);
+    now.or_else(|| snapshot.last_macs.get(&at)).copied()
 }
 
 fn look(
@@ -99,8 +121,7 @@ fn look(
                     Err(format!("{name} is a bridge without a port"))
                 }
                 // Until the bridge has met the gateway, it may be behind any of its ports.
-                None => behind_all()
-                    .map_err(|why| format!("{why} (not learned yet: the gateway's port)")),
+                None => behind_all(),
             }
         }
         Some("ppp") => {

@@ -10,6 +10,7 @@ use anyhow::Context;
 use tracing::{info, warn};
 
 use super::aside::Aside;
+use super::config::Forward;
 use super::{nft, Placer};
 use crate::bpf::SteerMode;
 use crate::netlink::{self, conntrack};
@@ -110,8 +111,10 @@ impl Placer {
         let elsewhere: BTreeSet<IpAddr> = others.flat_map(|(_, u)| u.addresses.clone()).collect();
         let elsewhere = &elsewhere - &uplink.addresses.iter().copied().collect();
         let mask = self.config.mark_mask.bits();
-        // What has gone another way all the same, as by a routing rule of the owner's, is not stuck.
-        let is_there = |_, from| !elsewhere.contains(&from);
+        // What has gone another way all the same, as by a routing rule of the owner's, is not stuck. Nor is what was
+        // not placed here, but came in by an uplink, or was passed on by a bridge.
+        let may_keep = self.config.forward == Forward::Always;
+        let is_there = |source, from| (may_keep || source != from) && !elsewhere.contains(&from);
         let marked = conntrack::forget_marked(uplink.ipv6, uplink.mark, mask, is_there);
         // What was left to the kernel bears no mark.
         let stopped = match self.preferred_dead[usize::from(uplink.ipv6)] {

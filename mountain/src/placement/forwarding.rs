@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Forwarded connections: whether they are placed, and the table that keeps them where they began.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,8 @@ type Uplinks = Vec<(u32, String)>;
 pub(super) struct Forwarding {
     /// By which they come.
     pub(super) inner_devices: Vec<u32>,
+    /// Addresses of the bridges of which these are ports.
+    pub(super) inner_bridges: BTreeSet<[u8; 6]>,
     /// The uplinks at which replies are checked by the main table alone ([`by_metric`]).
     pub(super) by_metric: Vec<String>,
     /// The nftables table as it was made; `None`: it is not there, or an earlier run's.
@@ -73,6 +76,7 @@ impl Forwarding {
     /// Takes what a topology says of forwarded connections.
     pub(super) fn follow(&mut self, topology: &Topology) {
         self.inner_devices.clone_from(&topology.inner_devices);
+        self.inner_bridges.clone_from(&topology.inner_bridges);
         self.by_metric = by_metric(topology);
     }
 
@@ -178,7 +182,10 @@ impl Placer {
     fn place_forwarded(&mut self) -> Result<bool> {
         let is_there = self.make_sure_of_table();
         match is_there {
-            Ok(true) => self.programs.attach_to(&self.forwarding.inner_devices)?,
+            Ok(true) => {
+                self.programs.set_bridges(&self.forwarding.inner_bridges)?;
+                self.programs.attach_to(&self.forwarding.inner_devices)?;
+            }
             // What is marked would not be kept.
             _ => self.programs.attach_to(&[])?,
         }

@@ -80,11 +80,12 @@ pub(crate) fn table(mask: MarkMask, uplinks: &[(u32, String)], resets: bool) -> 
             text += &format!("\tset {set} {{\n\t\ttype mark; flags timeout;\n\t}}\n");
         }
         text += "\tchain forward {\n\t\ttype filter hook forward priority filter; policy accept;\n";
-        // A marked connection that leaves by another device, as a routing rule of the owner's wants, is not stuck.
+        // A marked connection that leaves by another device, as a routing rule of the owner's wants, is not stuck. Nor is
+        // one that a bridge passes on.
         for (mark, device) in uplinks {
             for (set, family) in STUCK.iter().zip(["ipv4", "ipv6"]) {
                 text += &format!(
-                    "\t\toifname \"{device}\" ct mark and {mask:#010x} == {mark:#010x} meta nfproto {family} \
+                    "\t\toifname \"{device}\" iifname != \"{device}\" ct mark and {mask:#010x} == {mark:#010x} meta nfproto {family} \
                      meta l4proto tcp ct mark and {mask:#010x} @{set} reject with tcp reset\n"
                 );
             }
@@ -228,8 +229,8 @@ table inet mountain_start {
 \t}
 \tchain forward {
 \t\ttype filter hook forward priority filter; policy accept;
-\t\toifname \"eth0\" ct mark and 0xff000000 == 0x02000000 meta nfproto ipv4 meta l4proto tcp ct mark and 0xff000000 @stuck4 reject with tcp reset
-\t\toifname \"eth0\" ct mark and 0xff000000 == 0x02000000 meta nfproto ipv6 meta l4proto tcp ct mark and 0xff000000 @stuck6 reject with tcp reset
+\t\toifname \"eth0\" iifname != \"eth0\" ct mark and 0xff000000 == 0x02000000 meta nfproto ipv4 meta l4proto tcp ct mark and 0xff000000 @stuck4 reject with tcp reset
+\t\toifname \"eth0\" iifname != \"eth0\" ct mark and 0xff000000 == 0x02000000 meta nfproto ipv6 meta l4proto tcp ct mark and 0xff000000 @stuck6 reject with tcp reset
 \t}
 }
 ";

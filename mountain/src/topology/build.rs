@@ -8,8 +8,8 @@ use ipnet::IpNet;
 use libc::RTN_UNICAST;
 
 use self::addresses::{
-    inner_devices, inner_nets, ipvlans, next_hops, own_addresses, source_address, tunnels,
-    uplink_nets,
+    bridges_of, inner_devices, inner_nets, ipvlans, next_hops, own_addresses, source_address,
+    tunnels, uplink_nets,
 };
 use super::read::Filter;
 use super::rules::{self, Reach};
@@ -442,7 +442,9 @@ impl<'a> Builder<'a> {
             let resting = resting.map(|path| path.key.ifindex);
             let devices: BTreeSet<u32> = devices.iter().copied().chain(resting).collect();
             self.topology.kept = self.kept();
-            self.topology.inner_devices = inner_devices(self.snapshot, &devices);
+            let inner = inner_devices(self.snapshot, &devices);
+            self.topology.inner_bridges = bridges_of(self.snapshot, &inner);
+            self.topology.inner_devices = inner;
             self.topology.uplink_nets = uplink_nets(self.snapshot, &devices);
             self.topology.inner_nets = inner_nets(self.snapshot, &devices);
             self.topology.rule_priorities =

@@ -260,12 +260,16 @@ pub struct Topology {
     pub skipped: Vec<String>,
     /// Uplinks that new flows would choose from, or chose from before, and do not for the time being.
     pub suspended: Vec<Suspended>,
+    /// A default route was not adopted that may be when its bridge has met the gateway. Nothing tells of that.
+    pub unlearned: bool,
     /// Where flows choose when they start, or chose before: destinations to which those that did keep their uplink.
     /// In order, at most [`MAX_KEPT`].
     pub kept: Vec<Kept>,
     /// Where some flows choose when they start: devices by which forwarded packets may come from
     /// within, those with Ethernet headers that are no path's; of a bridge its ports.
     pub inner_devices: Vec<u32>,
+    /// Ethernet addresses of these bridges. Frames to other addresses are passed on.
+    pub inner_bridges: BTreeSet<[u8; 6]>,
     /// Likewise: networks that the uplinks' addresses are in. A forwarded packet from there is right on that
     /// uplink only.
     pub uplink_nets: Vec<IpNet>,

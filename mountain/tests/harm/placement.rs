@@ -561,3 +561,39 @@ fn a_user_whom_the_firewall_marks_for_a_vpn_stays_in_it() {
     let seen = begun(&net);
     assert!(seen.contains(U1), "{seen:?}");
 }
+
+/// Guests of this host's that are on one network of its, and speak with each other. With br_netfilter, as Docker has it,
+/// connection tracking would keep a mark, and take the connection for one that hangs on an uplink.
+#[test]
+fn what_a_bridge_passes_on_is_not_placed() {
+    let net = two_providers();
+    let client = &net.client;
+    masquerade(client, "ip", "oifname { u0, u1 }");
+    client.ip("link add br0 type bridge");
+    client.ip("addr add 10.40.0.1/24 dev br0");
+    client.ip("link set br0 up");
+    let guests = [2, 3].map(|n| {
+        let guest = Ns::new("guest");
+        let end = format!("10.40.0.{n}/24");
+        client.wire((&format!("p{n}"), &[]), &guest, ("eth0", &[&end]));
+        client.ip(&format!("link set p{n} master br0"));
+        guest.ip("route add default via 10.40.0.1");
+        guest
+    });
+    client.sysctl("net.ipv4.ip_forward", "1");
+    up(&net);
+    assert_eq!(left(&net), "");
+    let placed = || client.status().placement.unwrap().counters["placed_forwarded"];
+    let seen = set_of(&sources(&net, &sockets_of(&guests[0])));
+    assert_eq!(seen, set(&[U0, U1]), "for the bridge's address");
+    let before = placed();
+    assert!(before >= SOCKETS as u64, "{before}");
+    // As to a network that this guest has, too: the other one is its way there.
+    guests[1].ip(&format!("addr add {SERVER4}/32 dev lo"));
+    guests[0].ip(&format!("route add {SERVER4}/32 via 10.40.0.3"));
+    let other = guests[1].udp(&format!("{SERVER4}:5353"));
+    for (n, socket) in (0..).zip(sockets_of(&guests[0])) {
+        assert_eq!(self::seen(&other, &socket, n).ip().to_string(), "10.40.0.2");
+    }
+    assert_eq!(placed(), before);
+}

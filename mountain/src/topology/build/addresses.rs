@@ -146,6 +146,16 @@ pub(super) fn ipvlans(snapshot: &Snapshot, devices: &BTreeSet<u32>) -> BTreeSet<
     found.map(|(ifindex, _)| *ifindex).collect()
 }
 
+/// Ethernet addresses of the bridges of which these are ports.
+pub(super) fn bridges_of(snapshot: &Snapshot, ports: &[u32]) -> BTreeSet<[u8; 6]> {
+    let links = ports.iter().filter_map(|port| snapshot.links.get(port));
+    let masters = links.filter_map(|link| snapshot.links.get(&link.master?));
+    let bridges = masters.filter(|master| master.is_bridge());
+    bridges
+        .filter_map(|bridge| bridge.address[..].try_into().ok())
+        .collect()
+}
+
 /// Where connections of the networks behind this host come in: by devices that are no uplinks, nor ports
 /// of one. Of a bridge its ports: with br_netfilter (as Docker has it) Netfilter meets a packet before
 /// the bridge's own ingress does, and what is marked there comes too late for the connection.

@@ -23,6 +23,8 @@ struct Uplinks<'a> {
     paths: Vec<Path>,
     /// Default routes by devices that are none, and why.
     reasons: Vec<(&'a Route, u32, Reason)>,
+    /// One of them may show to be one when its bridge has met the gateway.
+    unlearned: bool,
 }
 
 /// Why a device is no uplink, or what the kernel prefers instead of one.
@@ -78,11 +80,17 @@ impl Builder<'_> {
             .collect();
         // Whatever is more specific than a default route is found in the main table before an
         // uplink's own is looked up (`placement::routing`).
-        let is_default = route.table == TABLE_MAIN && route.prefix.prefix_len() == 0;
-        let starts = is_default
+        let starts = route.prefix.prefix_len() == 0
             && route.preferred_source.is_none()
             && own_sources(&paths).is_ok()
             && self.check_throws(route.is_ipv6()).is_ok();
+        if starts && route.table != TABLE_MAIN {
+            self.skip(
+                route,
+                "new flows choose no uplink: it is not in the main table",
+            );
+            return Kind::Move;
+        }
         let ipv6 = route.is_ipv6();
         if let Some((why, whole)) = self.policed(ipv6, &paths).filter(|_| starts) {
             let why = format!("{why}: new flows are left to it");
@@ -181,6 +189,7 @@ impl Builder<'_> {
             return;
         }
         let uplinks = self.uplinks(&defaults, filter);
+        self.topology.unlearned |= uplinks.unlearned && filter.adopt;
         let preferred = self.check_preferred(&defaults, &conditional, &uplinks);
         if self.adopted.contains_key(&best.prefix) {
             if preferred.is_ok() {
@@ -294,11 +303,17 @@ impl Builder<'_> {
             if hop.encapsulated || hop.blackhole || uplinks.has(hop.ifindex) {
                 continue;
             }
+            let is_unlearned = || kinds::is_unlearned(self.snapshot, hop.ifindex, hop.gateway);
             let uplink = || -> Result<Path, Reason> {
                 let name = &link.name;
                 if !filter.named.contains(name) {
                     let judged = self.check_wire(link, &hop, has_own_wire);
-                    judged.map_err(Reason::lasting)?;
+                    judged.map_err(|mut why| {
+                        if is_unlearned() {
+                            why += " (not learned yet: the gateway's port; `ping` it)";
+                        }
+                        Reason::lasting(why)
+                    })?;
                 }
                 if hop.gateway.is_none() {
                     let todo = match link.ethernet {
@@ -322,7 +337,10 @@ impl Builder<'_> {
             };
             match uplink() {
                 Ok(path) => uplinks.paths.push(path),
-                Err(reason) => uplinks.reasons.push((route, hop.ifindex, reason)),
+                Err(reason) => {
+                    uplinks.unlearned |= is_unlearned();
+                    uplinks.reasons.push((route, hop.ifindex, reason));
+                }
             }
         }
         uplinks

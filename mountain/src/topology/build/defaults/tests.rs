@@ -382,7 +382,32 @@ fn what_leads_to_a_namespace_is_no_uplink_beside_a_wire() {
     assert_eq!(devices(&found, 0), ["vpn", "lte"], "a container");
     // The host's own wire may have a default route of the other family only.
     bridged.routes.push(default_by(2, "fe80::1", 1024));
-    assert_eq!(adopted(&bridged).groups, []);
+    let found = adopted(&bridged);
+    assert_eq!(found.groups, []);
+    assert!(found.unlearned, "{:?}", found.skipped);
+    assert!(
+        found
+            .skipped
+            .iter()
+            .any(|why| why.contains("not learned yet")),
+        "{:?}",
+        found.skipped
+    );
+    let hops = bridged.routes.iter().flat_map(|route| &route.hops);
+    let gateway = hops.clone().find(|hop| hop.ifindex == 4).unwrap().gateway;
+    let mac = [2, 0, 0, 0, 0, 9];
+    bridged.neighbours.insert((4, gateway.unwrap()), mac);
+    bridged.bridged.insert((4, mac), 5);
+    let found = adopted(&bridged);
+    assert!(!found.unlearned, "{:?}", found.skipped);
+    assert!(
+        !found
+            .skipped
+            .iter()
+            .any(|why| why.contains("not learned yet")),
+        "{:?}",
+        found.skipped
+    );
 
     // Behind the uplinks it is none of them.
     let worse = adopted(&with_vpn("veth", 700));
@@ -570,6 +595,24 @@ fn a_multipath_default_chooses_at_the_start_where_sources_differ() {
         assert_eq!(path.options.realms, realms);
     }
     assert!(topology.places());
+
+    // As Shorewall has it.
+    let mut elsewhere = home.clone();
+    elsewhere.routes[0].table = 250;
+    let main = (elsewhere.rules.iter()).position(|rule| rule.action == Action::Table(TABLE_MAIN));
+    let rule = FibRule {
+        priority: 32765,
+        action: Action::Table(250),
+        ..FibRule::default()
+    };
+    elsewhere.rules.insert(main.unwrap() + 1, rule);
+    let topology = build(&elsewhere, &Filter::default());
+    assert_eq!(topology.groups[0].kind, Kind::Move);
+    let said = topology.skipped.last().unwrap();
+    assert!(
+        said.ends_with("new flows choose no uplink: it is not in the main table"),
+        "{said}"
+    );
 
     // A rule for unmarked packets would no longer match those that bear our mark.
     let mut by_mark = home.clone();
