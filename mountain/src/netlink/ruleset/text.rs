@@ -203,6 +203,11 @@ fn source_text(source: &Source) -> (String, Form) {
         },
         Source::Payload(1, 12, 4) => ("ip saddr", Form::Address),
         Source::Payload(1, 16, 4) => ("ip daddr", Form::Address),
+        // iptables compares the bytes that a prefix has; nft(8), too.
+        Source::Payload(1, 12, bytes @ 1..=3) => ("ip saddr", Form::Prefix(8 * bytes)),
+        Source::Payload(1, 16, bytes @ 1..=3) => ("ip daddr", Form::Prefix(8 * bytes)),
+        Source::Payload(1, 8, bytes @ 5..=15) => ("ip6 saddr", Form::Prefix(8 * bytes)),
+        Source::Payload(1, 24, bytes @ 5..=15) => ("ip6 daddr", Form::Prefix(8 * bytes)),
         Source::Payload(1, 9, 1) => ("ip protocol", Form::Protocol),
         Source::Payload(1, 6, 1) => ("ip6 nexthdr", Form::Protocol),
         Source::Payload(1, 8, 16) => ("ip6 saddr", Form::Address),
@@ -277,7 +282,11 @@ fn value(bytes: &[u8], form: Form) -> String {
             n => n.to_string(),
         },
         Form::Port if bytes.len() == 2 => number(bytes).to_string(),
-        Form::Prefix(length) => format!("{}/{length}", value(bytes, Form::Address)),
+        Form::Prefix(length) => {
+            let mut whole = bytes.to_vec();
+            whole.resize(if bytes.len() > 4 { 16 } else { 4 }, 0);
+            format!("{}/{length}", value(&whole, Form::Address))
+        }
         Form::Address => wire::ip(bytes).map_or_else(|| hex(bytes), |ip| ip.to_string()),
         Form::Protocol => match bytes {
             [1] => "icmp".into(),
@@ -324,6 +333,32 @@ mod tests {
             exprs: [exprs, vec![set]].concat(),
         };
         super::rule(&rule, &FirewallTable::default())
+    }
+
+    #[test]
+    fn an_address_is_told_by_its_prefix() {
+        for (at, bytes, expected) in [
+            (12, &[10, 8, 9][..], "ip saddr 10.8.9.0/24"),
+            (16, &[10, 8][..], "ip daddr 10.8.0.0/16"),
+            (12, &[10, 8, 9, 1][..], "ip saddr 10.8.9.1"),
+            (
+                8,
+                &[0xfd, 0, 0, 0, 0, 0, 0, 7][..],
+                "ip6 saddr fd00:0:0:7::/64",
+            ),
+        ] {
+            let load = Expr::Load {
+                source: Source::Payload(1, at, bytes.len() as u32),
+                dreg: 0,
+                len: bytes.len(),
+            };
+            let compare = Expr::equals(0, bytes, false);
+            let rule = FirewallRule {
+                handle: 1,
+                exprs: vec![load, compare],
+            };
+            assert_eq!(super::rule(&rule, &FirewallTable::default()), expected);
+        }
     }
 
     #[test]
