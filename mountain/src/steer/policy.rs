@@ -318,9 +318,8 @@ impl Policy {
         }
     }
 
-    /// Decides as of `now_us`. Call it at least every 10 ms, more seldom only while no path is probed more often than on
-    /// an idle host, and after each batch of events;
-    /// returns the verdict when it changed.
+    /// Decides as of `now_us`. Call it at least every 10 ms, more seldom only while no path is probed more often than
+    /// on an idle host, and after each batch of events; returns the verdict when it changed.
     pub fn tick(&mut self, now_us: u64) -> Option<PolicyVerdict> {
         let since = self.last_tick_us.replace(now_us);
         // After a pause as long as makes a packet late, answers wait in our socket: for the time between two probes
@@ -366,8 +365,7 @@ impl Policy {
         }
     }
 
-    /// The verdict of the last tick; before the first one everything is left to the kernel's
-    /// choice among all paths.
+    /// The verdict of the last tick; before the first one everything is left to the kernel's choice among all paths.
     pub fn current(&self) -> &PolicyVerdict {
         &self.verdict
     }

@@ -211,8 +211,7 @@ impl Policy {
         for i in 0..self.groups[g].members.len() {
             let member = &self.groups[g].members[i];
             let path = &self.paths[member.path];
-            // Many groups may share a path, and few differ in their scale: its probes are gone through once for each of
-            // these. Groups before this one have been looked at in this tick.
+            // Groups share paths, and few differ in scale: probes are gone through once for each. Those before are done.
             let same = self.groups[..g].iter().rev().filter(|h| h.scale == scale);
             let mut same = same.flat_map(|h| &h.members);
             let seen = same.find(|m| m.path == member.path);
@@ -231,14 +230,17 @@ impl Policy {
             };
             let now = seen.map_or_else(|| path.probes.now(now_us, &judge), |m| m.view.now);
             let limit_us = slow.median_us + IDLE_US as f64;
+            let is_dead = member.view.known && !member.view.alive;
             let dark = match slow.answers {
                 0 => path.answered && path.waits_long(now_us),
+                // Until it answers, also while our own clock is in doubt.
+                _ if is_dead => path.probes.waiting_us(now_us).1 > limit_us,
                 _ => now.dark_us > limit_us,
             };
             let present_us = now.fast_us.max(now.late_us) + path.input.cost_us;
             let least_us = self.tolerance_us + self.tolerance_us;
             let loss_us = least_us.max(scale.d_us) * slow.loss / LOSS_SHARE;
-            let view = View {
+            self.groups[g].members[i].view = View {
                 alive: path.usable && !dark,
                 known: path.usable && slow.answers >= LEAST_ANSWERS,
                 now,
@@ -249,14 +251,12 @@ impl Policy {
                 late: false,
                 sudden: present_us > slow.median_us + path.input.cost_us + scale.d_us,
             };
-            self.groups[g].members[i].view = view;
         }
         let Some(scale) = scale else { return };
         let late: Vec<bool> = (0..self.groups[g].members.len())
             .map(|i| self.is_late(g, i, &scale))
             .collect();
-        let members = self.groups[g].members.iter_mut();
-        members.zip(late).for_each(|(m, late)| m.view.late = late);
+        (self.groups[g].members.iter_mut().zip(late)).for_each(|(m, late)| m.view.late = late);
     }
 
     /// Up to which age a probe without an answer says nothing, µs: whatever its age while our own clock is in doubt.

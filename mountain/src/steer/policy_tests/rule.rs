@@ -289,6 +289,19 @@ fn link_down_is_left_at_the_next_tick_and_back_after_enough_answers() {
     assert_eq!(sim.mask().latency, BOTH, "{}", sim.explain());
 }
 
+/// What was known before our own clock was in doubt holds until something answers.
+#[test]
+fn a_pause_of_ours_brings_no_dead_path_back() {
+    let mut steady = noisy(1);
+    let dies = Box::new(move |t| (t < 10 * S).then(|| steady(t)).flatten());
+    let mut sim = Sim::new(vec![dies, noisy(2)], 1);
+    sim.run(13 * S, |_| {});
+    assert_eq!(sim.mask().alive, SECOND);
+    sim.now += 500 * MS;
+    sim.policy.tick(sim.now);
+    assert_eq!(sim.mask().alive, SECOND, "{}", sim.explain());
+}
+
 #[test]
 fn spikes_on_one_path_are_avoided() {
     for seed in [11, 22] {
