@@ -6,6 +6,10 @@
 # (203.0.113.1 and .2) that tell each flow which address it comes from.
 # shellcheck source=kernel/tests/lib.sh
 . /tests/lib.sh
+# shellcheck source=tests/kernels/beside.sh
+. /tests/beside.sh
+# shellcheck source=tests/kernels/guests.sh
+. /tests/guests.sh
 # shellcheck source=/dev/null
 . /tests/settings
 
@@ -119,13 +123,18 @@ install_it() {
     spread "UDP" udp
 }
 
-outage() {
+# dark DEVICE: that provider takes nothing any more, until `light`.
+dark() {
     in_isp nft add table ip outage
     in_isp nft add chain ip outage in '{ type filter hook prerouting priority -400; }'
-    in_isp nft add rule ip outage in iif "$wan0" drop
+    in_isp nft add rule ip outage in iif "$1" drop
+}
+light() { in_isp nft delete table ip outage; }
+outage() {
+    dark "$wan0"
     within "the dead uplink is left" 10 is_left "$wan0"
     only_by "during an outage" tcp $internet "$(address_of "$wan1")"
-    in_isp nft delete table ip outage
+    light
     within "it is used again" 30 settled 2
     spread "after an outage" tcp
 }
@@ -389,6 +398,13 @@ simple_firewall() {
     nft flush ruleset
 }
 
+# What an administrator does with NetworkManager's connections: routes and addresses are made again.
+reconnected() {
+    goes_on "a connection is applied again" nmcli device reapply "$wan0"
+    goes_on "a connection is activated again" nmcli connection up "$(nmcli -g GENERAL.CONNECTION device show "$wan1")"
+    goes_on "NetworkManager starts anew" systemctl restart NetworkManager
+}
+
 redirects() {
     local wan result
     inner
@@ -542,7 +558,7 @@ if [[ ${only:-} == boot ]]; then
 fi
 before=$(settings)
 part install_it
-for name in ${only:-outage cable sleeps crash upgrade ipv6 wifi vpn openvpn ipsec firewall simple_firewall containers redirects congestion_control pppoe networkd}; do
+for name in ${only:-outage cable reconnected sleeps crash upgrade ipv6 wifi vpn openvpn ipsec firewall simple_firewall workstation queue containers libvirt podman rootless incus nspawn proxmox redirects congestion_control pppoe strongswan bgp tailscale mesh vrrp networkd}; do
     part "$name"
 done
 part remove
