@@ -409,12 +409,23 @@ static __always_inline bool mtn_has_address(__u32 path)
 	return p->addr[0] | p->addr[1] | p->addr[2] | p->addr[3];
 }
 
-/* The address of what a socket sends stays the kernel's choice: others may know it by that from now on. */
-static __always_inline void mtn_leave(const struct mtn_unconnected_key *whole, __u64 now)
+/* Is an exchange, or all that a socket sends, left to the kernel until it rests? A path of the kernel's that is dead ends that. */
+static __always_inline bool mtn_is_left(struct mtn_unconnected *e, const struct mtn_new_flow *s,
+					__u64 now)
 {
-	struct mtn_unconnected running = { .last_ns = now, .path = MTN_MAX_PATHS };
+	if (!e || e->path < MTN_MAX_PATHS || !mtn_is_fresh(e, now) ||
+	    mtn_is_preferred_dead(s->key.ipv6))
+		return false;
+	e->last_ns = now;
+	return true;
+}
 
-	bpf_map_update_elem(&unconnected, whole, &running, BPF_ANY);
+/* The address stays the kernel's choice: others may know the socket by that from now on. */
+static __always_inline void mtn_leave(const struct mtn_unconnected_key *key, __u64 now)
+{
+	struct mtn_unconnected left = { .last_ns = now, .path = MTN_MAX_PATHS };
+
+	bpf_map_update_elem(&unconnected, key, &left, BPF_ANY);
 }
 
 /* The path of a datagram of an unconnected socket, or MTN_MAX_PATHS. */
@@ -452,11 +463,17 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 	pair.ipv6 = s->key.ipv6;
 	whole.ipv6 = s->key.ipv6;
 	now = bpf_ktime_get_ns();
+	last = bpf_map_lookup_elem(&unconnected, &whole);
 	if (mtn_passes_cgroup()) {
-		mtn_leave(&whole, now);
+		if (!mtn_is_left(last, s, now))
+			mtn_leave(&whole, now);
 		return MTN_MAX_PATHS;
 	}
 	known = bpf_map_lookup_elem(&unconnected, &pair);
+	if (mtn_is_left(known, s, now)) {
+		mtn_count(MTN_PLACE_PASS_RUNNING);
+		return MTN_MAX_PATHS;
+	}
 	if (known && mtn_is_fresh(known, now) && mtn_is_path(known->path) &&
 	    mtn_is_member(group, known->path)) {
 		was = known->path;
@@ -465,14 +482,12 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 			return was;
 	}
 
-	last = bpf_map_lookup_elem(&unconnected, &whole);
-	if (last && !mtn_is_fresh(last, now))
-		last = NULL;
-	if (last && last->path >= MTN_MAX_PATHS && !mtn_is_preferred_dead(s->key.ipv6)) {
-		last->last_ns = now;
+	if (mtn_is_left(last, s, now)) {
 		mtn_count(MTN_PLACE_PASS_RUNNING);
 		return MTN_MAX_PATHS;
 	}
+	if (last && (last->path >= MTN_MAX_PATHS || !mtn_is_fresh(last, now)))
+		last = NULL;
 
 	rule = config.n_rules ? mtn_local_rule(s) : MTN_MAX_RULES;
 	if (rule >= MTN_MAX_RULES) {
@@ -495,11 +510,14 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 		mtn_count(MTN_PLACE_PASS_NO_PATH);
 		path = MTN_MAX_PATHS;
 	}
-	/* Nothing is better: an exchange keeps its address. */
 	if (path >= MTN_MAX_PATHS) {
-		if (was >= MTN_MAX_PATHS)
-			mtn_leave(&whole, now);
-		return was;
+		/* Nothing is better: an exchange keeps its address, unless the kernel's path is (which is alive then). */
+		if (was < MTN_MAX_PATHS && !s->left)
+			return was;
+		/* Where the kernel has several, it may have taken a dead one. */
+		if (config.preferred_known >> (s->key.ipv6 & 1) & 1)
+			mtn_leave(was < MTN_MAX_PATHS || last ? &pair : &whole, now);
+		return MTN_MAX_PATHS;
 	}
 	if (was < MTN_MAX_PATHS && was != path)
 		mtn_count(MTN_PLACE_LEFT_DEAD);

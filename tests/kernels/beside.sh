@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 # Parts of tests/kernels/installed with what other hosts run: firewalls, VPNs, routing by BGP, a virtual address. Sourced by
 # installed.sh.
-# shellcheck shell=bash disable=SC2154
+# Variables of installed.sh are single words.
+# shellcheck shell=bash disable=SC2154,SC2086
 
 # Debian's example for a workstation (examples/workstation.nft of nftables), which begins with `flush ruleset`.
 workstation() {

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 # Parts of tests/kernels/installed with guests: virtual machines and containers of other software than Docker. Sourced by
 # installed.sh.
-# shellcheck shell=bash disable=SC2154
+# Variables of installed.sh are single words.
+# shellcheck shell=bash disable=SC2154,SC2086
 
 # guest NAME BRIDGE ADDRESS/LENGTH GATEWAY: a machine whose card is a port of that bridge.
 guest() {

@@ -308,9 +308,17 @@ impl PlacementPrograms {
         publish(&mut self.bss().config.left, families(left));
     }
 
-    /// Tells of each family whether the path is dead that the kernel takes.
-    pub(crate) fn set_preferred_dead(&mut self, dead: [bool; 2]) {
-        publish(&mut self.bss().config.preferred_dead, families(dead));
+    /// Tells of each family whether the path is alive that the kernel takes; `None`: it takes several.
+    pub(crate) fn set_preferred(&mut self, alive: [Option<bool>; 2]) {
+        let config = &mut self.bss().config;
+        publish(
+            &mut config.preferred_dead,
+            families(alive.map(|it| it == Some(false))),
+        );
+        publish(
+            &mut config.preferred_known,
+            families(alive.map(|it| it.is_some())),
+        );
         self.forget_recent();
     }
 

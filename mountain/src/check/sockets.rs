@@ -9,8 +9,7 @@ use ipnet::IpNet;
 use super::{route_command, Report};
 use crate::config::Config;
 use crate::host::text::count;
-use crate::netlink::snapshot::TABLE_MAIN;
-use crate::topology::{is_translated_later, Group, Topology};
+use crate::topology::{is_translated_later, Group, Topology, NOT_IN_MAIN};
 
 /// Which source address the kernel gives to new sockets: one of an uplink ties them to it.
 pub(super) fn check_new(report: &mut Report, topology: &Topology, config: &Config) {
@@ -41,7 +40,7 @@ pub(super) fn check_new(report: &mut Report, topology: &Topology, config: &Confi
                     "to {prefix} they start from {source}, an address of one uplink: they cannot \
                      be moved"
                 ),
-                match prefix.prefix_len() == 0 && group.table != TABLE_MAIN {
+                match topology.skipped.iter().any(|why| why.ends_with(NOT_IN_MAIN)) {
                     true => "in the main table such a route lets new flows choose their uplink".into(),
                     false => format!(
                         "have the route name an address of the host itself, here ADDRESS: \

@@ -551,11 +551,12 @@ impl Daemon {
         if let Some(text) = CgroupStatus::told_in_a_line(&new) {
             info!("left to the kernel: {text}");
         }
+        self.told_cgroups.extend(new);
         // Some have a new name each time.
         if self.told_cgroups.len() > TOLD_CGROUPS_MAX {
-            self.told_cgroups.clear();
+            let held = self.held_cgroups.iter().map(CgroupStatus::from);
+            self.told_cgroups = held.collect();
         }
-        self.told_cgroups.extend(new);
     }
 }
 

@@ -427,13 +427,13 @@ impl Daemon {
     pub(super) fn write_verdict(&mut self) {
         let Some(steer) = &mut self.steer else { return };
         let verdict = self.policy.current();
-        let mut preferred_dead = [false; 2];
+        let mut preferred = [None; 2];
         for (i, &masks) in verdict.groups.iter().enumerate() {
             if self.paths.masks_changed(i, masks) {
                 steer.set_masks(i, masks);
             }
             if let Some((ipv6, alive)) = self.paths.preferred(i, masks.alive) {
-                preferred_dead[usize::from(ipv6)] |= !alive;
+                preferred[usize::from(ipv6)] = Some(alive);
             }
             if let Some(placer) = &mut self.placer {
                 let latency = self.policy.for_new_flows(i);
@@ -441,7 +441,7 @@ impl Daemon {
             }
         }
         if let Some(placer) = &mut self.placer {
-            placer.follow_preferred(preferred_dead);
+            placer.follow_preferred(preferred);
         }
     }
 

@@ -57,6 +57,9 @@ pub(crate) fn wire(
 
 /// Whether packets to this gateway leave by a bridge that has not met it. They may leave by an uplink all the same.
 pub(crate) fn is_unlearned(snapshot: &Snapshot, ifindex: u32, gateway: Option<IpAddr>) -> bool {
+    if gateway.is_none() {
+        return false;
+    }
     let mac = mac_of(snapshot, ifindex, gateway);
     let mut at = ifindex;
     for _ in 0..DEEPEST {

@@ -28,7 +28,7 @@ const RTM_GETNEXTHOP: u16 = 106;
 const RTA_NH_ID: u16 = 30;
 
 /// The metric of an IPv6 route that was given none (linux/ipv6_route.h).
-const IP6_RT_PRIO_USER: u32 = 1024;
+pub(crate) const IP6_RT_PRIO_USER: u32 = 1024;
 
 pub(crate) const TABLE_MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 

@@ -117,9 +117,10 @@ impl Placer {
         let is_there = |source, from| (may_keep || source != from) && !elsewhere.contains(&from);
         let marked = conntrack::forget_marked(uplink.ipv6, uplink.mark, mask, is_there);
         // What was left to the kernel bears no mark.
-        let stopped = match self.preferred_dead[usize::from(uplink.ipv6)] {
-            true => &self.left.nets.stopped[..],
-            false => &[],
+        let (_, left) = self.left.of_forwarded(self.config.forward);
+        let stopped = match self.preferred[usize::from(uplink.ipv6)] {
+            Some(false) => &left.stopped[..],
+            _ => &[],
         };
         let is_there = |source, from| {
             uplink.addresses.contains(&from) && stopped.iter().any(|net| net.contains(&source))

@@ -183,7 +183,10 @@ impl Placer {
         let is_there = self.make_sure_of_table();
         match is_there {
             Ok(true) => {
-                self.programs.set_bridges(&self.forwarding.inner_bridges)?;
+                // What is for one that the program does not know is the kernel's to place.
+                if let Err(e) = self.programs.set_bridges(&self.forwarding.inner_bridges) {
+                    debug!("{e:#}");
+                }
                 self.programs.attach_to(&self.forwarding.inner_devices)?;
             }
             // What is marked would not be kept.

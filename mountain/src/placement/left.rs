@@ -122,14 +122,13 @@ impl Left {
         self.all = kept(self.all, &before.all);
         self.own = [0, 1].map(|ipv6| kept(self.own[ipv6].take(), &before.own[ipv6]));
         self.forwarded = kept(self.forwarded, &before.forwarded);
-        for (nets, before) in [
-            (&mut self.nets.untranslated, &before.nets.untranslated),
-            (&mut self.nets.stopped, &before.nets.stopped),
-            (&mut self.nets.unasked, &before.nets.unasked),
-        ] {
-            nets.extend(before);
-            nets.sort();
-            nets.dedup();
+        // Not so many that all of them would be left.
+        let stopped = &mut self.nets.stopped;
+        let mut more = before.nets.stopped.clone();
+        more.retain(|net| !stopped.contains(net));
+        if self.nets.len() + more.len() <= LEFT_MAX {
+            self.nets.stopped.extend(more);
+            self.nets.stopped.sort();
         }
         self
     }
@@ -207,18 +206,15 @@ impl Placer {
     /// whole of it will stop that.
     pub(super) fn follow_answered(&mut self) {
         let mut left = self.answered.clone();
-        let kept = left.clone().and(&self.left);
-        if kept == left || self.left.is_reading {
-            self.answered_less = None;
-        } else if self
-            .answered_less
-            .get_or_insert_with(Instant::now)
-            .elapsed()
-            < RELOAD
-        {
+        let kept = left.clone().and(&self.left_before);
+        let is_less = kept != left;
+        let since = is_less.then(|| self.answered_less.unwrap_or_else(Instant::now));
+        self.answered_less = since;
+        if since.is_some_and(|since| since.elapsed() < RELOAD) {
             left = kept;
-        } else {
+        } else if !left.is_reading {
             self.answered_less = None;
+            self.left_before = left.clone();
         }
         if self.left != left {
             self.left = left;
@@ -246,11 +242,12 @@ impl Placer {
         self.programs.set_nets(&nets, &left.stopped);
     }
 
-    /// Takes note of each family ([IPv4, IPv6]) whether the uplink is dead that the kernel takes. What is left to it
-    /// because the firewall may stop it elsewhere is placed then: nothing would arrive.
-    pub(crate) fn follow_preferred(&mut self, dead: [bool; 2]) {
-        if std::mem::replace(&mut self.preferred_dead, dead) != dead {
-            self.programs.set_preferred_dead(dead);
+    /// Takes note of each family ([IPv4, IPv6]) whether the uplink is alive that the kernel takes, if it takes one for
+    /// all. What is left to it because the firewall may stop it elsewhere is placed while that is dead: nothing would
+    /// arrive.
+    pub(crate) fn follow_preferred(&mut self, alive: [Option<bool>; 2]) {
+        if std::mem::replace(&mut self.preferred, alive) != alive {
+            self.programs.set_preferred(alive);
         }
     }
 

@@ -83,14 +83,16 @@ pub struct Placer {
     mode: SteerMode,
     forwarding: Forwarding,
     suspensions: Suspensions,
-    /// What the firewall leaves to the kernel by its last answer, and since when that is less than `left`.
+    /// What the firewall leaves to the kernel by its last answer, and since when that is less than before.
     answered: Left,
     answered_less: Option<Instant>,
+    /// What it was before, when all of it had been read.
+    left_before: Left,
     /// What is left to it, and what was said of that.
     left: Left,
     said_left: Vec<String>,
-    /// By family ([IPv4, IPv6]) whether the uplink is dead that the kernel takes.
-    preferred_dead: [bool; 2],
+    /// By family ([IPv4, IPv6]) whether the uplink is alive that the kernel takes for all.
+    preferred: [Option<bool>; 2],
     /// Addresses of uplinks that have no rule, as connections from them are translated.
     held: Held,
     /// What is said of uplinks that new flows do not choose.
@@ -135,9 +137,10 @@ impl Placer {
             suspensions: Suspensions::default(),
             answered: Left::default(),
             answered_less: None,
+            left_before: Left::default(),
             left: Left::default(),
             said_left: Vec::new(),
-            preferred_dead: [false; 2],
+            preferred: [None; 2],
             held: Held::default(),
             closed: BTreeSet::new(),
             leaves: false,

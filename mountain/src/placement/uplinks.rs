@@ -22,7 +22,7 @@ use super::routing::{
     changes, Changes, Found, IpRule, Routing, Selects, To, UplinkRoute, EVERYBODY,
 };
 use crate::netlink::own::{is_own_route, is_own_rule, PROTOCOL};
-use crate::netlink::snapshot::{self, Action};
+use crate::netlink::snapshot::{self, Action, IP6_RT_PRIO_USER};
 use crate::netlink::uapi::{
     FRA_FWMARK, FRA_FWMASK, FRA_PRIORITY, FRA_PROTOCOL, FRA_SRC, FRA_SUPPRESS_PREFIXLEN, FRA_TABLE,
     FRA_UID_RANGE, FR_ACT_TO_TBL, RTM_HEADER_LEN,
@@ -171,8 +171,13 @@ fn encode_route(route: &UplinkRoute) -> Vec<u8> {
             if let Some(source) = preferred_source {
                 push_attribute(&mut body, RTA_PREFSRC, &ip_bytes(*source));
             }
-            if options.metric != 0 {
-                push_attribute(&mut body, RTA_PRIORITY, &options.metric.to_ne_bytes());
+            // A request to delete without one means the first of all metrics; of IPv4 that is the one without.
+            let metric = match options.metric {
+                0 if route.ipv6 => IP6_RT_PRIO_USER,
+                metric => metric,
+            };
+            if metric != 0 {
+                push_attribute(&mut body, RTA_PRIORITY, &metric.to_ne_bytes());
             }
             if !options.metrics.is_empty() {
                 push_attribute(&mut body, RTA_METRICS, &options.metrics);

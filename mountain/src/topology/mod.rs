@@ -35,6 +35,8 @@ pub(crate) const MAX_KEPT: usize = 64;
 
 /// Of several destinations, how many are named to people.
 const DESTINATIONS_TOLD: usize = 3;
+/// Why new flows choose no uplink where the default route is of another table.
+pub(crate) const NOT_IN_MAIN: &str = "it is not in the main table";
 
 /// Destinations in words: the first ones, and how many more there are. A group may have a full routing table of them.
 pub(crate) fn destinations_told(prefixes: &[IpNet]) -> String {

@@ -152,16 +152,18 @@ fn an_uplinks_table_says_all_that_its_default_route_says() {
     wait_until("the tables follow", LEAVE, || {
         says("mtu 1300") && !says("advmss")
     });
-    // As networkd and NetworkManager do it: the kernel takes another metric for another route.
-    for (family, gateway) in [("-4", "10.41.0.1"), ("-6", "fd41::1")] {
-        let route = format!("default via {gateway} dev u1 metric");
-        net.home
-            .ip(&format!("{family} route add {route} 700 mtu 1300"));
-        net.home.ip(&format!("{family} route del {route} 600"));
+    // As networkd and NetworkManager do it: the kernel takes another metric for another route. To IPv6, 1024 is none.
+    for (before, after) in [(600, 1024), (1024, 700)] {
+        for (family, gateway) in [("-4", "10.41.0.1"), ("-6", "fd41::1")] {
+            let route = format!("default via {gateway} dev u1 metric");
+            net.home
+                .ip(&format!("{family} route add {route} {after} mtu 1300"));
+            net.home.ip(&format!("{family} route del {route} {before}"));
+        }
+        wait_until("the metric follows", LEAVE, || {
+            says(&format!("metric {after}")) && !says(&format!("metric {before}"))
+        });
     }
-    wait_until("the metric follows", LEAVE, || {
-        says("metric 700") && !says("metric 600")
-    });
     // Written once: the kernel tells what it was given.
     net.home.wait_settled();
     both_are_used(&net, SERVER[0]);

@@ -146,13 +146,23 @@ pub(super) fn ipvlans(snapshot: &Snapshot, devices: &BTreeSet<u32>) -> BTreeSet<
     found.map(|(ifindex, _)| *ifindex).collect()
 }
 
-/// Ethernet addresses of the bridges of which these are ports.
+/// Ethernet addresses of the bridges of which these are ports, and of what stands on them, as a macvlan of VRRP's does.
 pub(super) fn bridges_of(snapshot: &Snapshot, ports: &[u32]) -> BTreeSet<[u8; 6]> {
-    let links = ports.iter().filter_map(|port| snapshot.links.get(port));
-    let masters = links.filter_map(|link| snapshot.links.get(&link.master?));
-    let bridges = masters.filter(|master| master.is_bridge());
-    bridges
-        .filter_map(|bridge| bridge.address[..].try_into().ok())
+    let links = &snapshot.links;
+    let masters = ports.iter().filter_map(|port| links.get(port)?.master);
+    let is_bridge = |ifindex: &u32| links.get(ifindex).is_some_and(Link::is_bridge);
+    let mut found: BTreeSet<u32> = masters.filter(is_bridge).collect();
+    let mut known = 0;
+    while found.len() > known {
+        known = found.len();
+        let stands = |link: &Link| matches!(link.lower, Lower::Here(x) if found.contains(&x));
+        let more = links.iter().filter(|(_, link)| stands(link));
+        let more: Vec<u32> = more.map(|(ifindex, _)| *ifindex).collect();
+        found.extend(more);
+    }
+    let addresses = found.iter().map(|ifindex| &links[ifindex].address[..]);
+    addresses
+        .filter_map(|address| address.try_into().ok())
         .collect()
 }
 

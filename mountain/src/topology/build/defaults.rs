@@ -14,7 +14,9 @@ use crate::netlink::snapshot::{Preference, Route, TABLE_MAIN};
 use crate::netlink::xfrm::Policy;
 use crate::topology::read::Filter;
 use crate::topology::rules;
-use crate::topology::{Group, Kind, Member, Path, Suspended, MAX_GROUPS, MAX_GROUP_PATHS};
+use crate::topology::{
+    Group, Kind, Member, Path, Suspended, MAX_GROUPS, MAX_GROUP_PATHS, NOT_IN_MAIN,
+};
 
 /// Candidates for a group of uplinks.
 #[derive(Default)]
@@ -32,11 +34,17 @@ struct Reason {
     why: String,
     /// It is one all the same, and lacks something at the moment.
     passes: bool,
+    /// It may show to be one when its bridge has met the gateway.
+    unlearned: bool,
 }
 
 impl Reason {
     fn lasting(why: String) -> Self {
-        Self { why, passes: false }
+        Self {
+            why,
+            passes: false,
+            unlearned: false,
+        }
     }
 }
 
@@ -84,14 +92,19 @@ impl Builder<'_> {
             && route.preferred_source.is_none()
             && own_sources(&paths).is_ok()
             && self.check_throws(route.is_ipv6()).is_ok();
+        let ipv6 = route.is_ipv6();
         if starts && route.table != TABLE_MAIN {
-            self.skip(
-                route,
-                "new flows choose no uplink: it is not in the main table",
-            );
+            let is_main = |other: &Route| {
+                other.table == TABLE_MAIN
+                    && other.prefix.prefix_len() == 0
+                    && other.is_ipv6() == ipv6
+            };
+            // Beside one of the main table it is for some packets only.
+            if !self.snapshot.routes.iter().any(is_main) {
+                self.skip(route, &format!("new flows choose no uplink: {NOT_IN_MAIN}"));
+            }
             return Kind::Move;
         }
-        let ipv6 = route.is_ipv6();
         if let Some((why, whole)) = self.policed(ipv6, &paths).filter(|_| starts) {
             let why = format!("{why}: new flows are left to it");
             let paths = paths.into_iter().cloned().collect();
@@ -303,16 +316,20 @@ impl Builder<'_> {
             if hop.encapsulated || hop.blackhole || uplinks.has(hop.ifindex) {
                 continue;
             }
-            let is_unlearned = || kinds::is_unlearned(self.snapshot, hop.ifindex, hop.gateway);
             let uplink = || -> Result<Path, Reason> {
                 let name = &link.name;
                 if !filter.named.contains(name) {
                     let judged = self.check_wire(link, &hop, has_own_wire);
                     judged.map_err(|mut why| {
-                        if is_unlearned() {
-                            why += " (not learned yet: the gateway's port; `ping` it)";
+                        let unlearned =
+                            kinds::is_unlearned(self.snapshot, hop.ifindex, hop.gateway);
+                        if unlearned {
+                            why += " (its bridge has not met the gateway yet: `ping` the gateway)";
                         }
-                        Reason::lasting(why)
+                        Reason {
+                            unlearned,
+                            ..Reason::lasting(why)
+                        }
                     })?;
                 }
                 if hop.gateway.is_none() {
@@ -331,6 +348,7 @@ impl Builder<'_> {
                     true => Err(Reason {
                         why: format!("{name} has no address of its own"),
                         passes: true,
+                        unlearned: false,
                     }),
                     false => Ok(path),
                 }
@@ -338,7 +356,7 @@ impl Builder<'_> {
             match uplink() {
                 Ok(path) => uplinks.paths.push(path),
                 Err(reason) => {
-                    uplinks.unlearned |= is_unlearned();
+                    uplinks.unlearned |= reason.unlearned;
                     uplinks.reasons.push((route, hop.ifindex, reason));
                 }
             }
@@ -403,7 +421,14 @@ impl Builder<'_> {
                 let reason = reasons.find(|(_, ifindex, _)| *ifindex == hop.ifindex);
                 let why = reason.map_or(String::new(), |(.., r)| format!(", and {}", r.why));
                 let passes = reason.is_some_and(|(.., r)| r.passes);
-                let found = (format!("by {name}"), Reason { why, passes });
+                let found = (
+                    format!("by {name}"),
+                    Reason {
+                        why,
+                        passes,
+                        unlearned: false,
+                    },
+                );
                 match passes {
                     true => incomplete = Some(found),
                     false => return Err(found),

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use super::super::{build, build_on};
 use super::*;
+use crate::netlink::kinds::Lower;
 use crate::netlink::link::Address;
 use crate::netlink::snapshot::{Action, FibRule, Snapshot};
 use crate::netlink::xfrm::Policy;
@@ -148,10 +149,26 @@ fn connections_come_in_by_ports_of_bridges_and_by_what_is_no_uplink() {
     add(7, None, false); // a bond
     add(8, Some(7), false); // its port
     add(9, Some(3), false); // a port of the uplink
+    add(10, None, false); // a macvlan on the bridge, and a VLAN on that
+    add(11, None, false);
+    for (ifindex, lower) in [(10, 5), (11, 10)] {
+        home.links.get_mut(&ifindex).unwrap().lower = Lower::Here(lower);
+    }
     home.links.get_mut(&3).unwrap().kind = Some("bridge".to_owned());
-    let mut inner = adopted(&home).inner_devices;
+    for (ifindex, link) in &mut home.links {
+        link.address = vec![2, 0, 0, 0, 0, *ifindex as u8];
+    }
+    let topology = adopted(&home);
+    let mut inner = topology.inner_devices;
     inner.sort_unstable();
-    assert_eq!(inner, [4, 6, 7]);
+    assert_eq!(inner, [4, 6, 7, 10, 11]);
+    // A frame for any of these is this host's.
+    let bridges: Vec<u8> = topology
+        .inner_bridges
+        .iter()
+        .map(|address| address[5])
+        .collect();
+    assert_eq!(bridges, [5, 10, 11]);
 }
 
 #[test]
@@ -389,7 +406,7 @@ fn what_leads_to_a_namespace_is_no_uplink_beside_a_wire() {
         found
             .skipped
             .iter()
-            .any(|why| why.contains("not learned yet")),
+            .any(|why| why.contains("has not met the gateway")),
         "{:?}",
         found.skipped
     );
@@ -404,7 +421,7 @@ fn what_leads_to_a_namespace_is_no_uplink_beside_a_wire() {
         !found
             .skipped
             .iter()
-            .any(|why| why.contains("not learned yet")),
+            .any(|why| why.contains("has not met the gateway")),
         "{:?}",
         found.skipped
     );
