@@ -33,8 +33,8 @@ queue() {
     nft add chain inet ips out '{ type filter hook output priority 0; }'
     nft add rule inet ips out ct state new queue num 0 bypass
     sleep 3
-    only_by "with a queue, TCP" tcp $internet "$(address_of "$wan0")"
-    only_by "with a queue, UDP" udp $internet "$(address_of "$wan0")"
+    only_by "with a queue, TCP" tcp $internet "$(address_of "$(defaults | head -n 1)")"
+    only_by "with a queue, UDP" udp $internet "$(address_of "$(defaults | head -n 1)")"
     works "status names the queue" sh -c "mountain status | grep -q 'inet ips out .* queue'"
     nft delete table inet ips
     # Firewalls are loaded in steps: it waits.

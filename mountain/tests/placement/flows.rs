@@ -510,7 +510,7 @@ fn check_and_dry_run_tell_what_would_be_done() {
     let mut up = net.home.command(MOUNTAIN);
     let (up, log) = start_logged(up.args(["up", "--dry-run", "--adopt"]));
     for added in [
-        "would add: ip route add default via 10.41.0.1 dev u1 table 197",
+        "would add: ip route add default via 10.41.0.1 dev u1 metric 600 table 197",
         "would add: ip rule add priority 32765 from 10.41.0.2 lookup 197",
         "would add: ip -6 rule add priority 32765 from all uidrange 0-4294967294 lookup main suppress_prefixlength 0",
     ] {
