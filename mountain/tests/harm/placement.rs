@@ -204,9 +204,9 @@ fn only_a_rule_that_names_an_uplink_goes_before_a_firewall_that_tells_them_apart
     });
     for (port, by) in [(5353, U0), (5354, U1)] {
         let server = net.server.udp(&format!("{SERVER4}:{port}"));
-        for socket in [sockets(&net, 0).remove(0), sockets_of(&lan).remove(0)] {
-            for n in 0..4 {
-                assert_eq!(seen(&server, &socket, n).ip().to_string(), by, "to {port}");
+        for sockets in [sockets(&net, 0), sockets_of(&lan)] {
+            for (n, socket) in (0..).zip(&sockets) {
+                assert_eq!(seen(&server, socket, n).ip().to_string(), by, "to {port}");
             }
         }
     }

@@ -160,8 +160,16 @@ fn an_uplinks_table_says_all_that_its_default_route_says() {
                 .ip(&format!("{family} route add {route} {after} mtu 1300"));
             net.home.ip(&format!("{family} route del {route} {before}"));
         }
+        let old = format!("metric {before} ");
+        let is_gone = |family: &str| {
+            let own = net
+                .home
+                .ip(&format!("{family} route show table all proto 77"));
+            !own.lines()
+                .any(|route| route.contains("dev u1") && route.contains(&old))
+        };
         wait_until("the metric follows", LEAVE, || {
-            says(&format!("metric {after}")) && !says(&format!("metric {before}"))
+            says(&format!("metric {after} ")) && is_gone("-4") && is_gone("-6")
         });
     }
     // Written once: the kernel tells what it was given.
