@@ -183,7 +183,7 @@ impl Placer {
         let is_there = self.make_sure_of_table();
         match is_there {
             Ok(true) => {
-                // What is for one that the program does not know is the kernel's to place.
+                // Flows by a bridge that the program does not know are left to the kernel.
                 if let Err(e) = self.programs.set_bridges(&self.forwarding.inner_bridges) {
                     debug!("{e:#}");
                 }

@@ -120,7 +120,7 @@ impl Writer<'_> {
             return (value(xor, form), form);
         }
         let pairs = || mask.iter().zip(xor);
-        // What is cleared only to be set is not told.
+        // Bits that are cleared only to be set again are left out.
         let (operator, is_whole) = match pairs().all(|(mask, xor)| mask & xor == 0) {
             true => ('|', pairs().all(|(mask, xor)| mask | xor == 0xff)),
             false => ('^', mask.iter().all(|byte| *byte == 0xff)),
