@@ -7,8 +7,8 @@
 #define MOUNTAIN_FORWARDED_H
 
 /*
- * Is a frame for another host, so that a bridge passes it on? To what is for the bridge's address, the kernel has given
- * the port's point of view (eth_type_trans() in net/ethernet/eth.c).
+ * Is a frame for another host, so that a bridge passes it on? pkt_type compares with the port's own address alone
+ * (eth_type_trans() in net/ethernet/eth.c): what is for the bridge's is looked up.
  */
 static __always_inline bool mtn_is_others(struct __sk_buff *skb)
 {

@@ -136,7 +136,7 @@ struct {
 	__type(value, struct mtn_unconnected);
 } unconnected SEC(".maps");
 
-/* Ethernet addresses of bridges of this host, two bytes of zeros behind each. */
+/* Ethernet addresses of bridges and of devices on them, two bytes of zeros behind each. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MTN_MAX_BRIDGES);
@@ -409,7 +409,7 @@ static __always_inline bool mtn_has_address(__u32 path)
 	return p->addr[0] | p->addr[1] | p->addr[2] | p->addr[3];
 }
 
-/* Is an exchange, or all that a socket sends, left to the kernel until it rests? A path of the kernel's that is dead ends that. */
+/* Is an exchange, or all that a socket sends, left to the kernel? Until it rests, or the path is dead that the kernel takes. */
 static __always_inline bool mtn_is_left(struct mtn_unconnected *e, const struct mtn_new_flow *s,
 					__u64 now)
 {

@@ -303,7 +303,7 @@ impl PlacementPrograms {
     }
 
     /// Leaves this host's new flows of these families ([IPv4, IPv6]) to the kernel, but where a rule names their path, and
-    /// unless [`PlacementPrograms::set_preferred_dead`].
+    /// unless the path is dead that the kernel takes ([`PlacementPrograms::set_preferred`]).
     pub(crate) fn set_left(&mut self, left: [bool; 2]) {
         publish(&mut self.bss().config.left, families(left));
     }

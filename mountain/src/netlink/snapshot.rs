@@ -101,8 +101,8 @@ impl Route {
 /// What a route says of its packets besides next hop and source. A copy of the route has to say it as well.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RouteOptions {
-    /// Its preference (RTA_PRIORITY), 0 if none was given. Some programs compare the routes of all tables by it, whatever the rules say, as
-    /// strongSwan does for the source of its tunnels.
+    /// Its preference (RTA_PRIORITY), 0 if none was given. Some programs compare the routes of all tables by it, whatever
+    /// the rules say, as strongSwan does for the source of its tunnels.
     pub metric: u32,
     /// MTU, congestion control, initial windows and the like, as RTA_METRICS has them: the kernel takes what it tells.
     pub metrics: Vec<u8>,

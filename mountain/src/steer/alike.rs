@@ -53,7 +53,7 @@ pub(crate) enum About {
     Nat,
     /// Whether it lets packets of this host's new flows leave by one device and not by another.
     Leaving,
-    /// The same of what comes in from within by this device; `None`: by any of several.
+    /// The same of packets from networks behind this host, which come in by this device; `None`: by any of several.
     Forwarding(Option<u32>),
     /// Whether it translates what comes from a network behind this host to anywhere.
     Source(InnerNet),

@@ -146,7 +146,8 @@ pub(super) fn ipvlans(snapshot: &Snapshot, devices: &BTreeSet<u32>) -> BTreeSet<
     found.map(|(ifindex, _)| *ifindex).collect()
 }
 
-/// Ethernet addresses of the bridges of which these are ports, and of what stands on them, as a macvlan of VRRP's does.
+/// Ethernet addresses by which a frame at one of these ports is for this host: those of the ports' bridges, and of
+/// devices on top of these, such as keepalived's macvlan.
 pub(super) fn bridges_of(snapshot: &Snapshot, ports: &[u32]) -> BTreeSet<[u8; 6]> {
     let links = &snapshot.links;
     let masters = ports.iter().filter_map(|port| links.get(port)?.master);

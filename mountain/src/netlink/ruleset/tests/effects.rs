@@ -36,7 +36,7 @@ fn udp() -> Vec<Expr> {
     vec![proto, Expr::equals(0, &[17], false), drop()]
 }
 
-/// What stops packets of one device alone, or decides about that, is told from what is done to them besides.
+/// `verdicts` keeps the rules that may stop packets of one device alone, and leaves out what else is done to packets.
 #[test]
 fn only_what_may_stop_a_packet_is_a_difference_of_verdicts() {
     use EffectKind as E;
