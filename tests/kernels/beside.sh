@@ -124,7 +124,9 @@ bgp() {
             'no bgp network import-check' "neighbor $(address_of "$wan") remote-as 65000" \
             "neighbor $(address_of "$wan") timers connect 2" 'address-family ipv4 unicast' 'network 203.0.113.0/24' \
             >"/run/isp-frr/$wan/bgpd.conf"
-        configs+=("neighbor $(gateway_of "$wan") remote-as 65001" "neighbor $(gateway_of "$wan") timers connect 2")
+        configs+=("neighbor $(gateway_of "$wan") remote-as 65001" "neighbor $(gateway_of "$wan") timers connect 2"
+            # It hears of a dead next hop later than Mountain, however slow the machine is.
+            "neighbor $(gateway_of "$wan") timers 30 90")
         chown -R frr:frr /run/isp-frr
         # shellcheck disable=SC2016 # for sh to expand
         in_isp unshare --mount sh -c 'mkdir -p /run/frr && mount -t tmpfs frr /run/frr && chown frr:frr /run/frr &&

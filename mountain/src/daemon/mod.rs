@@ -40,7 +40,7 @@ use crate::placement::{self, Placer};
 use crate::redirect::watch::Watching;
 use crate::steer::policy::{self, Event, Policy};
 use crate::steer::PolicyKind;
-use crate::topology::{Filter, Memory, PathMasks, MAX_PATHS};
+use crate::topology::{Filter, Memory, Path, PathMasks, MAX_PATHS};
 use feed::Feed;
 use firewall::Follower;
 use headerless::Headerless;
@@ -99,6 +99,8 @@ struct PathMemory {
     resolved_at: Option<Instant>,
     /// For how long from then on its last address is put back instead.
     resolve_after: Duration,
+    /// When its last route went, and what the path was.
+    gone: Option<(Instant, Path)>,
 }
 
 struct Daemon {

@@ -5,6 +5,7 @@ mod said;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
@@ -47,6 +48,10 @@ pub(crate) struct Paths {
 
 /// Cost factor of the published rule (policy `argmax-load`, a baseline).
 const ARGMAX_COST_WEIGHT: u32 = 100;
+
+/// For how long a path without routes is known to answer: while BGP gives a next hop up and takes it again, its session
+/// takes some seconds. After longer, another host may have the gateway's address, and drop pings.
+const STILL_ANSWERS: Duration = Duration::from_secs(60);
 
 /// Where probes go that are never sent.
 const NOBODY: Target = Target::Icmp(IpAddr::V4(Ipv4Addr::LOCALHOST));
@@ -120,6 +125,11 @@ impl Paths {
 
     pub(crate) fn topology(&self) -> &Topology {
         &self.topology
+    }
+
+    fn paths(&self) -> BTreeMap<usize, Path> {
+        let paths = self.by_id.iter();
+        paths.map(|(id, known)| (*id, known.path.clone())).collect()
     }
 
     /// The path id of an entry of [`Topology::paths`].
@@ -252,6 +262,7 @@ impl Paths {
             // A gateway keeps its last address while its entry is gone, see `neighbour_lost`.
             let last = before.get(&id).filter(|b| b.path.key == path.key);
             known.path.gateway_mac = path.gateway_mac.or(last.and_then(|l| l.path.gateway_mac));
+            known.input.answers = last.is_some_and(|l| l.input.answers);
             self.by_id.insert(id, known);
         }
         self.masks = vec![None; topology.groups.len()];
@@ -336,6 +347,7 @@ pub(super) fn configured(path: &Path, config: &Config) -> ConfiguredPath {
             capacity_bps: entry.and_then(|e| e.capacity_bps()),
             cost_us: cost_ms * 1e3 * config.steer.cost_weight,
             metered,
+            answers: false,
         },
         target: entry
             .and_then(|e| e.target(path.key.ipv6))
@@ -360,6 +372,7 @@ impl Daemon {
         let first = !self.paths.any();
         let doubts = self.paths.doubts.clone();
         let told = self.paths.told.clone();
+        let paths_before = self.paths.paths();
         self.paths.replace(topology, &self.config);
         for new in self.paths.doubts.difference(&doubts) {
             warn!("{}: {}", new.what, new.todo);
@@ -384,6 +397,8 @@ impl Daemon {
 
         let groups = self.paths.groups();
         let n_ids = self.paths.ids().last().map_or(0, |id| id + 1);
+        self.point_prober(n_ids)?;
+        self.remember(paths_before);
         let inputs = (0..n_ids).map(|id| self.path_input(id)).collect();
         self.policy.set_topology(
             groups
@@ -392,7 +407,6 @@ impl Daemon {
                 .collect(),
             inputs,
         );
-        self.point_prober(n_ids)?;
 
         let mode = self.mode();
         if let Some(steer) = &mut self.steer {
@@ -505,10 +519,34 @@ impl Daemon {
             Some(k) => k.input.clone(),
             None => PathInput {
                 name: format!("(gone {id})"),
-                cost_us: 0.0,
-                metered: false,
-                capacity_bps: None,
+                ..PathInput::default()
             },
+        }
+    }
+
+    /// Notes which paths have lost their routes, and which of those that are back are known to answer: they may be dead
+    /// by now, and would count as paths that never answered. `before`: the paths until now.
+    fn remember(&mut self, before: BTreeMap<usize, Path>) {
+        let back = |id: &usize| !before.contains_key(id);
+        for id in self.paths.ids().into_iter().filter(back) {
+            let Some((at, last)) = self.memory[id].gone.take() else {
+                continue;
+            };
+            let is_it = |path: &Path| {
+                let same = (path.key, path.gateway_mac) == (last.key, last.gateway_mac);
+                same && path.gateway_mac.is_some()
+            };
+            let known = self.paths.path(id).is_some_and(is_it) && at.elapsed() < STILL_ANSWERS;
+            let answers = known && self.prober.stats(id).answered > 0;
+            self.paths
+                .by_id
+                .entry(id)
+                .and_modify(|k| k.input.answers = answers);
+        }
+        for (id, path) in before {
+            if self.paths.path(id).is_none() {
+                self.memory[id].gone = Some((Instant::now(), path));
+            }
         }
     }
 

@@ -41,6 +41,8 @@ pub struct PathInput {
     pub capacity_bps: Option<u64>,
     /// Traffic costs money or power: probed 20 times a second at most.
     pub metered: bool,
+    /// Whether its target has answered before, as far as that is known.
+    pub answers: bool,
 }
 
 /// What happened, in order of time. `seq` numbers a path's probes.
@@ -156,6 +158,7 @@ impl Path {
     fn new(input: PathInput) -> Self {
         Path {
             load: OurRates::new(input.capacity_bps),
+            answered: input.answers,
             input,
             usable: true,
             ..Path::default()
@@ -307,9 +310,7 @@ impl Policy {
                 rate_bps,
                 latency_bps,
                 ..
-            } => {
-                p.load.egress(at_us, rate_bps, latency_bps);
-            }
+            } => p.load.egress(at_us, rate_bps, latency_bps),
             Event::Placed { at_us, flows, .. } => {
                 if flows > 0 {
                     p.load.started(at_us);

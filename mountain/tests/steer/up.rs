@@ -317,6 +317,27 @@ fn a_link_flap_moves_traffic_away_and_back() {
     traffic.during(HALF).assert_lost("without mountain");
 }
 
+/// As while BGP gives up a next hop and takes it again.
+#[test]
+fn a_path_that_is_dead_when_its_routes_come_back_is_left() {
+    let net = Net::steered();
+    net.client
+        .ip("route replace 10.98.1.0/24 src 10.98.0.1 via 10.30.0.2 dev u0");
+    net.client.ip("-6 route del fd98:1::/64");
+    wait_until("nothing is steered", LEAVE, || {
+        net.client.status().paths.is_empty()
+    });
+    net.blackhole(1);
+    net.multipath();
+    wait_until("u1 is dead", LEAVE, || {
+        let paths = net.client.status().paths;
+        let is_dead = |device: &str, state: &str| device == "u1" && state == "dead";
+        paths.iter().any(|p| is_dead(&p.device, &p.judged.state))
+    });
+    let traffic = Traffic::start(&net, SERVER4, FLOWS);
+    traffic.during(HALF).assert_by(0, "it answered before");
+}
+
 /// By IPv4 alone, of which the kernel sends nothing by itself that the program would see.
 #[test]
 fn an_idle_host_is_probed_seldom_until_something_is_sent() {

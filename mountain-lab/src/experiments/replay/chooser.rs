@@ -143,9 +143,8 @@ impl Mountain {
     fn new(paths: usize, hz: u32, seed: u64) -> Self {
         let inputs = (0..paths).map(|i| PathInput {
             name: format!("path{i}"),
-            cost_us: 0.0,
-            capacity_bps: None,
             metered: hz < MOST_HZ,
+            ..PathInput::default()
         });
         Mountain {
             policy: Policy::new(vec![(0..paths).collect()], inputs.collect(), seed),
