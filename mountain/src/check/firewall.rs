@@ -5,11 +5,18 @@ use super::{count, describe, Report};
 use crate::bpf::foreign;
 use crate::control::status::{CgroupStatus, GroupStatus, Status};
 use crate::daemon::firewall::{egress_devices, read};
+use crate::placement::config::NewFlows;
 use crate::steer::alike::{Difference, Question};
 use crate::topology::{Group, Kind, Topology};
 
 /// `running`: what the daemon says that runs here. It may lack a privilege that this process has, and hold flows for that.
-pub(super) fn check(report: &mut Report, topology: &Topology, running: Option<&Status>) {
+/// `new`: what becomes of new flows.
+pub(super) fn check(
+    report: &mut Report,
+    topology: &Topology,
+    running: Option<&Status>,
+    new: NewFlows,
+) {
     let moving = topology.groups.iter().filter(|group| group.kind.moves());
     let moving: Vec<&Group> = moving.collect();
     if moving.is_empty() {
@@ -38,15 +45,15 @@ pub(super) fn check(report: &mut Report, topology: &Topology, running: Option<&S
             alike += 1;
             continue;
         };
-        let instead = match group.kind {
-            Kind::PlaceAndMove => "new flows still choose their path",
+        let instead = match (group.kind, new) {
+            (Kind::PlaceAndMove, NewFlows::Choose) => "new flows still choose their path",
             _ => "its flows are left to the kernel",
         };
         report.warn(
             "firewall",
             format!(
                 "{}: running flows are not moved, {instead}: {}",
-                describe(group, topology),
+                describe(group, topology, new),
                 difference.what
             ),
             match difference.rule {

@@ -23,6 +23,7 @@ use crate::host::stdout::lines;
 use crate::host::text::count;
 use crate::host::{capabilities, kernel, sysctl};
 use crate::netlink;
+use crate::placement::config::NewFlows;
 use crate::topology::{read_topology_blocking, Filter, Group, Kind, Topology};
 
 /// How a finding is to be taken.
@@ -148,7 +149,8 @@ pub fn check_into(
     if let Some(try_load) = try_load {
         check_program(report, try_load(&topology));
     }
-    check_routes(report, &topology);
+    let new_flows = config.placement.new_flows();
+    check_routes(report, &topology, new_flows);
     if topology.groups.is_empty() {
         say_no_route(report, &filter, up);
         return;
@@ -156,7 +158,7 @@ pub fn check_into(
     config::check(report, &topology, config);
     check_paths(report, &topology);
     placement::check(report, &topology, config, up);
-    firewall::check(report, &topology, running);
+    firewall::check(report, &topology, running, new_flows);
     check_sysctls(report, &topology, config.placement.enabled);
     sockets::check_new(report, &topology, config);
     sockets::check_live(report, &topology, config);
@@ -236,9 +238,9 @@ fn check_program(report: &mut Report, tried: anyhow::Result<String>) {
     report.fail("program", format!("cannot be loaded: {error:#}"), todo);
 }
 
-fn check_routes(report: &mut Report, topology: &Topology) {
+fn check_routes(report: &mut Report, topology: &Topology, new: NewFlows) {
     for group in &topology.groups {
-        report.ok("routes", describe(group, topology));
+        report.ok("routes", describe(group, topology, new));
     }
     let (others, rules) = (topology.not_ours.len(), topology.fib_rules.len());
     if !topology.groups.is_empty() && others + rules > 0 {
@@ -291,7 +293,7 @@ fn say_no_route(report: &mut Report, filter: &Filter, up: &str) {
         "routes",
         format!(
             "no multipath route that can be steered, but default routes that differ only in metric: {}",
-            describe(group, &others)
+            describe(group, &others, NewFlows::Choose)
         ),
         format!(
             "`{up} --adopt` lets new flows choose among them; or make one route of them: `{}`",
@@ -339,7 +341,7 @@ fn route_command(topology: &Topology, group: usize, options: &str) -> String {
 }
 
 /// A group in words: prefixes and next hops with weights.
-fn describe(group: &Group, topology: &Topology) -> String {
+fn describe(group: &Group, topology: &Topology, new: NewFlows) -> String {
     const SHOWN: usize = 3;
     let mut prefixes: Vec<String> = group.prefixes.iter().map(IpNet::to_string).collect();
     if prefixes.len() > SHOWN {
@@ -360,7 +362,7 @@ fn describe(group: &Group, topology: &Topology) -> String {
         other => format!(" in table {other}"),
     };
     let kind = match group.kind.places() {
-        true => format!("; {}", crate::placement::kind_text(group.kind)),
+        true => format!("; {}", crate::placement::kind_text(group.kind, new)),
         false => String::new(),
     };
     format!("{}{table}: {}{kind}", prefixes.join(", "), hops.join(", "))

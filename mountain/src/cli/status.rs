@@ -15,6 +15,7 @@ use crate::control::run_dir::{Request, RunDir};
 use crate::control::status::{
     CgroupStatus, Decisions, FlowCounts, GroupStatus, MemberStatus, Moves, PathStatus, Status,
 };
+use crate::placement::config::NewFlows;
 use crate::placement::config::PlacementConfig;
 use crate::placement::{kind_text, left_behind};
 use crate::report::table::{align, head, row, Words};
@@ -110,7 +111,7 @@ pub(crate) fn status_text(status: &Status) -> String {
         let _ = writeln!(out, "the kernel decides: what follows is not carried out");
     }
     for (i, group) in status.groups.iter().enumerate() {
-        push_group(&mut out, i, group, &status.paths);
+        push_group(&mut out, i, group, status);
     }
     push_held_cgroups(&mut out, status);
     let placement = status.placement.as_ref();
@@ -169,7 +170,12 @@ pub(crate) fn status_text(status: &Status) -> String {
 /// The columns of [`member_row`].
 const TITLES: &str = "path|state|p50 ms|p95 ms|cost ms|loss|latency/bulk|placed|Mbit/s|why";
 
-fn push_group(out: &mut String, number: usize, group: &GroupStatus, paths: &[PathStatus]) {
+fn push_group(out: &mut String, number: usize, group: &GroupStatus, status: &Status) {
+    // A dry run says what would be.
+    let new = match status.dry_run || status.placement.is_some() {
+        true => NewFlows::Choose,
+        false => NewFlows::Left,
+    };
     let _ = writeln!(
         out,
         "\ngroup {number}: {} (table {}){}",
@@ -177,8 +183,9 @@ fn push_group(out: &mut String, number: usize, group: &GroupStatus, paths: &[Pat
         table_name(group.table),
         match group.kind {
             Kind::Move => String::new(),
-            Kind::PlaceAndMove if group.held.is_none() => format!(", {}", kind_text(group.kind)),
-            Kind::PlaceAndMove | Kind::Place => format!(", {}", kind_text(Kind::Place)),
+            Kind::PlaceAndMove if group.held.is_none() =>
+                format!(", {}", kind_text(group.kind, new)),
+            Kind::PlaceAndMove | Kind::Place => format!(", {}", kind_text(Kind::Place, new)),
         }
     );
     if let Some(held) = &group.held {
@@ -193,7 +200,7 @@ fn push_group(out: &mut String, number: usize, group: &GroupStatus, paths: &[Pat
     }
     let mut rows = vec![head(TITLES)];
     for member in &group.members {
-        let path = paths.iter().find(|path| path.id == member.path);
+        let path = status.paths.iter().find(|path| path.id == member.path);
         rows.extend(path.map(|path| member_row(member, path, group.kind.places())));
     }
     for line in align(&rows, Words::In(&[0, 1, 9])).lines() {

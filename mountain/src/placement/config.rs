@@ -37,6 +37,15 @@ pub struct PlacementConfig {
     pub cgroup: Option<PathBuf>,
 }
 
+/// What becomes of flows that begin where uplinks have addresses of their own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum NewFlows {
+    /// They choose their uplink.
+    Choose,
+    /// They are left to the kernel.
+    Left,
+}
+
 /// Whether forwarded connections are placed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -76,6 +85,13 @@ impl Default for PlacementConfig {
 }
 
 impl PlacementConfig {
+    pub(crate) fn new_flows(&self) -> NewFlows {
+        match self.enabled {
+            true => NewFlows::Choose,
+            false => NewFlows::Left,
+        }
+    }
+
     /// The folder of the cgroup whose sockets are placed.
     ///
     /// # Errors

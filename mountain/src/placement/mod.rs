@@ -37,7 +37,7 @@ use crate::bpf::{self, ProgramGroup, SteerMode};
 use crate::host::cgroup;
 use crate::netlink;
 use crate::topology::{Kind, PathMasks, Placed, Topology};
-use config::{PlacementConfig, RuleConfig, RuleUse, SpreadBy};
+use config::{NewFlows, PlacementConfig, RuleConfig, RuleUse, SpreadBy};
 use dead::Dead;
 use forwarding::Forwarding;
 use held::Held;
@@ -559,11 +559,17 @@ fn source_by(ifname: &str, ipv6: bool) -> Option<IpAddr> {
 }
 
 /// How a kind of group reads.
-pub(crate) fn kind_text(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Move => "running flows move",
-        Kind::PlaceAndMove => "new flows choose, those without an uplink's address move",
-        Kind::Place => "new flows choose",
+pub(crate) fn kind_text(kind: Kind, new: NewFlows) -> &'static str {
+    match (kind, new) {
+        (Kind::Move, _) => "running flows move",
+        (Kind::PlaceAndMove, NewFlows::Choose) => {
+            "new flows choose, those without an uplink's address move"
+        }
+        (Kind::PlaceAndMove, NewFlows::Left) => {
+            "flows without an uplink's address move, others are left to the kernel"
+        }
+        (Kind::Place, NewFlows::Choose) => "new flows choose",
+        (Kind::Place, NewFlows::Left) => "flows are left to the kernel",
     }
 }
 

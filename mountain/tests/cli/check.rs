@@ -187,6 +187,8 @@ fn the_configured_mark_mask_is_held_against_the_rules_that_are_there() {
     item(&never, "placing", "`forward = \"never\"`");
     let off = with(|start| start.enabled = false);
     item(&off, "uplinks", "`enabled = false`");
+    item(&off, "routes", "others are left to the kernel");
+    item(&default, "routes", "new flows choose");
     assert!(items(&off, "placing").is_empty(), "{off:#?}");
     // One that compares all bits meets no forwarded packet that bears ours as well.
     net.host.ip("rule add fwmark 0x5 lookup 77");
