@@ -13,7 +13,6 @@
 #define MTN_MAX_GROUPS		64
 #define MTN_MAX_MEMBERS		16	/* paths in one group: bits of a __u16 mask */
 #define MTN_MAX_FIB_RULES	64
-#define MTN_MAX_CGROUPS		4096	/* with programs at their egress */
 
 /* Of `mountain reflect` (mountain/src/measure/wire.rs): its replies stay on the probe's path. */
 #define MTN_REFLECT_PORT	8629
@@ -162,7 +161,6 @@ struct mtn_config {
 	__u32 n_cpus;
 	__u32 margin_us;	/* added to the flowlet gap */
 	__u32 tick_ns;		/* resolution of the coarse clock */
-	__u32 n_held_cgroups;
 	__u64 alive_ns;		/* when the daemon last followed the host (alive.h) */
 	__u64 grace_until_ns;	/* flows first seen before stay where the kernel has them */
 	__u64 steered_since_ns;	/* of the coarse clock; before, packets went by the kernel's paths */

@@ -38,7 +38,7 @@
  * sockets that are bound to an address or device or marked by their owner, UDP sockets that asked for a
  * port of their own unless a rule names them (servers; others may have been told the address),
  * destinations with a route of their own, local ones, multicast; what an ip rule of the user's selects; sockets
- * of tasks below a cgroup with a program at its egress, which may let them leave by one device only; for sendmsg, a
+ * below a cgroup with a program at its egress, which may let them leave by one device only; for sendmsg, a
  * source per packet. (A device per packet without a source, IP_PKTINFO, cannot be seen here.) Everything, when no
  * path is known good, and while the daemon hangs or is stopped (alive.h).
  *
@@ -84,6 +84,7 @@ struct bpf_iter_num {
 #include "../common/parse.h"
 #include "../common/rendezvous.h"
 #include "../common/dest.h"
+#include "../common/egress_programs.h"
 
 /* The members of the kernel's sockets that are read here; their places are found at load (CO-RE). */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
@@ -94,6 +95,7 @@ typedef struct {
 struct sock {
 	unsigned char sk_userlocks : 4;
 	kuid_t sk_uid;
+	struct sock_cgroup_data sk_cgrp_data;
 };
 
 struct ipv6_pinfo {
@@ -127,7 +129,6 @@ __u64 placed[MTN_MAX_PATHS];
 volatile __u64 recent[MTN_RECENT];
 
 #include "../common/fib_rules.h"
-#include "../common/held_cgroups.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -211,25 +212,12 @@ static __always_inline bool mtn_has_source(struct bpf_sock *sk)
 	       (sk->src_ip6[0] | sk->src_ip6[1] | sk->src_ip6[2] | sk->src_ip6[3]);
 }
 
-/* Does a program at the egress of a cgroup judge what the current task sends? It may let that leave by one uplink only. */
-__noinline int mtn_is_task_held(void)
+/* Does a program at the egress of its cgroup judge what the socket sends? It may let that leave by one uplink only. */
+static __always_inline bool mtn_passes_cgroup(struct bpf_sock *sk)
 {
-	int level;
+	struct sock *kernels = bpf_rdonly_cast(sk, bpf_core_type_id_kernel(struct sock));
 
-	for (level = 0; level < MTN_CGROUP_DEPTH; level++) {
-		__u64 id = bpf_get_current_ancestor_cgroup_id(level);
-
-		if (!id)	/* all were looked up */
-			return 0;
-		if (bpf_map_lookup_elem(&held_cgroups, &id))
-			return 1;
-	}
-	return 1;
-}
-
-static __always_inline bool mtn_passes_cgroup(void)
-{
-	if (!config.n_held_cgroups || !mtn_is_task_held())
+	if (!mtn_is_judged(kernels->sk_cgrp_data.cgroup))
 		return false;
 	mtn_count(MTN_PLACE_PASS_CGROUP);
 	return true;
@@ -322,7 +310,7 @@ static __always_inline int mtn_connect(struct bpf_sock_addr *ctx, struct mtn_new
 		goto out;
 	s->uid = mtn_uid(sk);
 	s->dsfield = mtn_dsfield(ctx, s->key.ipv6);
-	if (mtn_passes_cgroup() || mtn_passes_fib_rule(s))
+	if (mtn_passes_cgroup(sk) || mtn_passes_fib_rule(s))
 		goto out;
 	rule = config.n_rules ? mtn_local_rule(s) : MTN_MAX_RULES;
 	/* A rule adds our bits to a mark of the owner's, unless they would take the place of his. */
@@ -464,7 +452,7 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 	whole.ipv6 = s->key.ipv6;
 	now = bpf_ktime_get_ns();
 	last = bpf_map_lookup_elem(&unconnected, &whole);
-	if (mtn_passes_cgroup()) {
+	if (mtn_passes_cgroup(sk)) {
 		if (!mtn_is_left(last, s, now))
 			mtn_leave(&whole, now);
 		return MTN_MAX_PATHS;

@@ -97,7 +97,6 @@ struct mtn_placement_config {
 	__u32 generation;	/* of destinations, groups and rules; never 0 in its low 16 bits */
 	__u32 paused;		/* no new flow is placed; exchanges in progress go on */
 	__u32 n_left_nets;	/* more than MTN_MAX_LEFT_NETS: not all of them are known */
-	__u32 n_held_cgroups;
 	/* Of each family one bit: 1 is IPv4, 2 is IPv6. */
 	__u32 left;		/* local flows are the kernel's to place, but where a rule names their path, ... */
 	__u32 preferred_dead;	/* ... unless the path is dead that it takes */

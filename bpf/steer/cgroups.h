@@ -3,27 +3,27 @@
 #ifndef MOUNTAIN_CGROUPS_H
 #define MOUNTAIN_CGROUPS_H
 
-#include "../common/held_cgroups.h"
-
-/* Whether the kernel can tell a packet's cgroup. */
-const volatile __u8 knows_cgroups = 1;
+#include "../common/egress_programs.h"
 
 /* A function of its own to the verifier, which would else follow each case of it to the end. */
-__noinline int mtn_is_held_cgroup(struct __sk_buff *skb)
+__noinline int mtn_is_held_cgroup(struct __sk_buff *ctx)
 {
-	__u64 id;
-	int level;
+	struct sk_buff *skb;
+	struct sock *sk;
 
-	if (!knows_cgroups)
+	if (!mtn_origin_is_readable() || !bpf_core_field_exists(struct sock, sk_cgrp_data) ||
+	    !bpf_core_field_exists(struct sock_common, skc_listener))
+		return 1;
+	skb = bpf_cast_to_kern_ctx(ctx);
+	if (!skb->sk)
 		return 0;
-	for (level = 0; level < MTN_CGROUP_DEPTH; level++) {
-		id = bpf_skb_ancestor_cgroup_id(skb, level);
-		if (!id)	/* no socket, or all ancestors were looked up */
-			return 0;
-		if (bpf_map_lookup_elem(&held_cgroups, &id))
-			return 1;
-	}
-	return 1;
+	sk = bpf_rdonly_cast(skb->sk, bpf_core_type_id_kernel(struct sock));
+	/* As sk_to_full_sk() in the kernel: what is no whole socket yet has its listener's cgroup, and none any more after it. */
+	if (sk->__sk_common.skc_state == BPF_TCP_TIME_WAIT)
+		return 0;
+	if (sk->__sk_common.skc_state == BPF_TCP_NEW_SYN_RECV)
+		sk = bpf_rdonly_cast(sk->__sk_common.skc_listener, bpf_core_type_id_kernel(struct sock));
+	return mtn_is_judged(sk->sk_cgrp_data.cgroup);
 }
 
 #endif

@@ -22,6 +22,8 @@
 #ifndef MOUNTAIN_ORIGIN_H
 #define MOUNTAIN_ORIGIN_H
 
+#include "../common/egress_programs.h"
+
 #define AF_PACKET	17
 /* include/linux/skbuff.h: what is left of _skb_refdst without its flag is the dst. */
 #define SKB_DST_NOREF	1UL
@@ -61,11 +63,13 @@ struct sock_common {
 	volatile unsigned char skc_state;
 	int skc_bound_dev_if;
 	possible_net_t skc_net;
+	struct sock *skc_listener;
 };
 
 struct sock {
 	struct sock_common __sk_common;
 	unsigned char sk_userlocks : 4;
+	struct sock_cgroup_data sk_cgrp_data;
 };
 
 struct sk_buff {

@@ -34,7 +34,7 @@
  *
  * A packet has passed Netfilter for the device that the kernel chose. User space compares what the
  * firewall does for the devices of a group and takes the group's prefixes out where that differs.
- * Programs at the egress of a socket's cgroup are looked up here (cgroups.h).
+ * Programs at the egress of a socket's cgroup are looked for here (cgroups.h).
  *
  * Why there are no loops: a redirected packet enters the chosen device's egress, and so this
  * program, on the same CPU before anything else can run there (softirqs are off). The first run
@@ -549,7 +549,7 @@ int mountain_steer(struct __sk_buff *skb)
 		mtn_count(MTN_STAT_PASS_FIB_RULE);
 		goto pass;
 	}
-	if (config.n_held_cgroups && mtn_is_held_cgroup(skb)) {
+	if (mtn_is_held_cgroup(skb)) {
 		mtn_count(MTN_STAT_PASS_CGROUP);
 		goto pass;
 	}

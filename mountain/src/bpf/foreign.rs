@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -16,40 +15,21 @@ use tracing::debug;
 
 use super::hooks::{self, DeviceHook, LoadedProgram};
 use crate::host::atomic_file;
-use crate::host::cgroup::{self, Found};
+use crate::host::cgroup;
 use crate::host::namespaces::this_namespace;
 
 /// systemd's filter by address, which looks at no device (src/core/bpf-firewall.c).
 const BY_ADDRESS: &str = "sd_fw_egress";
-/// So many programs at cgroups can be minded: the size of the map in bpf/common/held_cgroups.h.
-pub(crate) const PROGRAMS_MAX: usize = 4096;
 /// Programs at one cgroup whose names are asked for.
 const NAMED_MAX: usize = 64;
-/// What stands for the name of a program at a cgroup that is closed to this process.
-const UNSEEN: &str = "there may be one: not all cgroups below can be read";
 
 /// A program at the egress of a cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CgroupProgram {
     /// Where the cgroup is below the root.
     pub cgroup: PathBuf,
-    /// Its id, which names it to the kernel.
-    pub cgroup_id: u64,
     /// Empty where the kernel does not say, as without CAP_SYS_ADMIN.
     pub name: String,
-}
-
-/// Whether the kernel can tell a packet's cgroup.
-pub(super) fn knows_cgroups() -> bool {
-    // SAFETY: loads a probe program and closes it.
-    let probed = unsafe {
-        libbpf_sys::libbpf_probe_bpf_helper(
-            libbpf_sys::BPF_PROG_TYPE_SCHED_CLS,
-            libbpf_sys::BPF_FUNC_skb_ancestor_cgroup_id,
-            std::ptr::null(),
-        )
-    };
-    probed == 1
 }
 
 /// Links of BPF programs at Netfilter's hooks, in all network namespaces: protocol family
@@ -105,8 +85,9 @@ fn has_netfilter_links() -> bool {
     })
 }
 
-/// Programs at the egress of cgroups that may look at the device of a packet. Without a file system of
-/// cgroups there are none to be seen.
+/// Programs at the egress of cgroups that may look at the device of a packet, for people: our programs ask the kernel
+/// (bpf/common/egress_programs.h). Without a file system of cgroups there are none to be seen, nor below a cgroup that is
+/// closed to this process.
 ///
 /// # Errors
 /// When the kernel does not say what is attached.
@@ -115,24 +96,13 @@ pub(crate) fn cgroup_egress() -> Result<Vec<CgroupProgram>> {
         return Ok(Vec::new());
     };
     let mut found = Vec::new();
-    cgroup::look_through(&root, |at, below| match at {
-        Found::Open(cgroup) => {
-            // Those above the root that is to be seen here count as its own.
-            let flags = match below == Path::new("/") {
-                true => libbpf_sys::BPF_F_QUERY_EFFECTIVE,
-                false => 0,
-            };
-            look_at(cgroup, below, flags, &mut found)
-        }
-        Found::Closed(cgroup_id) => {
-            let (cgroup, name) = (below.to_owned(), UNSEEN.to_owned());
-            found.push(CgroupProgram {
-                cgroup,
-                cgroup_id,
-                name,
-            });
-            Ok(())
-        }
+    cgroup::look_through(&root, |cgroup, below| {
+        // Those above the root that is to be seen here count as its own.
+        let flags = match below == Path::new("/") {
+            true => libbpf_sys::BPF_F_QUERY_EFFECTIVE,
+            false => 0,
+        };
+        look_at(cgroup, below, flags, &mut found)
     })?;
     found.sort();
     Ok(found)
@@ -164,7 +134,7 @@ fn look_at(
             Some(libc::EINVAL | libc::EOPNOTSUPP) => Ok(()),
             // More than there is room for: their names do not matter.
             Some(libc::ENOSPC) => {
-                found.push(program(cgroup, below, String::new())?);
+                found.push(program(below, String::new()));
                 Ok(())
             }
             _ => Err(error),
@@ -173,7 +143,7 @@ fn look_at(
     for id in &ids[..(count as usize).min(NAMED_MAX)] {
         let name = name(*id);
         if name != BY_ADDRESS {
-            found.push(program(cgroup, below, name)?);
+            found.push(program(below, name));
         }
     }
     Ok(())
@@ -187,13 +157,11 @@ pub(crate) fn in_brackets(name: &str) -> String {
     }
 }
 
-fn program(cgroup: &File, below: &Path, name: String) -> io::Result<CgroupProgram> {
-    Ok(CgroupProgram {
+fn program(below: &Path, name: String) -> CgroupProgram {
+    CgroupProgram {
         cgroup: below.to_owned(),
-        // A cgroup's id is the number of its folder.
-        cgroup_id: cgroup.metadata()?.ino(),
         name,
-    })
+    }
 }
 
 /// The name of the program with an id; empty where the kernel does not say.

@@ -18,7 +18,7 @@ mod program;
 mod settings;
 pub(crate) mod tries;
 
-use std::collections::{btree_map::Entry, BTreeMap, BTreeSet};
+use std::collections::{btree_map::Entry, BTreeMap};
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
@@ -421,17 +421,6 @@ impl Steer {
         sources
             .map(|s| encode::to_addr(s.addr, s.ipv6 != 0))
             .collect()
-    }
-
-    /// Leaves packets of sockets below these cgroups, given by their ids, where the kernel sends them.
-    ///
-    /// # Errors
-    /// When there are more than 4096.
-    pub fn bar_cgroups(&mut self, ids: &BTreeSet<u64>) -> Result<()> {
-        numbers::write(&self.skel.maps.held_cgroups, ids)
-            .context("too many cgroups with programs")?;
-        publish(&mut self.bss().config.n_held_cgroups, ids.len() as u32);
-        Ok(())
     }
 
     /// Writes the verdict about a group. Members that a class has to leave are stamped with now:

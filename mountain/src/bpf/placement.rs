@@ -291,17 +291,6 @@ impl PlacementPrograms {
         publish(&mut self.bss().config.alive_ns, now_ns);
     }
 
-    /// Leaves sockets of tasks below these cgroups, given by their ids, to the kernel.
-    ///
-    /// # Errors
-    /// As [`super::Steer::bar_cgroups`].
-    pub(crate) fn bar_cgroups(&mut self, ids: &BTreeSet<u64>) -> Result<()> {
-        numbers::write(&self.skel.maps.held_cgroups, ids)
-            .context("too many cgroups with programs")?;
-        publish(&mut self.bss().config.n_held_cgroups, ids.len() as u32);
-        Ok(())
-    }
-
     /// Leaves this host's new flows of these families ([IPv4, IPv6]) to the kernel, but where a rule names their path, and
     /// unless the path is dead that the kernel takes ([`PlacementPrograms::set_preferred`]).
     pub(crate) fn set_left(&mut self, left: [bool; 2]) {

@@ -36,7 +36,6 @@ pub(super) fn open(program: SteerProgram, only_routed: bool) -> Result<OpenSteer
     let constants = constants.expect("the object has a .rodata");
     constants.argmax_load = (program == SteerProgram::ArgmaxLoad).into();
     constants.only_routed = only_routed.into();
-    constants.knows_cgroups = foreign::knows_cgroups().into();
     Ok(open)
 }
 

@@ -219,7 +219,7 @@ impl CgroupStatus {
             "sockets below {} cgroups with BPF programs at their egress{}, which may judge packets by their device:",
             held.len(),
             match held.iter().any(|h| h.program.is_empty()) {
-                true => " (some names take CAP_SYS_ADMIN to read)",
+                true => " (some names take CAP_SYS_ADMIN to read; systemd's filter by address does not count)",
                 false => "",
             }
         );
@@ -311,7 +311,6 @@ mod tests {
     fn held(cgroup: &str, name: &str) -> CgroupStatus {
         CgroupStatus::from(&CgroupProgram {
             cgroup: cgroup.into(),
-            cgroup_id: 1,
             name: name.into(),
         })
     }

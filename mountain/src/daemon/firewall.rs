@@ -10,11 +10,10 @@ use std::future::pending;
 use std::io;
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
 use tokio::sync::watch;
 use tokio::task::{spawn_blocking, JoinHandle};
 use tokio::time::sleep_until;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use self::announcements::{Announcements, Whose};
 use super::topology::reserves;
@@ -51,7 +50,7 @@ const OWN_TABLES: [&str; 2] = [placement::nft::TABLE, redirect::nft::TABLE];
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Answers {
     by_question: BTreeMap<Question, Option<Difference>>,
-    /// Sockets below these stay.
+    /// Flows of sockets below these stay.
     cgroups: Vec<CgroupProgram>,
     /// How often nftables has announced a change, of our own tables too.
     announced: u64,
@@ -244,28 +243,8 @@ struct Look {
 
 impl Look {
     fn answer(&mut self, questions: &BTreeSet<Question>, is_new: bool) -> Answers {
-        let cgroups = self.look_at_cgroups();
-        self.answer_with(cgroups, questions, is_new)
-    }
-
-    /// The same with what is at cgroups.
-    fn answer_with(
-        &mut self,
-        cgroups: anyhow::Result<Vec<CgroupProgram>>,
-        questions: &BTreeSet<Question>,
-        is_new: bool,
-    ) -> Answers {
-        let read = match cgroups {
-            Ok(programs) => {
-                self.cgroups = programs;
-                self.look(is_new, &egress_devices(questions))
-            }
-            // Sockets below the known ones stay meanwhile: their flows must not move before all groups are held.
-            Err(e) => Err(io::Error::other(format!(
-                "cannot read what is at cgroups: {e:#}"
-            ))),
-        };
-        let unread = match read {
+        self.look_at_cgroups();
+        let unread = match self.look(is_new, &egress_devices(questions)) {
             Ok(()) => None,
             Err(e) => {
                 self.seen = None;
@@ -290,18 +269,18 @@ impl Look {
         self.cgroups_at.map(|at| at + LOOK)
     }
 
-    /// Looks at cgroups, but no more often than it has to: no change of the firewall is about them.
-    fn look_at_cgroups(&mut self) -> anyhow::Result<Vec<CgroupProgram>> {
+    /// Looks at cgroups, but no more often than it has to: no change of the firewall is about them. It is for people, so
+    /// what cannot be read is as it was.
+    fn look_at_cgroups(&mut self) {
         let now = Instant::now();
         if self.due().is_some_and(|due| now < due) {
-            return Ok(self.cgroups.clone());
+            return;
         }
-        self.cgroups_at = None;
-        let programs = foreign::cgroup_egress()?;
-        let many = programs.len() > foreign::PROGRAMS_MAX;
-        ensure!(!many, "more than {} programs", foreign::PROGRAMS_MAX);
         self.cgroups_at = Some(now);
-        Ok(programs)
+        match foreign::cgroup_egress() {
+            Ok(programs) => self.cgroups = programs,
+            Err(e) => debug!("cannot read what is at cgroups: {e:#}"),
+        }
     }
 
     /// What the firewall as it was seen last answers.
@@ -442,9 +421,7 @@ impl Daemon {
     pub(super) async fn first_look_at_firewall(&mut self, topology: &Topology) {
         let reserves = reserves(topology, &self.config);
         self.firewall.first(topology, &reserves).await;
-        if let Err(e) = self.bar_cgroups() {
-            self.cannot_follow(&e);
-        }
+        self.held_cgroups = self.firewall.cgroups();
     }
 
     /// Has the firewall's devices looked at now, where one of them has changed.
@@ -469,9 +446,8 @@ impl Daemon {
             placer.firewall_changed();
         }
         let held = self.firewall.held(self.paths.topology());
-        if let Err(e) = self.bar_cgroups() {
-            self.cannot_follow(&e);
-        }
+        self.held_cgroups = self.firewall.cgroups();
+        self.say_held_cgroups();
         self.leave_new();
         let before = self.paths.held().to_vec();
         if held == before {
@@ -519,28 +495,7 @@ impl Daemon {
         }
     }
 
-    /// Has flows of sockets below cgroups with programs stay, as these are known now.
-    ///
-    /// # Errors
-    /// When the kernel refuses. Nothing is to be steered until it has gone well.
-    pub(super) fn bar_cgroups(&mut self) -> anyhow::Result<()> {
-        let programs = self.firewall.cgroups();
-        if programs == self.held_cgroups {
-            return Ok(());
-        }
-        let ids = ids(&programs);
-        if let Some(steer) = &mut self.steer {
-            steer.bar_cgroups(&ids)?;
-        }
-        if let Some(placer) = &mut self.placer {
-            placer.bar_cgroups(&ids)?;
-        }
-        self.held_cgroups = programs;
-        self.say_held_cgroups();
-        Ok(())
-    }
-
-    /// Says which of them are news, where anything would be done: each once, as services that are started when they are
+    /// Says which cgroups with programs are news, where anything would be done: each once, as services that are started when they are
     /// needed come and go all day.
     pub(super) fn say_held_cgroups(&mut self) {
         if self.paths.topology().groups.is_empty() {
@@ -558,11 +513,6 @@ impl Daemon {
             self.told_cgroups = held.collect();
         }
     }
-}
-
-/// The cgroups of these programs.
-pub(super) fn ids(programs: &[CgroupProgram]) -> BTreeSet<u64> {
-    programs.iter().map(|program| program.cgroup_id).collect()
 }
 
 #[cfg(test)]

@@ -225,8 +225,6 @@ impl Daemon {
             true => done.and_then(|()| self.catch_up()),
             false => done,
         };
-        // Nor is anything moved before the flows stay that have to because of their cgroups.
-        let done = done.and_then(|()| self.bar_cgroups());
         match done {
             Ok(()) => {
                 self.failed_at = None;

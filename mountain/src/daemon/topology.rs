@@ -11,7 +11,6 @@ use anyhow::{Context, Result};
 use ipnet::IpNet;
 use tracing::{info, warn};
 
-use super::firewall::ids;
 use super::ids::PathIds;
 use super::probing::{doubts, leaves_by_gateway, measured_near, way, Doubt};
 use super::{Daemon, ADOPT_MS};
@@ -487,7 +486,6 @@ impl Daemon {
         let made = Placer::new(&self.config.placement, &self.config.rule).and_then(|mut placer| {
             placer.set_mode(mode);
             placer.leave_new(left);
-            placer.bar_cgroups(&ids(&self.held_cgroups))?;
             placer.update(topology, groups, &known)?;
             Ok(placer)
         });

@@ -71,29 +71,20 @@ pub fn id(root: &Path, cgroup: &Path) -> Result<(u64, u32)> {
     Ok((id, below.components().count() as u32))
 }
 
-/// What [`look_through`] comes to.
-pub(crate) enum Found<'a> {
-    /// A cgroup.
-    Open(&'a File),
-    /// A cgroup, by its id, that is closed to this process, or has closed ones below it. It is not looked at.
-    Closed(u64),
-}
-
 /// Has `visit` told of a cgroup and of all below it, each with its path below `root`.
 ///
-/// Where systemd has handed a part of the tree to a user, that user makes cgroups with paths that are too long to open,
-/// or that root without CAP_DAC_READ_SEARCH may not read. Paths do not matter here. Of what is closed the whole part is
-/// told as one, so that a user cannot make many of them.
+/// Where systemd has handed a part of the tree to a user, that user makes cgroups with paths that are too long to open:
+/// paths do not matter here. Those that root without CAP_DAC_READ_SEARCH may not read are left out.
 ///
 /// # Errors
 /// The first of `visit`, or what cannot be read.
 pub(crate) fn look_through(
     root: &Path,
-    mut visit: impl FnMut(Found, &Path) -> io::Result<()>,
+    mut visit: impl FnMut(&File, &Path) -> io::Result<()>,
 ) -> Result<()> {
     let mut below = PathBuf::from("/");
     let first = File::open(root).with_context(|| about(root))?;
-    unless_gone(visit(Found::Open(&first), &below), &below)?;
+    unless_gone(visit(&first, &below), &below)?;
     let mut open = vec![Folder::read(first).with_context(|| about(root))?];
     while let Some(folder) = open.last_mut() {
         let Some(name) = folder.left.next() else {
@@ -105,44 +96,20 @@ pub(crate) fn look_through(
         below.push(name);
         let next = match File::open(&path) {
             Ok(file) => {
-                unless_gone(visit(Found::Open(&file), &below), &below)?;
+                unless_gone(visit(&file, &below), &below)?;
                 Folder::read(file)
             }
             Err(e) => Err(e),
         };
         match next {
             Ok(next) => open.push(next),
-            Err(e) if is_gone(&e) => {
-                below.pop();
-            }
-            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-                let (depth, id) = closed(&open, &path).with_context(|| about(&below))?;
-                while below.components().count() > depth + 1 {
-                    below.pop();
-                }
-                unless_gone(visit(Found::Closed(id), &below), &below)?;
-                open.truncate(depth);
+            Err(e) if is_gone(&e) || e.kind() == io::ErrorKind::PermissionDenied => {
                 below.pop();
             }
             Err(e) => return Err(e).with_context(|| about(&below)),
         }
     }
     Ok(())
-}
-
-/// Which cgroup counts as closed where `path` is, in the last of the open folders: its depth below the first of them,
-/// and its id. It is the uppermost that belongs to a user, which has been handed to that user.
-fn closed(open: &[Folder], path: &Path) -> io::Result<(usize, u64)> {
-    for (depth, folder) in open.iter().enumerate().skip(1) {
-        let metadata = folder.file.metadata()?;
-        if metadata.uid() != 0 {
-            return Ok((depth, metadata.ino()));
-        }
-    }
-    match (fs::symlink_metadata(path), open.last()) {
-        (Err(_), Some(last)) => Ok((open.len() - 1, last.file.metadata()?.ino())),
-        (metadata, _) => Ok((open.len(), metadata?.ino())),
-    }
 }
 
 /// A cgroup whose children are being looked at.
@@ -211,10 +178,7 @@ mod tests {
             deepest = File::open(&next).unwrap();
         }
         let mut seen = Vec::new();
-        let looked = look_through(root.path(), |found, below| {
-            let Found::Open(cgroup) = found else {
-                panic!("{} is closed", below.display());
-            };
+        let looked = look_through(root.path(), |cgroup, below| {
             seen.push((below.components().count() - 1, cgroup.metadata()?.ino()));
             Ok(())
         });
@@ -225,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_who_closes_cgroups_hides_only_what_is_that_users() {
+    fn cgroups_that_are_closed_hide_no_others() {
         // Nobody else can make what belongs to others.
         if !geteuid().is_root() {
             return;
@@ -249,30 +213,21 @@ mod tests {
         for path in ["ours/closed", "theirs/a", "theirs/b/c"] {
             set_mode(path, 0);
         }
-        let ino = |path: &str| fs::metadata(at(path)).unwrap().ino();
-        let inos = [ino("ours/closed"), ino("theirs")];
         let folder = File::open(root.path()).unwrap();
         let looking = std::thread::spawn(move || {
             // For files this thread alone is somebody else now, without root's capabilities.
             setfsuid(Uid::from_raw(USER - 1));
-            let (mut opened, mut closed) = (Vec::new(), Vec::new());
-            let looked = look_through(&by_number(&folder), |found, below| {
-                let path = below.to_str().unwrap().to_owned();
-                match found {
-                    Found::Open(_) => opened.push(path),
-                    Found::Closed(id) => closed.push((path, id)),
-                }
+            let mut opened = Vec::new();
+            let looked = look_through(&by_number(&folder), |_, below| {
+                opened.push(below.to_str().unwrap().to_owned());
                 Ok(())
             });
-            looked.map(|()| (opened, closed))
+            looked.map(|()| opened)
         });
-        let (opened, mut closed) = looking.join().unwrap().unwrap();
-        closed.sort();
-        let expected = ["/ours/closed", "/theirs"].map(str::to_owned);
-        assert_eq!(closed, Vec::from_iter(expected.into_iter().zip(inos)));
-        for path in ["/", "/ours", "/ours/open", "/theirs"] {
-            assert!(opened.iter().any(|opened| opened == path), "{opened:?}");
-        }
+        let mut opened = looking.join().unwrap().unwrap();
+        opened.sort();
+        let open = ["/", "/ours", "/ours/open", "/theirs", "/theirs/b"];
+        assert_eq!(opened, open);
     }
 
     #[test]

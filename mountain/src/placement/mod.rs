@@ -255,14 +255,6 @@ impl Placer {
         (self.programs.dests(), wanted)
     }
 
-    /// Leaves new flows of tasks below these cgroups, given by their ids, to the kernel.
-    ///
-    /// # Errors
-    /// When there are too many.
-    pub(crate) fn bar_cgroups(&mut self, ids: &BTreeSet<u64>) -> Result<()> {
-        self.programs.bar_cgroups(ids)
-    }
-
     /// Whether anything is adopted at the moment.
     pub(crate) fn is_idle(&self) -> bool {
         self.plan == PlacementPlan::default()

@@ -4,14 +4,12 @@
 //!
 //! As in fixtures.rs a packet that is steered moves from u0 to u1.
 
-use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use crate::rig::packets::*;
-use crate::rig::{alive, all_but, fib_rule, map_of, only, rig_groups, settings, with_rig};
+use crate::rig::{alive, all_but, fib_rule, only, rig_groups, settings, with_rig};
 use crate::rig::{Ctx, Rig, BOTH, PASS, PLAIN, REDIRECT};
-use libbpf_rs::MapCore;
 use mountain::bpf::{now_ns, PathMasks as Masks, ProgramPath, Sources, SteerMode};
 use mountain::bpf::{ALIVE_NS, MAX_PERMITS};
 use mountain::steer::rendezvous::{inv_weight, path_salt};
@@ -24,22 +22,6 @@ fn like(address: &str) -> Ip {
 
 fn udp4(sport: u16, dport: u16) -> Ip {
     Ip::v4(UDP, udp(sport, dport, 5))
-}
-
-#[test]
-fn at_the_next_look_all_barred_cgroups_may_be_others() {
-    /// As many as there is room for.
-    const MOST: u64 = 4096;
-    with_rig(settings(), |mut rig| {
-        for first in [1, MOST] {
-            let ids: BTreeSet<u64> = (first..first + MOST).collect();
-            rig.steer.bar_cgroups(&ids).unwrap();
-            let table = map_of(&rig.steer, "held_cgroups");
-            let id = |key: Vec<u8>| u64::from_ne_bytes(key.try_into().unwrap());
-            let barred: BTreeSet<u64> = table.keys().map(id).collect();
-            assert_eq!(barred, ids);
-        }
-    });
 }
 
 #[test]

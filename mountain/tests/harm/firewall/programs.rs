@@ -3,6 +3,7 @@
 
 use std::ffi::CStr;
 use std::fs::File;
+use std::net::TcpStream;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
 
@@ -101,14 +102,36 @@ fn sockets_below_a_cgroup_with_an_egress_program_stay() {
     let moved = now[0] == before[0] && now[1] > 0;
     assert!(moved, "the filter by address is harmless: {now:?}");
     attach(&cgroup, c"judge");
-    wait_until("the program is noticed", 2 * LEAVE, || {
+    send();
+    let stay = counted()[0] > before[0];
+    assert!(stay, "they stay where the kernel sends them at once");
+    wait_until("the program is named", 2 * LEAVE, || {
         held().iter().any(is_ours)
     });
     net.client.mountain_says("status", "(judge)");
-    send();
-    let stay = counted()[0] > before[0];
-    assert!(stay, "they stay where the kernel sends them");
     traffic.during(HALF).assert_by(1, "others are moved");
+}
+
+/// A first answer of its own is not its socket's yet.
+#[test]
+fn answers_of_a_server_below_such_a_cgroup_stay() {
+    let cgroup = Cgroup::new("judge");
+    let net = Net::steered();
+    attach(&cgroup, c"judge");
+    let script = "import socket\ns = socket.create_server(('10.98.0.1', 7777))\ns.accept()";
+    let mut python = cgroup.command(&net.client, "python3");
+    let _listener = Guard::new(python.args(["-c", script]).spawn().unwrap());
+    net.client.wait_open("tcp", 7777);
+    // Nothing but those answers leaves.
+    net.server.hole("tcp sport 7777");
+    net.server.ip("route replace 10.98.0.0/24 via 10.30.0.1 src 10.98.1.1");
+    let before = net.counter("pass_cgroup");
+    let to = "10.98.0.1:7777".parse().unwrap();
+    let heard = net
+        .server
+        .with(|| TcpStream::connect_timeout(&to, HALF).is_ok());
+    assert!(!heard);
+    assert!(net.counter("pass_cgroup") > before);
 }
 
 /// Such a program may let packets leave by the uplink alone that the kernel prefers.
@@ -132,10 +155,18 @@ fn no_flow_of_a_cgroup_with_an_egress_program_is_placed() {
     };
     send(cgroup.inner().command(&net.client, "bash"));
     assert_eq!(counted(), [16, 0]);
-    assert_eq!(
-        net.client.status().placement.unwrap().counters["pass_cgroup"],
-        16
-    );
+    // Those of a service that has just begun, too.
+    let new = Cgroup::new("new");
+    attach(&new, c"judge");
+    send(new.command(&net.client, "bash"));
+    assert_eq!(counted(), [32, 0]);
+    let passed = || net.client.status().placement.unwrap().counters["pass_cgroup"];
+    assert_eq!(passed(), 32);
+    // systemd's filter by address looks at no device.
+    let filtered = Cgroup::new("filtered");
+    attach(&filtered, c"sd_fw_egress");
+    send(filtered.command(&net.client, "bash"));
+    assert_eq!(passed(), 32);
     send(net.client.command("bash"));
     let both = counted();
     assert!(both[1] > 0, "others are placed: {both:?}");
