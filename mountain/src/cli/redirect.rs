@@ -224,13 +224,14 @@ impl RuleArgs {
 impl Add {
     fn run(self) -> Result<()> {
         let fix = self.rule.fix;
-        let wanted = Wanted {
+        let wanted = [Wanted {
             backend: self.backend.0,
             fix,
             rule: self.rule.rule(),
-        };
+        }];
         let mut store = actions::open(true)?;
-        let planned = actions::plan(&store, &[wanted]).remove(0)?;
+        actions::load_module(&wanted);
+        let planned = actions::plan(&store, &wanted).remove(0)?;
         let (installed, new) = match planned {
             Added::New(planned) => (actions::put(&mut store, vec![planned])?.remove(0), true),
             Added::Was(installed) => (bring_back(&mut store, installed)?, false),
@@ -466,6 +467,7 @@ fn restore(file: &ConfigFile) -> Result<Vec<Wanted>> {
         );
     }
     let mut store = actions::open(!wanted.is_empty())?;
+    actions::load_module(&wanted);
     let back = actions::repair(&mut store)?;
     if back > 0 {
         println!(

@@ -27,6 +27,20 @@ pub(crate) fn body(command: u8, version: u8) -> Vec<u8> {
 }
 
 impl GenericFamily {
+    /// The family of this name, if it is there already. The kernel is asked for all families: asked for a name that it
+    /// does not know, it runs modprobe and waits for it.
+    pub(crate) fn find(name: &str) -> io::Result<Option<Self>> {
+        let mut socket = Socket::open_for(NETLINK_GENERIC)?;
+        let mut id = None;
+        socket.dump(GENL_ID_CTRL, &body(CTRL_CMD_GETFAMILY, 1), |payload| {
+            let family = Attributes::after(payload, HEADER_LEN);
+            if family.string(CTRL_ATTR_FAMILY_NAME).as_deref() == Some(name) {
+                id = family.u16(CTRL_ATTR_FAMILY_ID);
+            }
+        })?;
+        Ok(id.map(|id| Self { socket, id }))
+    }
+
     /// The family of this name. `None`: the kernel has none, and could not load one.
     pub(crate) fn open(name: &str) -> io::Result<Option<Self>> {
         let mut socket = Socket::open_for(NETLINK_GENERIC)?;
@@ -66,5 +80,11 @@ mod tests {
         let controller = GenericFamily::open("nlctrl").unwrap().unwrap();
         assert_eq!(controller.id, GENL_ID_CTRL);
         assert!(GenericFamily::open("mtn_no_such").unwrap().is_none());
+        let found = GenericFamily::find("nlctrl").unwrap().unwrap();
+        assert_eq!(found.id, GENL_ID_CTRL);
+        // Of the whole name.
+        for other in ["mtn_no_such", "nlctr", "nlctrl2", ""] {
+            assert!(GenericFamily::find(other).unwrap().is_none(), "{other}");
+        }
     }
 }

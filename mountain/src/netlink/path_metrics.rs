@@ -27,7 +27,7 @@ impl PathMetrics {
     /// # Errors
     /// When the kernel cannot be asked.
     pub fn open() -> io::Result<Option<Self>> {
-        Ok(GenericFamily::open(FAMILY)?.map(Self))
+        Ok(GenericFamily::find(FAMILY)?.map(Self))
     }
 
     /// Says how late the path of a device and gateway is at present, in µs above its best, and what that varies by, in µs. Good for

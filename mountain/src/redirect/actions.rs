@@ -76,6 +76,13 @@ pub fn open(to_add: bool) -> Result<Store> {
     Ok(store)
 }
 
+/// Has the kernel load its module where one of these rules names it.
+pub fn load_module(wanted: &[Wanted]) {
+    if wanted.iter().any(|w| w.backend == Some(Backend::Module)) {
+        module::load();
+    }
+}
+
 /// Notes what a command asks of rules that are there already: that their backend is fixed.
 ///
 /// # Errors

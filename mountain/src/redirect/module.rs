@@ -36,10 +36,9 @@ fn body(command: u8) -> Vec<u8> {
     generic::body(command, VERSION)
 }
 
-/// The module, in the calling thread's network namespace. `None`: the kernel has no such module, and could
-/// not load one.
+/// The module, in the calling thread's network namespace. `None`: it is not loaded, so that it has nothing of ours.
 fn open() -> io::Result<Option<GenericFamily>> {
-    GenericFamily::open(FAMILY)
+    GenericFamily::find(FAMILY)
 }
 
 /// Takes a rule away, whether it is there or not.
@@ -112,12 +111,15 @@ fn in_kernel(payload: &[u8]) -> Option<(u32, InKernel)> {
     Some((id, rule))
 }
 
-/// Whether the kernel has the module, or loads it now.
-///
-/// # Errors
-/// When the kernel cannot be asked.
-pub(crate) fn is_there() -> io::Result<bool> {
-    Ok(open()?.is_some())
+/// Whether the module is loaded. One that cannot be asked for cannot be used either.
+pub(crate) fn is_there() -> bool {
+    matches!(open(), Ok(Some(_)))
+}
+
+/// Has the kernel load the module, if it is installed. Nothing else does: a look changes nothing, and `rmmod` holds.
+pub(crate) fn load() {
+    // Whether that has worked, `is_there` tells.
+    let _ = GenericFamily::open(FAMILY);
 }
 
 /// Redirects from now on; all of them or, on failure, none.

@@ -395,8 +395,8 @@ impl Case<'_> {
     fn module(&mut self) {
         if !self.facts.module {
             self.refuse(
-                "the kernel module mountain_redirect is not there",
-                "build and load it: docs/kernel.md",
+                "the kernel module mountain_redirect is not loaded",
+                "modprobe mountain_redirect; docs/kernel.md says how to build it",
             );
         }
         if self.rule.from.ip().is_loopback() {

@@ -19,7 +19,7 @@ pub struct HostFacts {
     pub btf: bool,
     /// The `nft` program is installed.
     pub nft: bool,
-    /// The kernel has the module mountain_redirect, or has loaded it when asked.
+    /// The kernel module mountain_redirect is loaded.
     pub module: bool,
     /// `rule.from` is an address of this host.
     pub from_here: bool,

@@ -28,6 +28,8 @@ pub(super) struct Known {
     ways: HashMap<bool, Option<Ways>>,
     /// Settings of this namespace for IPv6 or not, some of which take a look through all routes.
     hosts: HashMap<bool, Host>,
+    /// The kernel module is loaded.
+    module: Option<bool>,
     namespaces: Namespaces,
 }
 
@@ -105,6 +107,7 @@ pub(super) fn gather(rule: &Rule, known: &mut Known) -> Result<HostFacts> {
         devices: all,
         ways,
         hosts,
+        module: loaded,
         namespaces,
     } = known;
     let all: &AllDevices = match all {
@@ -164,7 +167,7 @@ pub(super) fn gather(rule: &Rule, known: &mut Known) -> Result<HostFacts> {
         // Not of the addresses alone: see `HostReadings`.
         firewall: firewall::FirewallEffects::default(),
         nft: firewall::has_nft(),
-        module: module::is_there().context("cannot ask the kernel for its generic netlink")?,
+        module: *loaded.get_or_insert_with(module::is_there),
     })
 }
 

@@ -89,6 +89,8 @@ fn check_says_what_each_backend_would_do() {
     assert_eq!(output.status.code(), Some(1));
     let (why, todo) = ("✗ nft  only the BPF backends log", "→ leave --log out");
     assert_has(&stdout(&output), &[why, todo]);
+    let named = format!("add {rule} --backend module");
+    net.refuses(&named, "mountain_redirect is not loaded");
     net.assert_clean();
 }
 
