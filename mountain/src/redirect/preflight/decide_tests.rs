@@ -239,6 +239,21 @@ fn the_module_is_for_those_who_name_it() {
     refuses_for(&facts, &own, Module, "only nft redirects that");
 }
 
+/// It rewrites between `raw` and connection tracking, and replies last of all.
+#[test]
+fn the_module_says_which_rules_see_other_addresses() {
+    use Backend::Module;
+    let mut facts = with(|f| f.module = true);
+    facts.firewall.before = vec!["ip mangle PREROUTING handle 3: drop".to_owned()];
+    let note = "may see other addresses than with nft: ip mangle PREROUTING handle 3";
+    assert!(notes(&facts, Module, note));
+    assert!(!notes(&facts, Nft, note) && !notes(&facts, Tcx, note));
+    assert!(!notes(&facts, Module, "only nft is chosen"));
+    facts.firewall.unknown = Some("it cannot be read".to_owned());
+    assert!(notes(&facts, Module, "it cannot be read"));
+    assert!(!notes(&facts, Nft, "it cannot be read"));
+}
+
 #[test]
 fn drivers_without_xdp_leave_tcx() {
     let facts = with(|f| f.devices[0].xdp.features = 0);

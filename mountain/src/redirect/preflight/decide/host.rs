@@ -100,15 +100,20 @@ impl Case<'_> {
         let firewall = &self.facts.firewall;
         let skipped = match (self.backend, self.bypasses()) {
             (_, true) => &firewall.around,
-            (Backend::Tcx | Backend::Xdp, false) => &firewall.before,
+            (Backend::Tcx | Backend::Xdp | Backend::Module, false) => &firewall.before,
             _ => &Vec::new(),
         };
         for rule in skipped {
             self.by_name_only = true;
-            self.note(format!(
-                "{} skips a rule of the firewall, so that only nft is chosen unless it is named: {rule}",
-                self.backend
-            ));
+            self.note(match self.backend {
+                // It comes after the table `raw`, which is among these.
+                Backend::Module => {
+                    format!("a rule of the firewall may see other addresses than with nft: {rule}")
+                }
+                backend => format!(
+                    "{backend} skips a rule of the firewall, so that only nft is chosen unless it is named: {rule}"
+                ),
+            });
         }
         if !self.bypasses() {
             for rule in &firewall.drops {
@@ -124,7 +129,7 @@ impl Case<'_> {
                 ));
             }
         }
-        if let (Some(why), true) = (&firewall.unknown, self.backend.is_bpf()) {
+        if let (Some(why), true) = (&firewall.unknown, self.backend != Backend::Nft) {
             self.by_name_only = true;
             self.note(format!(
                 "{} skips parts of the firewall, and {why}: not chosen unless it is named",
