@@ -255,6 +255,15 @@ fn the_module_says_which_rules_see_other_addresses() {
 }
 
 #[test]
+fn the_module_is_refused_where_replies_would_go_past_it() {
+    use Backend::Module;
+    let mut facts = with(|f| f.module = true);
+    facts.firewall.offloads = vec!["inet t f handle 3: flow add".to_owned()];
+    refuses(&facts, Module, "go past the module, untranslated: inet t f");
+    assert_eq!(possible(&facts), [XdpRedirect, XdpPass, Tcx, Nft]);
+}
+
+#[test]
 fn drivers_without_xdp_leave_tcx() {
     let facts = with(|f| f.devices[0].xdp.features = 0);
     assert_eq!(possible(&facts), [Tcx, Nft]);

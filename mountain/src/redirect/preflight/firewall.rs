@@ -40,11 +40,19 @@ pub struct FirewallEffects {
     pub drops: Vec<String>,
     /// Rules for which nft may never redirect: a translation before ours, or no tracking.
     pub never: Vec<String>,
+    /// Rules that may hand redirected connections to a flow table, whose packets pass no hook after ingress.
+    pub offloads: Vec<String>,
 }
 
 impl FirewallEffects {
     fn lines(&self) -> usize {
-        let all = [&self.around, &self.before, &self.drops, &self.never];
+        let all = [
+            &self.around,
+            &self.before,
+            &self.drops,
+            &self.never,
+            &self.offloads,
+        ];
         all.into_iter().map(Vec::len).sum()
     }
 }
@@ -102,6 +110,7 @@ impl<'a> Look<'a> {
             before: self.before(),
             drops: self.drops(),
             never: self.never(),
+            offloads: self.offloads(),
         }
     }
 
@@ -293,6 +302,18 @@ impl<'a> Look<'a> {
         };
         names(found.into_iter().filter(is_never).collect())
     }
+
+    fn offloads(&self) -> Vec<String> {
+        if self.passed.local {
+            return Vec::new();
+        }
+        let (place, to) = (self.place(Hook::Forward), self.rule.to);
+        let mut found = self.effects(place, &self.there(to));
+        found.extend(self.effects(place, &self.anywhere(to)));
+        let is_table =
+            |e: &Effect| e.kind == EffectKind::Forward && e.rule.text.contains("flow add");
+        names(found.into_iter().filter(is_table).collect())
+    }
 }
 
 /// What one ruleset does to redirects: evaluating thousands of rules for each takes a while.
@@ -345,8 +366,32 @@ fn printable(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::netlink::ruleset::tests::effects::with_flow_table;
     use crate::netlink::Link;
     use crate::redirect::Proto;
+
+    #[test]
+    fn flow_tables_are_found_by_what_they_take() {
+        let rules = with_flow_table();
+        let of = |proto, passed: &Passed| {
+            let [from, to] = ["10.0.8.17:80", "10.0.1.2:80"].map(|end| end.parse().unwrap());
+            let rule = Rule::new(proto, from, to);
+            let look = Look::at(&rules, &rule, passed);
+            look.all().offloads
+        };
+        let routed = Passed::default();
+        let found = of(Proto::Udp, &routed);
+        assert!(
+            found.len() == 1 && found[0].contains("flow add"),
+            "{found:?}"
+        );
+        assert!(of(Proto::Tcp, &routed).is_empty());
+        let local = Passed {
+            local: true,
+            ..Passed::default()
+        };
+        assert!(of(Proto::Udp, &local).is_empty());
+    }
 
     #[test]
     fn what_is_known_of_a_redirect_goes_for_its_devices() {

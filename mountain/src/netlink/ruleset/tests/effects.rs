@@ -8,6 +8,24 @@ pub(crate) fn with_effect(kind: EffectKind) -> Ruleset {
     ruleset(vec![vec![does(kind)]])
 }
 
+/// A ruleset whose only rule, at forward, hands UDP to a flow table.
+pub(crate) fn with_flow_table() -> Ruleset {
+    let base = Base {
+        hook: Hook::Forward,
+        priority: 0,
+        kind: "filter".into(),
+        devices: Vec::new(),
+        drops: false,
+    };
+    let proto = load(0, Source::Meta(expr::META_L4PROTO), 1);
+    let offload = parsed("flow_offload", &[(1, b"f\0")]);
+    let rule = vec![proto, Expr::equals(0, &[17], false), offload];
+    let mut rules = ruleset(Vec::new());
+    let chain = chain(Some(base), vec![rule]);
+    table(&mut rules).chains = BTreeMap::from([("f".to_owned(), chain)]);
+    rules
+}
+
 fn does(kind: EffectKind) -> Expr {
     Expr::Effect(expr::Statement {
         kind,

@@ -122,6 +122,14 @@ impl Case<'_> {
                 ));
             }
         }
+        if self.backend == Backend::Module {
+            for rule in &firewall.offloads {
+                self.refuse(
+                    format!("replies by a flow table go past the module, untranslated: {rule}"),
+                    "use nft",
+                );
+            }
+        }
         if self.backend == Backend::Nft {
             for rule in &firewall.never {
                 self.note(format!(
