@@ -263,6 +263,17 @@ fn the_module_is_refused_where_replies_would_go_past_it() {
     assert_eq!(possible(&facts), [XdpRedirect, XdpPass, Tcx, Nft]);
 }
 
+/// It knows of the translation by connection tracking only.
+#[test]
+fn the_module_is_refused_where_ipsec_would_judge_other_addresses() {
+    use Backend::Module;
+    let mut facts = with(|f| f.module = true);
+    assert!(possible(&facts).contains(&Module));
+    facts.host.ipsec = true;
+    refuses(&facts, Module, "replies leave unencrypted");
+    assert!(!possible(&facts).contains(&Module) && possible(&facts).contains(&Nft));
+}
+
 #[test]
 fn drivers_without_xdp_leave_tcx() {
     let facts = with(|f| f.devices[0].xdp.features = 0);

@@ -149,6 +149,14 @@ impl Case<'_> {
     /// What else is skipped: rules about routes, MTUs of routes, other ways back, filters of sources, shapers, IPsec,
     /// other people's programs, and a firewall that changes without notice.
     pub(super) fn others(&mut self) {
+        if self.backend == Backend::Module && self.facts.host.ipsec {
+            // Of nft's translation IPsec knows by connection tracking.
+            self.refuse(
+                "IPsec policies (ip xfrm policy) see other addresses than with nft: they would drop clients' packets, \
+                 or let replies leave unencrypted",
+                "use nft",
+            );
+        }
         if !self.bypasses() {
             return;
         }
