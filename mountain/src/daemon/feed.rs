@@ -20,6 +20,10 @@ const LOST_US: f64 = 1_000_000.0;
 pub(super) struct Feed {
     kernel: PathMetrics,
     at: Instant,
+    /// It takes what it is told.
+    pub(super) takes: bool,
+    /// A refusal is logged once.
+    warned: bool,
 }
 
 impl Feed {
@@ -29,8 +33,12 @@ impl Feed {
             Ok(kernel) => {
                 let kernel = kernel?;
                 info!("the kernel has path metrics: it is told what is measured");
-                let at = Instant::now();
-                Some(Self { kernel, at })
+                Some(Self {
+                    kernel,
+                    at: Instant::now(),
+                    takes: true,
+                    warned: false,
+                })
             }
             Err(e) => {
                 warn!("cannot ask the kernel for path metrics: {e}");
@@ -54,6 +62,22 @@ fn delays(status: &PathInGroup, min_us: u64) -> Option<(u32, u32)> {
     Some((delay as u32, variation as u32))
 }
 
+/// Writes of each path. What the kernel refuses of one alone keeps no other from it, and is returned.
+fn write_all<P>(
+    paths: impl Iterator<Item = P>,
+    mut write: impl FnMut(P) -> io::Result<bool>,
+) -> io::Result<Option<io::Error>> {
+    let mut refused = None;
+    for path in paths {
+        match write(path) {
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => refused = Some(e),
+            Err(e) => return Err(e),
+            Ok(_) => {}
+        }
+    }
+    Ok(refused)
+}
+
 impl Daemon {
     /// Tells the kernel, if it is due and a patched one.
     pub(super) fn feed_kernel(&mut self) {
@@ -65,24 +89,22 @@ impl Daemon {
         let now = now_us();
         let least = self.policy.path_delays(now);
         let statuses = self.policy.status(now);
-        let write = |feed: &mut Feed| -> io::Result<()> {
-            for id in self.paths.ids() {
-                let (Some(path), Some(status)) =
-                    (self.paths.path(id), statuses.iter().find(|s| s.path == id))
-                else {
-                    continue;
-                };
-                let min_us = least.get(id).map_or(0, |d| d.min_us);
-                if let Some((delay, variation)) = delays(status, min_us) {
-                    feed.kernel
-                        .write((path.key.ifindex, path.key.gateway), delay, variation)?;
-                }
-            }
-            Ok(())
-        };
-        if let Err(e) = write(feed) {
-            warn!("the kernel does not take what is measured, and is told no more: {e}");
-            self.feed = None;
+        let measured = self.paths.ids().into_iter().filter_map(|id| {
+            let path = self.paths.path(id)?;
+            let status = statuses.iter().find(|s| s.path == id)?;
+            let min_us = least.get(id).map_or(0, |d| d.min_us);
+            let (delay, variation) = delays(status, min_us)?;
+            Some(((path.key.ifindex, path.key.gateway), delay, variation))
+        });
+        let written = write_all(measured, |(path, delay, variation)| {
+            feed.kernel.write(path, delay, variation)
+        });
+        // What was said before holds for a while: the next turn may do.
+        feed.takes = written.is_ok();
+        let refused = written.unwrap_or_else(Some);
+        if let Some(e) = refused.filter(|_| !feed.warned) {
+            warn!("the kernel does not take all that is measured, and is told again: {e}");
+            feed.warned = true;
         }
     }
 }
@@ -91,6 +113,31 @@ impl Daemon {
 mod tests {
     use super::*;
     use crate::steer::explain::Use;
+
+    #[test]
+    fn one_path_that_is_refused_keeps_no_other_from_the_kernel() {
+        let error = io::Error::from_raw_os_error;
+        let told = |fault: i32| {
+            let mut told = Vec::new();
+            let written = write_all(0..3, |path| {
+                told.push(path);
+                match path {
+                    1 => Err(error(fault)),
+                    // One that the kernel does not know.
+                    _ => Ok(path == 0),
+                }
+            });
+            let code = |e: io::Error| e.raw_os_error();
+            (told, written.map(|e| e.and_then(code)).map_err(code))
+        };
+        let odd = Some(libc::EINVAL);
+        assert_eq!(told(libc::EINVAL), (vec![0, 1, 2], Ok(odd)));
+        // That goes for all: the rest waits for the next turn.
+        let full = Some(libc::ENOBUFS);
+        assert_eq!(told(libc::ENOBUFS), (vec![0, 1], Err(full)));
+        let all = write_all(0..3, |_| Ok(true));
+        assert!(matches!(all, Ok(None)));
+    }
 
     #[test]
     fn what_is_late_lost_or_dead_is_said_to_be_late() {

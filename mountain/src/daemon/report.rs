@@ -113,7 +113,7 @@ impl Daemon {
             placement: self.placer.as_ref().map(|s| s.status()).transpose()?,
             skipped: self.paths.topology().skipped.clone(),
             held_cgroups: self.held_cgroups.iter().map(CgroupStatus::from).collect(),
-            kernel_told: self.feed.is_some(),
+            kernel_told: self.feed.as_ref().is_some_and(|feed| feed.takes),
             translated_sources: self.snat_sources.sources().collect(),
         })
     }
