@@ -3,6 +3,8 @@
 //!
 //! On: metrics are kept, and next hops chosen by the originally published rule.
 
+use std::slice;
+
 use anyhow::Result;
 use mountain::measure::runfile::RunFile;
 use mountain::measure::stats::far_out;
@@ -54,7 +56,7 @@ pub fn wan(bench: &mut Bench) -> Result<ClaimVerdict> {
 /// block. The claim is of both; either of them higher refutes it.
 fn spread(blocks: &Blocks) -> ClaimVerdict {
     let [a, b] = &blocks.runs;
-    let stdev = |run: &RunFile| delays(&table(run, false), |d| d.stdev);
+    let stdev = |run: &RunFile| delays(&table(slice::from_ref(run), false), |d| d.stdev);
     let stdevs = a
         .iter()
         .zip(b)

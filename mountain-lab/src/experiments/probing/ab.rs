@@ -5,6 +5,8 @@
 //! the rounds in pairs ([`mountain::measure::paired`]): whatever else changes between measurements (a
 //! neighbour of the machine, where a process was put) changes between rounds too.
 
+use std::slice;
+
 use anyhow::{ensure, Result};
 use mountain::measure::compare::{self, compare, CompareOptions, HEADLINE};
 use mountain::measure::paired::{sign_flips, MOST_ROUNDS};
@@ -83,7 +85,7 @@ impl Blocks {
         let compared = compare(&sides, &options)?;
         let rows = HEADLINE.map(|row| {
             let of = |run: &RunFile| {
-                let rows = table(run, false).rows();
+                let rows = table(slice::from_ref(run), false).rows();
                 rows.into_iter().find(|r| r.name == row)?.value
             };
             // A round in which a side had no answer has no median, but its loss counts.

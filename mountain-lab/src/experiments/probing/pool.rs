@@ -4,47 +4,11 @@
 use std::collections::BTreeMap;
 
 use mountain::measure::runfile::{RunFile, Samples, SCHEMA};
-use mountain::measure::stats::{Delays, Table};
+use mountain::measure::stats::{Delays, Reply, Table};
 use mountain_lab::result::{Metric, Metrics, RunResult};
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Exp};
 use rand_pcg::Pcg64;
-
-/// All blocks one after another as one run, in the circumstances of the first; of clocks that are
-/// not the same in all of them, the run's is "unknown".
-pub fn pooled(blocks: &[RunFile]) -> RunFile {
-    let mut run = RunFile {
-        samples: Samples::default(),
-        ..blocks.first().cloned().unwrap_or_default()
-    };
-    if blocks.iter().any(|b| b.clock != run.clock) {
-        run.clock = "unknown".into();
-    }
-    // A column that some blocks lack would be shorter than the others.
-    let all = |column: fn(&Samples) -> usize| blocks.iter().all(|b| column(&b.samples) > 0);
-    let user = all(|s| s.user_rtt_us.len());
-    let reordered = blocks.iter().any(|b| !b.samples.arrival.is_empty());
-    let mut seconds = 0.0;
-    for block in blocks {
-        let (first, samples) = (run.samples.len() as u32, &block.samples);
-        let into = &mut run.samples;
-        let sent = samples.sent_us.iter().map(|us| us + seconds * 1e6);
-        into.sent_us.extend(sent);
-        into.rtt_us.extend(&samples.rtt_us);
-        if user {
-            into.user_rtt_us.extend(&samples.user_rtt_us);
-        }
-        if reordered {
-            let replies = samples.replies(&samples.rtt_us);
-            let order = replies.iter().map(|r| first + r.seq as u32);
-            into.arrival.extend(order);
-        }
-        let last_us = samples.sent_us.last().copied().unwrap_or(0.0);
-        seconds += block.seconds.max(last_us / 1e6);
-    }
-    run.seconds = seconds;
-    run
-}
 
 /// A run of made-up delays, a probe every 5 ms.
 pub fn made_up(rtt_us: Vec<Option<f64>>) -> RunFile {
@@ -76,14 +40,23 @@ pub fn gaver_lewis(n: usize, seed: u64, loss: f64) -> Vec<Option<f64>> {
     (0..n).map(rtt).collect()
 }
 
-/// The rows of what a run's clock saw, or of what user space saw.
-pub fn table(run: &RunFile, user: bool) -> Table {
-    let column = match user {
-        true => &run.samples.user_rtt_us,
-        false => &run.samples.rtt_us,
-    };
-    let samples = &run.samples;
-    Table::new(samples.len() as u64, &samples.replies(column), &[])
+/// The rows of blocks one after another: of what the runs' clocks saw, or of what user space saw.
+pub fn table(blocks: &[RunFile], user: bool) -> Table {
+    let (mut sent, mut replies) = (0, Vec::new());
+    for RunFile { samples, .. } in blocks {
+        let column = match user {
+            true => &samples.user_rtt_us,
+            false => &samples.rtt_us,
+        };
+        let own = samples.replies(column).into_iter();
+        let numbered = own.map(|reply| Reply {
+            seq: sent + reply.seq,
+            ..reply
+        });
+        replies.extend(numbered);
+        sent += samples.len() as u64;
+    }
+    Table::new(sent, &replies, &[])
 }
 
 /// Puts the figures of blocks into a result, under this name.
@@ -96,7 +69,7 @@ pub fn put(result: &mut RunResult, name: &str, blocks: &[RunFile]) {
 /// Figures of each block as a metric over blocks: `rtt_p50_us`, `rtt_p99_us`, `rtt_stdev_us`,
 /// `loss`, and where the tool tells `user_p50_us`, `user_p99_us`.
 fn metrics(blocks: &[RunFile], seed: u64) -> Metrics {
-    let tables = |user: bool| -> Vec<Table> { blocks.iter().map(|b| table(b, user)).collect() };
+    let tables = |user: bool| -> Vec<Table> { blocks.chunks(1).map(|b| table(b, user)).collect() };
     let mut metrics: Metrics = BTreeMap::new();
     let mut put = |name: &str, unit: &str, tables: &[Table], of: &Figure| {
         let values = tables.iter().map(of).collect();
@@ -143,38 +116,16 @@ mod tests {
     }
 
     #[test]
-    fn blocks_keep_their_order_losses_and_arrivals() {
-        let a = block(&[Some(1.0), None, Some(3.0)], &[]);
+    fn blocks_keep_their_losses_and_arrivals() {
+        let mut a = block(&[Some(1.0), None, Some(3.0)], &[]);
         let b = block(&[Some(4.0), Some(5.0)], &[1, 0]);
-        let run = pooled(&[a.clone(), b]);
-        assert_eq!(run.samples.sent_us, [0.0, 10.0, 20.0, 1e6, 1e6 + 10.0]);
-        assert_eq!(run.samples.arrival, [0, 2, 4, 3]);
-        let table = table(&run, false);
-        assert_eq!((table.sent, table.count, table.reordered), (5, 4, 1));
-        assert_eq!(pooled(&[a.clone(), a]).samples.arrival, [0u32; 0]);
-        assert_eq!(pooled(&[]).samples.len(), 0);
-    }
-
-    #[test]
-    fn a_column_that_one_block_lacks_is_left_out() {
-        let mut with = block(&[Some(1.0)], &[]);
-        with.samples.user_rtt_us = vec![Some(2.0)];
-        let both = pooled(&[with.clone(), with.clone()]);
-        assert_eq!(both.samples.user_rtt_us, [Some(2.0); 2]);
-        let run = pooled(&[with, block(&[Some(1.0)], &[])]);
-        assert!(run.samples.user_rtt_us.is_empty() && run.samples.len() == 2);
-        assert_eq!(run.clock, "");
-    }
-
-    #[test]
-    fn clocks_that_differ_are_no_clock() {
-        let by = |clock: &str| RunFile {
-            clock: clock.into(),
-            ..block(&[Some(1.0)], &[])
-        };
-        let clock = |a, b| pooled(&[by(a), by(b)]).clock;
-        assert_eq!(clock("kernel", "kernel"), "kernel");
-        assert_eq!(clock("kernel", "user"), "unknown");
+        let both = table(&[a.clone(), b], false);
+        assert_eq!((both.sent, both.count, both.reordered), (5, 4, 1));
+        assert_eq!(delays(&both, |d| d.max), Some(5.0));
+        assert_eq!(delays(&table(&[], false), |d| d.max), None);
+        assert_eq!(table(std::slice::from_ref(&a), true).count, 0);
+        a.samples.user_rtt_us = vec![Some(2.0), None, Some(9.0)];
+        assert_eq!(delays(&table(&[a], true), |d| d.max), Some(9.0));
     }
 
     #[test]

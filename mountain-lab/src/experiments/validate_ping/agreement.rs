@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::driver::{CommonArgs, Session};
 use crate::experiments::probing::lane::{Lane, USUAL};
-use crate::experiments::probing::pool::{delays, pooled, put, table};
+use crate::experiments::probing::pool::{delays, put, table};
 use crate::experiments::probing::tool::{irtt_server, Block, Tool};
 use crate::policy_ctl::reflect;
 
@@ -137,31 +137,30 @@ fn one_round(
 
 fn checks(measured: &Measurement, quick: bool) -> Vec<Check> {
     let Measurement { path, loopback, .. } = measured;
-    let of_tool = |series: &[Series], tool: Tool| {
-        let (_, blocks) = series.iter().find(|(t, _)| *t == tool)?;
-        Some(pooled(blocks))
-    };
     let mut checks = vec![];
     for (ours, theirs) in [
         (Tool::MountainIcmp, Tool::Ping),
         (Tool::MountainUdp, Tool::Irtt),
     ] {
         let (a, b) = (of_tool(path, ours), of_tool(path, theirs));
-        checks.extend(agree(ours, theirs, a.as_ref(), b.as_ref()));
+        checks.extend(agree(ours, theirs, a, b));
     }
-    let (a, b) = (
-        of_tool(loopback, Tool::MountainIcmp),
-        of_tool(loopback, Tool::Ping),
-    );
-    checks.push(steadier(a.as_ref(), b.as_ref()));
+    let [a, b] = [Tool::MountainIcmp, Tool::Ping].map(|tool| of_tool(loopback, tool));
+    checks.push(steadier(a, b));
     if !quick {
         let answers = path.iter().chain(loopback);
-        let answers = answers.map(|(_, blocks)| table(&pooled(blocks), false).count as f64);
+        let answers = answers.map(|(_, blocks)| table(blocks, false).count as f64);
         let fewest = answers.reduce(f64::min);
         let name = "answers of the tool that has the fewest";
         checks.push(Check::at_least(name, fewest, LEAST));
     }
     checks
+}
+
+/// The blocks of a tool, if it ran.
+fn of_tool(series: &[Series], tool: Tool) -> Option<&[RunFile]> {
+    let found = series.iter().find(|(of, _)| *of == tool);
+    found.map(|(_, blocks)| &blocks[..])
 }
 
 /// The emulator's own error on the idle path, by round.
@@ -175,12 +174,12 @@ fn emulator(result: &mut RunResult, errors: &[Vec<f64>]) {
 }
 
 /// A figure of a tool's blocks together, µs.
-fn figure(run: &RunFile, of: fn(&Delays) -> f64) -> Option<f64> {
-    delays(&table(run, false), of)
+fn figure(blocks: &[RunFile], of: fn(&Delays) -> f64) -> Option<f64> {
+    delays(&table(blocks, false), of)
 }
 
 /// Whether two tools say the same of one path. `None`: that tool did not run.
-fn agree(ours: Tool, theirs: Tool, a: Option<&RunFile>, b: Option<&RunFile>) -> [Check; 2] {
+fn agree(ours: Tool, theirs: Tool, a: Option<&[RunFile]>, b: Option<&[RunFile]>) -> [Check; 2] {
     let both = |of: fn(&Delays) -> f64| Some((figure(a?, of)?, figure(b?, of)?));
     let missing = match b {
         None => format!(" ({} is not installed)", theirs.name()),
@@ -198,10 +197,10 @@ fn agree(ours: Tool, theirs: Tool, a: Option<&RunFile>, b: Option<&RunFile>) -> 
 }
 
 /// Whether the loopback's delays vary less by kernel timestamps than as ping(8) sees them.
-fn steadier(ours: Option<&RunFile>, ping: Option<&RunFile>) -> Check {
-    let stdev = |run| figure(run, |d| d.stdev);
+fn steadier(ours: Option<&[RunFile]>, ping: Option<&[RunFile]>) -> Check {
+    let stdev = |blocks| figure(blocks, |d| d.stdev);
     // Only by kernel timestamps throughout.
-    let ours = ours.filter(|run| run.clock == "kernel");
+    let ours = ours.filter(|blocks| blocks.iter().all(|b| b.clock == "kernel"));
     let ratio = || Some(stdev(ours?)? / stdev(ping?)?);
     let what = "stdev on loopback, mountain icmp (kernel timestamps) / ping(8)";
     Check::at_most(what, ratio(), 1.0)
@@ -227,7 +226,7 @@ mod tests {
             made_up(rtts.into_iter().map(Some).collect())
         };
         let met = |a, b| {
-            let checks = agree(Tool::MountainIcmp, Tool::Ping, Some(&a), Some(&b));
+            let checks = agree(Tool::MountainIcmp, Tool::Ping, Some(&[a]), Some(&[b]));
             checks.map(|c| c.met)
         };
         let other = figures(20_000.0, 22_000.0);
@@ -243,7 +242,7 @@ mod tests {
         );
         let silent = RunFile::default();
         assert_eq!(met(silent, other.clone()), [None; 2]);
-        let [median, _] = agree(Tool::MountainUdp, Tool::Irtt, Some(&other), None);
+        let [median, _] = agree(Tool::MountainUdp, Tool::Irtt, Some(&[other]), None);
         assert_eq!(median.met, None);
         assert!(
             median.name.ends_with("(irtt is not installed)"),
@@ -257,14 +256,14 @@ mod tests {
             clock: "kernel".into(),
             ..made_up(vec![Some(20.0 - stdev), Some(20.0 + stdev)])
         };
-        let met = |a, b| steadier(Some(&stdev(a)), Some(&stdev(b))).met;
+        let met = |a, b| steadier(Some(&[stdev(a)]), Some(&[stdev(b)])).met;
         assert_eq!(met(3.0, 3.0), Some(true));
         assert_eq!(met(3.1, 3.0), Some(false));
-        assert_eq!(steadier(None, Some(&stdev(1.0))).met, None);
+        assert_eq!(steadier(None, Some(&[stdev(1.0)])).met, None);
         let user = RunFile {
             clock: "user".into(),
             ..stdev(1.0)
         };
-        assert_eq!(steadier(Some(&user), Some(&stdev(2.0))).met, None);
+        assert_eq!(steadier(Some(&[user]), Some(&[stdev(2.0)])).met, None);
     }
 }

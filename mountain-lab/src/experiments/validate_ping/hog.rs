@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::driver::{CommonArgs, Session};
 use crate::emulate::netns::{die_with_parent, Running};
 use crate::experiments::probing::lane::{Delay, Lane, USUAL};
-use crate::experiments::probing::pool::{delays, pooled, put, table};
+use crate::experiments::probing::pool::{delays, put, table};
 use crate::experiments::probing::tool::{pin, Block, Tool};
 
 /// Of what user space's p99 rises by, so much at most may show in the kernel's.
@@ -55,17 +55,17 @@ pub fn run(session: &mut Session) -> Result<()> {
     }
     // Of each round, as it is only in pairs that the machine was the same.
     let by_round = |user: bool| {
-        let pairs = blocks[0].iter().zip(&blocks[1]);
+        let pairs = blocks[0].chunks(1).zip(blocks[1].chunks(1));
         let values = pairs.map(|(alone, beside)| rise(alone, beside, user));
         let n = blocks.iter().flatten().map(|b| b.samples.len() as u64);
         Metric::of_repeats("us", values.collect(), n.sum(), seed)
     };
     let (kernel_rounds, user_rounds) = (by_round(false), by_round(true));
-    let [alone, beside] = [pooled(&blocks[0]), pooled(&blocks[1])];
+    let [alone, beside] = &blocks;
     // Where the driver gave no stamps, both columns are user space's.
-    let stamped = [&alone, &beside].iter().all(|r| r.clock == "kernel");
-    let kernel = rise(&alone, &beside, false).filter(|_| stamped);
-    let user = rise(&alone, &beside, true);
+    let stamped = blocks.iter().flatten().all(|b| b.clock == "kernel");
+    let kernel = rise(alone, beside, false).filter(|_| stamped);
+    let user = rise(alone, beside, true);
     result.checks.push(check(kernel, user, user_rounds.lo));
     result.put(NAMES[1], "rise_p99_us", kernel_rounds);
     result.put(NAMES[1], "rise_user_p99_us", user_rounds);
@@ -74,8 +74,8 @@ pub fn run(session: &mut Session) -> Result<()> {
 }
 
 /// By how much the 99th percentile is higher beside the hog, µs.
-fn rise(alone: &RunFile, beside: &RunFile, user: bool) -> Option<f64> {
-    let p99 = |run: &RunFile| delays(&table(run, user), |d| d.p99);
+fn rise(alone: &[RunFile], beside: &[RunFile], user: bool) -> Option<f64> {
+    let p99 = |blocks: &[RunFile]| delays(&table(blocks, user), |d| d.p99);
     Some(p99(beside)? - p99(alone)?)
 }
 
