@@ -77,52 +77,34 @@ impl ChooserKind {
     }
 
     /// A fresh one, which knows nothing.
-    pub fn chooser(self, paths: usize, seed: u64) -> Box<dyn Chooser> {
+    pub fn chooser(self, paths: usize, seed: u64) -> Chooser {
         let all = ((1u32 << paths) - 1) as u16;
+        let fixed = |paths: u16| -> Chooser { Box::new(move |_: u64, _: &Window| (paths, 0)) };
         match self {
-            ChooserKind::Hash => Box::new(Fixed(all)),
-            ChooserKind::Only(index) => Box::new(Fixed(all & 1 << index)),
-            ChooserKind::Oracle(bound) => Box::new(Oracle { bound, chosen: 0 }),
-            ChooserKind::Mountain { hz } => Box::new(Mountain::new(paths, hz, seed)),
+            ChooserKind::Hash => fixed(all),
+            ChooserKind::Only(index) => fixed(all & 1 << index),
+            ChooserKind::Oracle(bound) => {
+                let mut chosen = 0;
+                Box::new(move |now_us: u64, window: &Window| {
+                    let known_us = now_us.saturating_sub(bound.late_us.into());
+                    let expected_us = |path: usize| window.paths[path].expected_us(known_us);
+                    let all = 0..window.paths.len();
+                    let now = bound.choose(Some(chosen), all, expected_us);
+                    chosen = now.unwrap_or(chosen);
+                    (1u16 << chosen, 0)
+                })
+            }
+            ChooserKind::Mountain { hz } => {
+                let mut mountain = Mountain::new(paths, hz, seed);
+                Box::new(move |now_us: u64, window: &Window| mountain.step(now_us, window))
+            }
         }
     }
 }
 
-/// Chooses as time goes on.
-pub trait Chooser {
-    /// Time has come to `now_us`, which grows by 10 ms a call. Returns the paths that flows may use,
-    /// bit by bit; 0 leaves them where the hash has them.
-    fn step(&mut self, now_us: u64, window: &Window) -> u16;
-
-    /// Probes sent so far.
-    fn probes(&self) -> u64 {
-        0
-    }
-}
-
-struct Fixed(u16);
-
-impl Chooser for Fixed {
-    fn step(&mut self, _now_us: u64, _window: &Window) -> u16 {
-        self.0
-    }
-}
-
-struct Oracle {
-    bound: Bound,
-    chosen: usize,
-}
-
-impl Chooser for Oracle {
-    fn step(&mut self, now_us: u64, window: &Window) -> u16 {
-        let known_us = now_us.saturating_sub(self.bound.late_us.into());
-        let expected_us = |path: usize| window.paths[path].expected_us(known_us);
-        let all = 0..window.paths.len();
-        let chosen = self.bound.choose(Some(self.chosen), all, expected_us);
-        self.chosen = chosen.unwrap_or(self.chosen);
-        1 << self.chosen
-    }
-}
+/// Chooses as time goes on. Told the time, which grows by 10 ms a call, it returns the paths that flows
+/// may use, bit by bit (0 leaves them where the hash has them), and how many probes were sent so far.
+pub type Chooser = Box<dyn FnMut(u64, &Window) -> (u16, u64)>;
 
 /// How often the policy probes a metered path at most, and another one, in 1/s.
 const METERED_HZ: u32 = 20;
@@ -154,10 +136,8 @@ impl Mountain {
             seq: 0,
         }
     }
-}
 
-impl Chooser for Mountain {
-    fn step(&mut self, now_us: u64, window: &Window) -> u16 {
+    fn step(&mut self, now_us: u64, window: &Window) -> (u16, u64) {
         while let Some(first) = self.flight.first_entry() {
             if first.key().0 > now_us {
                 break;
@@ -199,11 +179,7 @@ impl Chooser for Mountain {
                 latency_bps: THIN_BPS,
             });
         }
-        used
-    }
-
-    fn probes(&self) -> u64 {
-        self.seq
+        (used, self.seq)
     }
 }
 

@@ -71,7 +71,7 @@ pub fn compare(folder: &Path, seed: u64) -> Result<String> {
     let mut rows = Vec::new();
     for name in result.policies.keys() {
         let Some(kind) = replayed(name) else { continue };
-        let chooser = &mut *kind.chooser(window.paths.len(), seed);
+        let chooser = kind.chooser(window.paths.len(), seed);
         rows.extend(compared(&result, name, &play(&window, chooser, warm_up_us)));
     }
     Ok(text(&scenario, &rows))

@@ -259,11 +259,8 @@ fn table(
         let scores: Vec<Score> = (0u64..)
             .zip(windows)
             .map(|(i, window)| {
-                play(
-                    window,
-                    &mut *kind.chooser(paths, args.seed.wrapping_add(i)),
-                    warm_up_us,
-                )
+                let chooser = kind.chooser(paths, args.seed.wrapping_add(i));
+                play(window, chooser, warm_up_us)
             })
             .collect();
         row(name, &scores, args.seed)

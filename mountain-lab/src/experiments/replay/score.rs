@@ -120,7 +120,7 @@ fn preferences(paths: usize) -> Vec<Vec<usize>> {
 }
 
 /// Plays a window to a chooser. The first `warm_up_us` are played, but not scored.
-pub fn play(window: &Window, chooser: &mut dyn Chooser, warm_up_us: u64) -> Score {
+pub fn play(window: &Window, mut chooser: Chooser, warm_up_us: u64) -> Score {
     let paths = window.paths.len();
     let mut score = Score {
         bins: vec![0; (MOST_US / BIN_US + 1) as usize],
@@ -132,10 +132,11 @@ pub fn play(window: &Window, chooser: &mut dyn Chooser, warm_up_us: u64) -> Scor
     let mut at: Vec<usize> = flows.iter().map(|order| order[0]).collect();
     let mut probes_before = 0;
     for now_us in (0..window.length_us).step_by(STEP_US as usize) {
-        let allowed = chooser.step(now_us, window);
+        let (allowed, probes) = chooser(now_us, window);
+        score.probes = probes;
         let scored = now_us >= warm_up_us;
         if !scored {
-            probes_before = chooser.probes();
+            probes_before = probes;
         }
         let delays: Vec<Option<u32>> = window.paths.iter().map(|p| p.packet(now_us)).collect();
         for (order, at) in flows.iter().zip(&mut at) {
@@ -151,7 +152,7 @@ pub fn play(window: &Window, chooser: &mut dyn Chooser, warm_up_us: u64) -> Scor
     let scored_us = window.length_us.saturating_sub(warm_up_us);
     score.flow_us = scored_us * flows.len() as u64;
     score.path_us = scored_us * paths as u64;
-    score.probes = chooser.probes() - probes_before;
+    score.probes -= probes_before;
     score
 }
 
@@ -179,7 +180,7 @@ mod tests {
 
     fn figures(name: &str) -> ScoreFigures {
         let kind = ChooserKind::parse(name).unwrap();
-        play(&spike(), &mut *kind.chooser(2, 1), 5_000_000).figures()
+        play(&spike(), kind.chooser(2, 1), 5_000_000).figures()
     }
 
     #[test]
