@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{anyhow, Context, Result};
 use async_trait::async_trait;
+use etherparse::{LaxSlicedPacket, TransportSlice};
 use mountain_lab::workload::stats::percentile;
 use mountain_lab::workload::sys::monotonic_ns;
 use rattan_core::cells::{Egress, Packet, StdPacket};
@@ -275,20 +276,18 @@ impl Egress<StdPacket> for BackEgress {
     }
 }
 
-/// Source port of an Ethernet frame with IPv4 and TCP.
+/// Source port of an Ethernet frame with TCP.
 fn source_port(frame: &[u8]) -> Option<u16> {
-    let ip = frame.get(ETHERNET_HEADER as usize..)?;
-    let header = usize::from(ip.first()? & 0xf) * 4;
-    // Protocol TCP.
-    if ip.get(9) != Some(&6) {
-        return None;
+    match LaxSlicedPacket::from_ethernet(frame).ok()?.transport? {
+        TransportSlice::Tcp(tcp) => Some(tcp.source_port()),
+        _ => None,
     }
-    let port = ip.get(header..header + 2)?;
-    Some(u16::from_be_bytes([port[0], port[1]]))
 }
 
 #[cfg(test)]
 mod tests {
+    use etherparse::PacketBuilder;
+
     use super::*;
 
     #[test]
@@ -304,14 +303,14 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_found_behind_options() {
-        let mut frame = vec![0u8; 14];
-        frame.extend([0x46, 0, 0, 0, 0, 0, 0, 0, 64, 6]);
-        frame.extend([0; 14]);
-        frame.extend([0x1c, 0x20, 0, 80]);
-        assert_eq!(source_port(&frame), Some(7200));
-        frame[23] = 17;
-        assert_eq!(source_port(&frame), None);
-        assert_eq!(source_port(&frame[..20]), None);
+    fn ports_of_tcp_are_found() {
+        let ip = || PacketBuilder::ethernet2([0; 6], [0; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64);
+        let (mut tcp, mut udp) = (Vec::new(), Vec::new());
+        let segment = ip().tcp(7200, 80, 1, 0).options_raw(&[1; 4]).unwrap();
+        segment.write(&mut tcp, &[]).unwrap();
+        ip().udp(7200, 80).write(&mut udp, &[]).unwrap();
+        assert_eq!(source_port(&tcp), Some(7200));
+        assert_eq!(source_port(&udp), None);
+        assert_eq!(source_port(&tcp[..20]), None);
     }
 }

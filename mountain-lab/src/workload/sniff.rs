@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use etherparse::{LaxNetSlice, LaxSlicedPacket, TransportSlice};
+use etherparse::{LaxNetSlice, LaxSlicedPacket, TcpOptionElement, TransportSlice};
 use mountain::host::socket_option;
 use nix::sys::socket::{recvmsg, ControlMessageOwned, MsgFlags, SockaddrStorage};
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
@@ -280,29 +280,18 @@ fn parse(frame: &[u8], at_ns: u64) -> Option<Seen> {
         LaxNetSlice::Ipv6(ip) => ip.header().payload_length().into(),
         LaxNetSlice::Arp(_) => return None,
     };
+    let stamp = |option| match option {
+        TcpOptionElement::Timestamp(sent, _) => Some(sent),
+        _ => None,
+    };
     Some(Seen {
         at_ns,
         client_port: tcp.source_port(),
         seq: tcp.sequence_number(),
         // A length of 0 (a segment above 64 kB before segmentation) cannot be read: no data.
         len: segment.saturating_sub(tcp.header_slice().len()) as u32,
-        stamp: timestamp(tcp.options()),
+        stamp: tcp.options_iterator().flatten().find_map(stamp),
     })
-}
-
-/// The sender's timestamp among TCP options.
-fn timestamp(mut options: &[u8]) -> Option<u32> {
-    loop {
-        match *options.first()? {
-            0 => return None,
-            1 => options = &options[1..],
-            8 => return Some(u32::from_be_bytes(options.get(2..6)?.try_into().ok()?)),
-            _ => {
-                let len = usize::from(*options.get(1)?).max(2);
-                options = options.get(len..)?;
-            }
-        }
-    }
 }
 
 #[cfg(test)]
@@ -344,14 +333,12 @@ mod tests {
     }
 
     #[test]
-    fn malformed_options_do_not_hang() {
-        assert_eq!(timestamp(&[3, 0, 7, 8, 10]), None);
-        assert_eq!(timestamp(&[8, 10, 0]), None);
-        assert_eq!(
-            timestamp(&[0, 8, 10, 1, 1, 1, 1]),
-            None,
-            "after the end of the list"
-        );
-        assert_eq!(timestamp(&[2, 4, 5, 180, 8, 10, 0, 0, 0, 3]), Some(3));
+    fn stamps_are_found_among_other_options() {
+        let stamp = |options: &[u8]| parse(&frame_v4(options, 1), 9).unwrap().stamp;
+        let mss = [2, 4, 5, 180, 8, 10, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0];
+        assert_eq!(stamp(&mss), Some(3));
+        assert_eq!(stamp(&[3, 0, 7, 8]), None, "malformed");
+        let after_the_end = [0, 8, 10, 1, 1, 1, 1, 1, 1, 1, 1, 1];
+        assert_eq!(stamp(&after_the_end), None);
     }
 }
