@@ -68,10 +68,8 @@ pub struct BulkConfig {
 }
 
 /// What one flow did.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct FlowReport {
-    /// Flow, from 0.
-    pub flow: u16,
     /// Its source port.
     pub client_port: u16,
     /// Payload that reached the server's program, in buckets of [`stream::BUCKET_NS`] from the start.
@@ -113,7 +111,7 @@ impl FlowReport {
 pub struct BulkReport {
     /// Time 0 of the buckets, `CLOCK_MONOTONIC`.
     pub start_ns: u64,
-    /// By flow number.
+    /// In the order in which they were connected.
     pub flows: Vec<FlowReport>,
     /// Frames the observer missed; with any, paths and reordering are incomplete.
     pub unobserved: u64,
@@ -130,19 +128,13 @@ impl BulkReport {
     }
 }
 
-struct ServerFlow {
-    client_port: u16,
-    buckets: Vec<u64>,
-    error: Option<String>,
-}
-
 /// Running flows.
 pub struct Bulk {
     start_ns: u64,
     sniffer: Sniffer,
     sent: Option<Sniffer>,
     /// What it is told the clients are told, too.
-    acceptor: Worker<Vec<ServerFlow>>,
+    acceptor: Worker<Vec<FlowReport>>,
     /// By source port; why a flow ended early.
     clients: Vec<(u16, JoinHandle<Option<String>>)>,
 }
@@ -197,7 +189,7 @@ impl Bulk {
             .into_iter()
             .map(|(port, thread)| Ok((port, thread.join().map_err(|_| panicked())?)))
             .collect::<Result<_>>()?;
-        let servers = self.acceptor.finish()?;
+        let mut servers = self.acceptor.finish()?;
         let (mut traces, mut unobserved) = self.sniffer.stop()?;
         // A flow has left a path when it sends nothing more there. What it has sent may queue for seconds.
         if let Some(sniffer) = &mut self.sent {
@@ -210,15 +202,14 @@ impl Bulk {
         }
         let flows = clients
             .into_iter()
-            .enumerate()
-            .map(|(flow, (client_port, error))| {
-                let server = servers.iter().find(|s| s.client_port == client_port);
+            .map(|(client_port, error)| {
+                let at = servers.iter().position(|s| s.client_port == client_port);
+                let server = at.map(|at| servers.swap_remove(at)).unwrap_or_default();
                 FlowReport {
-                    flow: flow as u16,
                     client_port,
-                    bytes_by_bucket: server.map(|s| s.buckets.clone()).unwrap_or_default(),
                     trace: traces.remove(&client_port).unwrap_or_default(),
-                    error: error.or_else(|| server.and_then(|s| s.error.clone())),
+                    error: error.or(server.error),
+                    ..server
                 }
             })
             .collect();
@@ -256,8 +247,8 @@ fn accept(
     start_ns: u64,
     requests: Option<(usize, usize)>,
     stop: &Arc<AtomicBool>,
-) -> Vec<ServerFlow> {
-    let mut threads: Vec<JoinHandle<ServerFlow>> = Vec::new();
+) -> Vec<FlowReport> {
+    let mut threads: Vec<JoinHandle<FlowReport>> = Vec::new();
     while !stop.load(Ordering::Relaxed) {
         match listener.accept() {
             Ok((stream, _)) => {
@@ -279,7 +270,7 @@ fn serve(
     start_ns: u64,
     requests: Option<(usize, usize)>,
     stop: &AtomicBool,
-) -> ServerFlow {
+) -> FlowReport {
     let client_port = stream.peer_addr().map_or(0, |a| a.port());
     let _ = stream.set_nodelay(true);
     let _ = stream::poll_for_stop(&stream);
@@ -297,10 +288,11 @@ fn serve(
         }
         Ok(())
     });
-    ServerFlow {
+    FlowReport {
         client_port,
-        buckets: payload.bytes,
+        bytes_by_bucket: payload.bytes,
         error: ended.err().map(|e| e.to_string()),
+        ..FlowReport::default()
     }
 }
 

@@ -14,7 +14,6 @@ fn flow(visits: &[(u8, u64, u64)]) -> FlowReport {
         })
         .collect();
     FlowReport {
-        flow: 0,
         client_port: 1,
         bytes_by_bucket: vec![100; 25],
         trace: FlowTrace {

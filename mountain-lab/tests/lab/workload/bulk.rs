@@ -55,7 +55,7 @@ fn paced_bulk_keeps_its_rate_and_shows_its_path() {
         assert_eq!(report.flows.len(), 4);
         assert_eq!(report.unobserved, 0);
         for flow in &report.flows {
-            assert_eq!(flow.error, None, "flow {}", flow.flow);
+            assert_eq!(flow.error, None, "port {}", flow.client_port);
             let rate_bps = bytes(flow) as f64 * 8.0 / longest;
             let is_paced = (0.7e6..2.2e6).contains(&rate_bps);
             assert!(is_paced, "v6 {v6}: {rate_bps} bit/s");
@@ -113,7 +113,11 @@ fn saturating_flows_share_and_requests_are_answered() {
     let report = run(bulk_config(&net, false, 7012, Pattern::Saturating), 600);
     for flow in &report.flows {
         let bytes = bytes(flow);
-        assert!(bytes > 1_000_000, "flow {}: {bytes} bytes", flow.flow);
+        assert!(
+            bytes > 1_000_000,
+            "port {}: {bytes} bytes",
+            flow.client_port
+        );
         assert_eq!(flow.error, None);
     }
     let pattern = Pattern::RequestResponse {
