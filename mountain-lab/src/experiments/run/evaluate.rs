@@ -51,12 +51,16 @@ pub fn finish(
         samples.events.extend(events);
         let best = put_bounds(scenario, &schedule, first, result, &mut samples);
         for segment in own {
-            let packets = measured(segment);
-            put_segment(scenario, &schedule, segment, &packets, best, result);
+            let (name, packets) = (segment.policy.name(), measured(segment));
+            let mut own = figures(segment, &packets, best, scenario);
+            let slow = goodput_beside_slow(segment, &packets, &schedule, scenario);
+            own.extend(slow.map(|f| ("goodput_beside_slow".into(), f)));
+            if has_sessions(scenario) {
+                own.extend(session_figures(segment, &schedule).0);
+            }
+            result.add(&name, repeat, &own);
             pooled.add(scenario, &schedule, segment, &packets);
-            samples
-                .segments
-                .push(drawn(&segment.policy.name(), segment, packets));
+            samples.segments.push(drawn(&name, segment, packets));
         }
     }
     pooled.put(result);
@@ -110,23 +114,6 @@ fn put_bounds(
         samples.segments.push(drawn(&policy.name(), first, packets));
     }
     best
-}
-
-fn put_segment(
-    scenario: &Scenario,
-    schedule: &Schedule,
-    segment: &PolicySegment,
-    packets: &[Packet],
-    best_median_us: f64,
-    result: &mut RunResult,
-) {
-    let mut own = figures(segment, packets, best_median_us, scenario);
-    let slow = goodput_beside_slow(segment, packets, schedule, scenario);
-    own.extend(slow.map(|f| ("goodput_beside_slow".into(), f)));
-    if has_sessions(scenario) {
-        own.extend(session_figures(segment, schedule).0);
-    }
-    result.add(&segment.policy.name(), segment.repeat, &own);
 }
 
 /// Compares the promised figures with the measured ones. A check of a policy that the user has left out says so.

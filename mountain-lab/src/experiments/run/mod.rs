@@ -287,11 +287,9 @@ impl Scenes<'_> {
             "the machine is too slow: the schedule came late"
         );
         wait_until(start_ns, None)?;
-        let (cpu, emulator_cpu, product_cpu) = (
-            machine_ticks()?,
-            self.emulator.0.cpu_seconds(),
-            product.cpu_seconds(),
-        );
+        let cpu = machine_ticks()?;
+        let emulator_cpu = self.emulator.0.cpu_seconds();
+        let product_cpu = product.cpu_seconds();
         let traffic = RunningTraffic::start(scenario, self.hosts)?;
         let from_ns = start_ns + (scenario.discard_seconds * 1e9) as u64;
         let end_ns = start_ns + (scenario.segment_seconds() * 1e9) as u64;
@@ -299,11 +297,9 @@ impl Scenes<'_> {
 
         let seconds = (monotonic_ns() - start_ns) as f64 / 1e9;
         let (busy, all) = machine_ticks()?;
-        let (status, explain, moves) = (
-            product.query(&["status", "--json"])?,
-            product.query(&["explain", "--last", "1000", "--json"])?,
-            product.query(&["explain", "--moves", "--last", "10000", "--json"])?,
-        );
+        let status = product.query(&["status", "--json"])?;
+        let explain = product.query(&["explain", "--last", "1000", "--json"])?;
+        let moves = product.query(&["explain", "--moves", "--last", "10000", "--json"])?;
         let emulator_cores = (self.emulator.0.cpu_seconds() - emulator_cpu) / seconds;
         let product_cores = product
             .cpu_seconds()
