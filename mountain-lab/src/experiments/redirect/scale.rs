@@ -6,9 +6,8 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::OwnedFd;
-use std::thread;
 
-use anyhow::{anyhow, ensure, Context, Result};
+use anyhow::{ensure, Context, Result};
 use mountain::redirect::{Backend, Rule};
 use mountain_lab::result::RunResult;
 use mountain_lab::workload::metrics::{put, Figures};
@@ -113,14 +112,10 @@ fn one_backend(
     }
     let (name, n) = (backend.to_string(), adds as u64);
     session.result.put_values(&name, "add_ms", "ms", &took, n);
-    // A thread of its own moves between the rigs' clients.
-    thread::scope(|scope| {
-        let run = || {
-            let mut tables = Tables::new(rigs, backend, count, &args.common)?;
-            session.interleave(&mut tables)
-        };
-        let joined = scope.spawn(run).join();
-        joined.map_err(|_| anyhow!("the measurement panicked"))?
+    // On a thread of its own, which moves between the rigs' clients.
+    one.client.enter(|| {
+        let mut tables = Tables::new(rigs, backend, count, &args.common)?;
+        session.interleave(&mut tables)
     })
 }
 

@@ -65,19 +65,12 @@ pub fn serve(
     while !stop.load(Ordering::Relaxed) && !stopped() {
         let (n, from) = match socket.recv_from(&mut buffer) {
             Ok(got) => got,
-            Err(e)
-                if [
-                    ErrorKind::WouldBlock,
-                    ErrorKind::TimedOut,
-                    ErrorKind::Interrupted,
-                ]
-                .contains(&e.kind()) =>
-            {
-                continue
-            }
-            // An answer of ours was refused: that client is gone.
-            Err(e) if e.kind() == ErrorKind::ConnectionRefused => continue,
-            Err(e) => return Err(e).context("receiving"),
+            Err(e) => match e.kind() {
+                ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => continue,
+                // An answer of ours was refused: that client is gone.
+                ErrorKind::ConnectionRefused => continue,
+                _ => return Err(e).context("receiving"),
+            },
         };
         let message = &buffer[..n];
         if message.starts_with(DATA) {
