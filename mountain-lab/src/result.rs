@@ -67,14 +67,9 @@ impl Metric {
         // An interval of no width, whatever the seed.
         Metric::of_repeats(unit, vec![Some(value)], n, 0)
     }
-
-    /// Whether at least half of the repeats that were asked for have it: what fewer say is chance.
-    fn is_of_half(&self) -> bool {
-        half(&self.values)
-    }
 }
 
-/// Whether at least half of the values are there.
+/// Whether at least half of the repeats that were asked for have a value: what fewer say is chance.
 fn half(values: &[Option<f64>]) -> bool {
     values.iter().flatten().count() * 2 >= values.len()
 }
@@ -95,7 +90,7 @@ pub struct VoidRun {
 }
 
 /// Everything one command measured.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunResult {
     /// [`SCHEMA`].
@@ -149,11 +144,7 @@ impl RunResult {
             seed,
             repeats,
             scenario: scenario.to_owned(),
-            void: Vec::new(),
-            policies: BTreeMap::new(),
-            checks: Vec::new(),
-            emulator: Metrics::new(),
-            environment: BTreeMap::new(),
+            ..RunResult::default()
         }
     }
 
@@ -250,7 +241,7 @@ impl RunResult {
     /// The median of a metric that at least half of the repeats have.
     pub fn median(&self, policy: &str, name: &str) -> Option<f64> {
         let metric = self.metric(policy, name)?;
-        metric.is_of_half().then_some(metric.median)
+        half(&metric.values).then_some(metric.median)
     }
 
     /// The largest value of any repeat. A median would hide what happens in almost half of them. One that is not
@@ -258,7 +249,7 @@ impl RunResult {
     fn most(&self, policy: &str, name: &str) -> Option<f64> {
         let metric = self.metric(policy, name)?;
         let most = metric.values.iter().flatten().copied().reduce(f64::max);
-        most.filter(|most| *most > 0.0 || metric.is_of_half())
+        most.filter(|most| *most > 0.0 || half(&metric.values))
     }
 
     fn figure(&self, spec: &CheckSpec) -> Option<f64> {
