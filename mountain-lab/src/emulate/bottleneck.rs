@@ -11,7 +11,7 @@ use rand_pcg::Pcg64Mcg;
 use serde::{Deserialize, Serialize};
 
 /// What a link does over time.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LinkPlan {
     /// From (µs after the start) and rate (bit/s); the first is from 0, times rise.
     pub rates: Vec<(u64, u64)>,

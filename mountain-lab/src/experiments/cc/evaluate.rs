@@ -16,6 +16,7 @@ use crate::emulate::link::LinkReport;
 const RISE_US: u64 = 500_000;
 
 /// What one congestion control did in one cell.
+#[derive(Default)]
 pub struct CcSegment {
     pub plan: LinkPlan,
     pub length_us: u64,
@@ -24,25 +25,6 @@ pub struct CcSegment {
     pub live: Vec<CcFlow>,
     pub link: LinkReport,
     pub emulator_cores: f64,
-}
-
-impl CcSegment {
-    /// One that was computed and not run.
-    pub fn computed(
-        plan: LinkPlan,
-        length_us: u64,
-        flows: Vec<CcFlowReport>,
-        link: LinkReport,
-    ) -> Self {
-        CcSegment {
-            plan,
-            length_us,
-            flows,
-            live: Vec::new(),
-            link,
-            emulator_cores: 0.0,
-        }
-    }
 }
 
 /// Jain's index of fairness: 1 when all are equal, 1/n when one has everything.
@@ -247,8 +229,12 @@ mod tests {
         };
         for cell in CELLS {
             let length_us = 12_000_000;
-            let (plan, flows) = (cell.plan(1, length_us), vec![CcFlowReport::default(); 4]);
-            let segment = CcSegment::computed(plan, length_us, flows, LinkReport::default());
+            let segment = CcSegment {
+                plan: cell.plan(1, length_us),
+                length_us,
+                flows: vec![CcFlowReport::default(); 4],
+                ..CcSegment::default()
+            };
             let figures = figures(&cell, &segment);
             // No program of ours has run, which alone would tell of its brakes.
             let specs = checks(&[cell]);

@@ -34,7 +34,13 @@ pub fn figures(cell: &Cell, seed: u64, quick: bool) -> Option<Figures> {
     let length_us = cell.length_us(quick);
     let plan = cell.plan(seed, length_us);
     let (flow, link) = send(&plan, length_us);
-    let segment = CcSegment::computed(plan, length_us, vec![flow], link);
+    let segment = CcSegment {
+        plan,
+        length_us,
+        flows: vec![flow],
+        link,
+        ..CcSegment::default()
+    };
     let mut figures = evaluate::figures(cell, &segment);
     figures.retain(|name, _| !name.contains("/emulator_"));
     Some(figures)

@@ -393,8 +393,13 @@ mod tests {
                 packets: vec![(0, 6_000_000)],
                 ..Default::default()
             };
-            let plan = cell.plan(1, 12_000_000);
-            CcSegment::computed(plan, 12_000_000, vec![flow], link)
+            CcSegment {
+                plan: cell.plan(1, 12_000_000),
+                length_us: 12_000_000,
+                flows: vec![flow],
+                link,
+                ..CcSegment::default()
+            }
         };
         for (cc, mbit) in [(Cc::Mountain, 9), (Cc::Bbr, 8), (Cc::Bbr, 10)] {
             steps.add(&cells[0], cc, &segment(&cells[0], mbit));
