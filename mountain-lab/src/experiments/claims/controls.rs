@@ -5,7 +5,8 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use super::Bench;
+use super::block;
+use crate::driver::Session;
 use crate::experiments::probing::ab::{interleaved, Judgement, LEAST_ROUNDS};
 use crate::experiments::probing::lane::{Delay, Lane, USUAL};
 use crate::experiments::probing::tool::Tool;
@@ -50,21 +51,20 @@ pub fn steps() -> u64 {
 }
 
 /// Runs the controls.
-pub fn run(bench: &mut Bench) -> Result<Vec<Control>> {
-    let (block, seed) = (bench.block(), bench.session.args.seed);
+pub fn run(session: &mut Session) -> Result<Vec<Control>> {
+    let (block, seed) = (block(&session.args), session.args.seed);
     let mut lane = Lane::build(&[USUAL, LONGER], block.seconds() + 2.0, seed)?;
     let mut controls = vec![];
     for (i, spec) in SPECS.iter().enumerate() {
         let what = format!("control: {}", spec.name);
         let names = spec.sides.map(|(name, _)| name.to_owned());
-        let blocks = interleaved(&bench.session, &what, names, LEAST_ROUNDS, |side, round| {
+        let blocks = interleaved(session, &what, names, LEAST_ROUNDS, |side, round| {
             // Delays of its own for each block: equal ones would make equal paths too equal.
             let number = (i as u32 * LEAST_ROUNDS + round) * 2 + side as u32;
             lane.play(number)?;
             let target = lane.hosts.gateway(spec.sides[side].1);
             Tool::MountainIcmp.measure(&lane.hosts.client, target, &block)
         })?;
-        bench.blocks(&blocks);
         let judgement = blocks.judge()?;
         controls.push(Control {
             name: spec.name,

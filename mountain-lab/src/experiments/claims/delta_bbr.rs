@@ -10,7 +10,8 @@ use mountain_lab::workload::metrics::{put, Figures};
 use mountain_lab::workload::stats::percentile;
 
 use super::registry::ClaimVerdict;
-use super::{values, Bench};
+use super::{pairs, values};
+use crate::driver::Session;
 use crate::experiments::cc::{
     figures, void_reason, Available, Cc, CcRig, CcSegment, Cell, WARM_UP_US,
 };
@@ -23,15 +24,15 @@ const SIDES: [Cc; 2] = [Cc::Bbr, Cc::Published];
 const DELAY: &str = "queue_p95_us";
 const GOODPUT: &str = "goodput";
 
-pub fn test(bench: &mut Bench) -> Result<ClaimVerdict> {
+pub fn test(session: &mut Session) -> Result<ClaimVerdict> {
     let cell = Cell::find(CELL).context("its cell is gone")?;
     let rig = CcRig::build()?;
     let mut sides = vec![];
     for cc in SIDES {
         sides.push(Available::new(cc).with_context(|| cc.name())?);
     }
-    let (seed, quick) = (bench.session.args.seed, bench.session.args.quick);
-    let pairs = bench.pairs(4, SIDES.map(Cc::name), |side, attempt| {
+    let (seed, quick) = (session.args.seed, session.args.quick);
+    let pairs = pairs(session, 4, SIDES.map(Cc::name), |side, attempt| {
         let seed = seed.wrapping_mul(1_000).wrapping_add(attempt.into());
         let segment = rig.run(&cell, &mut sides[side], seed, quick)?;
         Ok(match void_reason(&segment) {

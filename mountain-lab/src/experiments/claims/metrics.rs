@@ -9,9 +9,10 @@ use anyhow::Result;
 use mountain::measure::runfile::RunFile;
 use mountain::measure::stats::far_out;
 
+use super::block;
 use super::registry::ClaimVerdict;
 use super::switches::{off_on, Switches};
-use super::Bench;
+use crate::driver::Session;
 use crate::emulate::netns::Netns;
 use crate::experiments::probing::ab::{paired, Blocks, Judgement, Paired};
 use crate::experiments::probing::lane::{Lane, USUAL};
@@ -27,19 +28,19 @@ const SIDES: [&[&str]; 2] = [&["0", "0"], &["1", "1"]];
 const ALIKE: [(&str, f64); 2] = [("Median", 0.01), ("P99", 0.05)];
 
 /// Claim 1: of loopback.
-pub fn local(bench: &mut Bench) -> Result<ClaimVerdict> {
+pub fn local(session: &mut Session) -> Result<ClaimVerdict> {
     let host = Netns::create("local")?;
     let switches = Switches::hold(Some(&host), &[METRICS, SCORE])?;
-    let (block, target) = (bench.block(), "127.0.0.1".parse()?);
+    let (block, target) = (block(&session.args), "127.0.0.1".parse()?);
     let measure = || Tool::MountainIcmp.measure(&host, target, &block);
-    let blocks = off_on(bench, "local", &switches, SIDES, measure)?;
+    let blocks = off_on(session, "local", &switches, SIDES, measure)?;
     Ok(spread(&blocks))
 }
 
 /// Claim 2: over two emulated paths of the same cost.
-pub fn wan(bench: &mut Bench) -> Result<ClaimVerdict> {
-    let block = bench.block();
-    let mut lane = Lane::build(&[USUAL; 2], block.seconds() + 2.0, bench.session.args.seed)?;
+pub fn wan(session: &mut Session) -> Result<ClaimVerdict> {
+    let block = block(&session.args);
+    let mut lane = Lane::build(&[USUAL; 2], block.seconds() + 2.0, session.args.seed)?;
     let mut number = 0;
     let switches = Switches::hold(Some(&lane.hosts.client), &[METRICS, SCORE])?;
     let measure = || {
@@ -48,7 +49,7 @@ pub fn wan(bench: &mut Bench) -> Result<ClaimVerdict> {
         let hosts = &lane.hosts;
         Tool::MountainIcmp.measure(&hosts.client, hosts.server_addr(), &block)
     };
-    let blocks = off_on(bench, "wan", &switches, SIDES, measure)?;
+    let blocks = off_on(session, "wan", &switches, SIDES, measure)?;
     Ok(unchanged(&blocks.judge()?))
 }
 

@@ -19,8 +19,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::driver::{CommonArgs, Session};
-use crate::experiments::probing::ab::{Blocks, LEAST_ROUNDS};
-use crate::experiments::probing::pool;
+use crate::experiments::probing::ab::LEAST_ROUNDS;
 use crate::experiments::probing::tool::Block;
 use crate::stopped;
 use controls::Control;
@@ -41,91 +40,71 @@ pub struct ClaimsArgs {
     only: Vec<u8>,
 }
 
-/// What tests of claims share.
-pub struct Bench {
-    /// Its result's repeats are the most rounds that anything here takes.
-    session: Session,
+/// Rounds of a claim's test; that many on each side are to come.
+pub fn plan(session: &mut Session) -> u32 {
+    let rounds = session.args.quick_or(LEAST_ROUNDS, ROUNDS);
+    session.more(u64::from(rounds) * 2);
+    let result = &mut session.result;
+    result.repeats = result.repeats.max(rounds);
+    rounds
 }
 
-impl Bench {
-    fn new(args: &CommonArgs) -> Self {
-        let session = Session::begin("claims", args, LEAST_ROUNDS, controls::steps());
-        Bench { session }
+/// Pings of one side in a round. Of P99 nothing is said below 1,000 answers a side.
+pub fn block(args: &CommonArgs) -> Block {
+    let usual = Block::default();
+    Block {
+        count: args.quick_or(140, 250),
+        interval: args.quick_or(Duration::from_millis(2), usual.interval),
+        ..usual
     }
+}
 
-    /// Rounds of a claim's test; that many on each side are to come.
-    pub fn plan(&mut self) -> u32 {
-        let rounds = self.session.args.quick_or(LEAST_ROUNDS, ROUNDS);
-        self.session.more(u64::from(rounds) * 2);
-        let result = &mut self.session.result;
-        result.repeats = result.repeats.max(rounds);
-        rounds
-    }
-
-    /// Pings of one side in a round. Of P99 nothing is said below 1,000 answers a side.
-    pub fn block(&self) -> Block {
-        let (args, usual) = (&self.session.args, Block::default());
-        Block {
-            count: args.quick_or(140, 250),
-            interval: args.quick_or(Duration::from_millis(2), usual.interval),
-            ..usual
+/// Segments of two sides in so many rounds that count, in the order A B, B A; their figures. `measure`
+/// is told side and attempt, and says why a segment is void. A round with a void segment is made up
+/// for; as many again may be void.
+pub fn pairs(
+    session: &mut Session,
+    claim: u8,
+    names: [String; 2],
+    mut measure: impl FnMut(usize, u32) -> Result<Result<Figures, String>>,
+) -> Result<Vec<[Figures; 2]>> {
+    let rounds = plan(session);
+    let (mut pairs, mut void) = (vec![], String::new());
+    for attempt in 0..rounds * 2 {
+        let number = pairs.len() as u32;
+        if number == rounds {
+            break;
         }
-    }
-
-    /// Keeps the figures of both sides' pings for the result.
-    pub fn blocks(&mut self, blocks: &Blocks) {
-        for (name, runs) in blocks.names.iter().zip(&blocks.runs) {
-            pool::put(&mut self.session.result, name, runs);
-        }
-    }
-
-    /// Segments of two sides in so many rounds that count, in the order A B, B A; their figures. `measure`
-    /// is told side and attempt, and says why a segment is void. A round with a void segment is made up
-    /// for; as many again may be void.
-    pub fn pairs(
-        &mut self,
-        claim: u8,
-        names: [String; 2],
-        mut measure: impl FnMut(usize, u32) -> Result<Result<Figures, String>>,
-    ) -> Result<Vec<[Figures; 2]>> {
-        let rounds = self.plan();
-        let (mut pairs, mut void) = (vec![], String::new());
-        for attempt in 0..rounds * 2 {
-            let number = pairs.len() as u32;
-            if number == rounds {
-                break;
+        // By the rounds that count: a void one is made up for in the same order.
+        let of_side = |side| measure(side, attempt);
+        let what = format!("claim {claim}");
+        let seen = session.round(&what, &names, number, of_side)?;
+        let mut seen = seen.into_iter();
+        match (seen.next(), seen.next()) {
+            (Some(Ok(a)), Some(Ok(b))) => {
+                session.result.add(&names[0], number, &a);
+                session.result.add(&names[1], number, &b);
+                pairs.push([a, b]);
             }
-            // By the rounds that count: a void one is made up for in the same order.
-            let of_side = |side| measure(side, attempt);
-            let what = format!("claim {claim}");
-            let seen = self.session.round(&what, &names, number, of_side)?;
-            let mut seen = seen.into_iter();
-            match (seen.next(), seen.next()) {
-                (Some(Ok(a)), Some(Ok(b))) => {
-                    self.session.result.add(&names[0], number, &a);
-                    self.session.result.add(&names[1], number, &b);
-                    pairs.push([a, b]);
-                }
-                both => {
-                    for (name, side) in names.iter().zip(<[_; 2]>::from(both)) {
-                        let Some(Err(reason)) = side else { continue };
-                        void.clone_from(&reason);
-                        self.session.result.void.push(VoidRun {
-                            policy: name.clone(),
-                            repeat: number,
-                            reason,
-                        });
-                    }
+            both => {
+                for (name, side) in names.iter().zip(<[_; 2]>::from(both)) {
+                    let Some(Err(reason)) = side else { continue };
+                    void.clone_from(&reason);
+                    session.result.void.push(VoidRun {
+                        policy: name.clone(),
+                        repeat: number,
+                        reason,
+                    });
                 }
             }
         }
-        let n = pairs.len();
-        if (n as u32) < rounds {
-            let why = format!("only {n} of {rounds} rounds can be used ({void})");
-            return Err(ClaimVerdict::NotShown(why).into());
-        }
-        Ok(pairs)
     }
+    let n = pairs.len();
+    if (n as u32) < rounds {
+        let why = format!("only {n} of {rounds} rounds can be used ({void})");
+        return Err(ClaimVerdict::NotShown(why).into());
+    }
+    Ok(pairs)
 }
 
 /// A figure of both sides in each of the rounds.
@@ -147,16 +126,17 @@ struct Answer {
 /// which is too short to judge them.
 pub fn claims(args: &ClaimsArgs) -> Result<ExitCode> {
     let common = &args.common;
-    let mut bench = Bench::new(common);
-    let controls = controls::run(&mut bench).context("controls")?;
-    let answers = answers(&mut bench, &args.only, controls.iter().all(|c| c.holds));
+    // Its result's repeats are the most rounds that anything here takes.
+    let mut session = Session::begin("claims", common, LEAST_ROUNDS, controls::steps());
+    let controls = controls::run(&mut session).context("controls")?;
+    let answers = answers(&mut session, &args.only, controls.iter().all(|c| c.holds));
     ensure!(!stopped(), "stopped");
     for control in &controls {
         let name = format!("control: {}", control.name);
         let figure = f64::from(u8::from(control.holds));
-        bench.session.result.at_least(&name, Some(figure), 1.0);
+        session.result.at_least(&name, Some(figure), 1.0);
     }
-    let mut result = bench.session.judge(&[]);
+    let mut result = session.judge(&[]);
     let all = json!({ "controls": controls, "claims": answers });
     for part in ["controls", "claims"] {
         result.note(part, &all[part]);
@@ -175,12 +155,12 @@ pub fn claims(args: &ClaimsArgs) -> Result<ExitCode> {
 }
 
 /// `only`: these; empty: all.
-fn answers(bench: &mut Bench, only: &[u8], controls_hold: bool) -> Vec<Answer> {
+fn answers(session: &mut Session, only: &[u8], controls_hold: bool) -> Vec<Answer> {
     let answer = |claim: &registry::Claim| Answer {
         number: claim.number,
         claim: claim.text,
         verdict: match controls_hold {
-            true => claim.run(bench).of(bench.session.args.quick),
+            true => claim.run(session).of(session.args.quick),
             false => ClaimVerdict::NotShown("the controls failed".into()),
         },
     };
@@ -204,8 +184,8 @@ fn text(controls: &[Control], answers: &[Answer]) -> String {
 pub mod tests {
     use super::*;
 
-    pub fn bench() -> Bench {
-        Bench::new(&CommonArgs::test(true))
+    pub fn session() -> Session {
+        Session::begin("claims", &CommonArgs::test(true), LEAST_ROUNDS, 0)
     }
 
     /// Both sides of eight rounds, whose noise they share in part.
@@ -217,9 +197,9 @@ pub mod tests {
 
     #[test]
     fn a_void_round_is_made_up_for_and_stands_in_the_result() {
-        let mut bench = bench();
+        let mut session = session();
         let names = ["a", "b"].map(str::to_owned);
-        let pairs = bench.pairs(4, names, |side, attempt| {
+        let pairs = super::pairs(&mut session, 4, names, |side, attempt| {
             Ok(match (side, attempt) {
                 (1, 2) => Err("late".to_owned()),
                 _ => Ok(Figures::new()),
@@ -231,13 +211,13 @@ pub mod tests {
             repeat: 2,
             reason: "late".into(),
         };
-        assert_eq!(bench.session.result.void, [expected]);
+        assert_eq!(session.result.void, [expected]);
     }
 
     #[test]
     fn failing_controls_leave_nothing_shown() {
-        let mut bench = bench();
-        let answers = answers(&mut bench, &[], false);
+        let mut session = session();
+        let answers = answers(&mut session, &[], false);
         assert_eq!(answers.len(), 5);
         for answer in &answers {
             let said = answer.verdict.to_string();
@@ -249,7 +229,7 @@ pub mod tests {
         assert_eq!(json[4]["verdict"], "not shown");
         assert_eq!(json[4]["detail"], "the controls failed");
         assert_eq!(json[4]["number"], 5);
-        let some = super::answers(&mut bench, &[4, 2], false);
+        let some = super::answers(&mut session, &[4, 2], false);
         let numbers: Vec<u8> = some.iter().map(|a| a.number).collect();
         assert_eq!(numbers, [2, 4]);
     }

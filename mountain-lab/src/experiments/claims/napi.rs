@@ -17,9 +17,10 @@ use anyhow::{ensure, Context, Result};
 use mountain_lab::workload::sys::pin;
 use mountain_lab::workload::worker::Worker;
 
+use super::block;
 use super::registry::ClaimVerdict;
 use super::switches::{off_on, Switches};
-use super::Bench;
+use crate::driver::Session;
 use crate::emulate::netns::Netns;
 use crate::emulate::wire::lan;
 use crate::experiments::probing::ab::Judgement;
@@ -39,12 +40,12 @@ const BURST: u32 = 256;
 /// So many times the usual number of pings: only a few in a hundred meet a burst, and P99 stands on them.
 const PINGS: usize = 4;
 
-pub fn test(bench: &mut Bench) -> Result<ClaimVerdict> {
+pub fn test(session: &mut Session) -> Result<ClaimVerdict> {
     let rig = NapiRig::build()?;
     let switches = Switches::hold(None, &[WEIGHT, BIAS])?;
     let source = &rig.source;
     let block = Block {
-        count: bench.block().count * PINGS,
+        count: block(&session.args).count * PINGS,
         cpu: Some(CPU),
         ..Block::default()
     };
@@ -62,7 +63,7 @@ pub fn test(bench: &mut Bench) -> Result<ClaimVerdict> {
     for mode in ["1", "2"] {
         let values: [&[&str]; 2] = [&["0", "4"], &[mode, "4"]];
         let name = format!("napi {mode}");
-        let blocks = off_on(bench, &name, &switches, values, &mut measure)?;
+        let blocks = off_on(session, &name, &switches, values, &mut measure)?;
         modes.push(blocks.judge()?);
     }
     Ok(judge(&modes[0], &modes[1]))

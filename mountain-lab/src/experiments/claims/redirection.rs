@@ -12,8 +12,8 @@ use mountain::redirect::Backend;
 use mountain_lab::workload::metrics::{Figure, Figures};
 
 use super::registry::ClaimVerdict;
-use super::{values, Bench};
-use crate::driver::Refused;
+use super::{pairs, values};
+use crate::driver::{Refused, Session};
 use crate::experiments::probing::ab::paired;
 use crate::experiments::redirect::contender::{install, Contender};
 use crate::experiments::redirect::load::{OfferedLoad, FLOWS};
@@ -29,17 +29,17 @@ const MODULE: &str = "/sys/module/mountain_redirect";
 /// Packets per second and in a segment where one processor does everything: the usual rate would saturate it.
 const ALONE: (u32, u32) = (20_000, 4 * FLOWS as u32);
 
-pub fn test(bench: &mut Bench) -> Result<ClaimVerdict> {
+pub fn test(session: &mut Session) -> Result<ClaimVerdict> {
     let rig = RouterRig::build("")?;
     rig.thread_napi()?;
     let sides = [netfilter(Path::new(MODULE).exists()), XDP];
-    rig.client.enter(|| measure(&rig, bench, sides))
+    rig.client.enter(|| measure(&rig, session, sides))
 }
 
 /// Call in the client's namespace.
-fn measure(rig: &RouterRig, bench: &mut Bench, sides: [Contender; 2]) -> Result<ClaimVerdict> {
-    let mut sources = LoadGenerators::new(RigPrograms::load(rig, TO)?, bench.session.args.seed)?;
-    let mut load = OfferedLoad::judged(bench.session.args.quick);
+fn measure(rig: &RouterRig, session: &mut Session, sides: [Contender; 2]) -> Result<ClaimVerdict> {
+    let mut sources = LoadGenerators::new(RigPrograms::load(rig, TO)?, session.args.seed)?;
+    let mut load = OfferedLoad::judged(session.args.quick);
     if napi::is_alone() {
         (load.pps, load.packets) = (Some(ALONE.0), ALONE.1);
     }
@@ -49,7 +49,7 @@ fn measure(rig: &RouterRig, bench: &mut Bench, sides: [Contender; 2]) -> Result<
             return Ok(ClaimVerdict::NotShown(format!("{way}: {why}")));
         }
     }
-    let pairs = bench.pairs(3, sides.map(|way| way.to_string()), |side, _| {
+    let pairs = pairs(session, 3, sides.map(|way| way.to_string()), |side, _| {
         let way = sides[side];
         let _installed = install(rig, &sources.programs, way).with_context(|| way.to_string())?;
         let segment = sources.run(rig, &load, way.addressed())?;

@@ -4,7 +4,8 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use super::{delta_bbr, metrics, napi, redirection, switches, Bench};
+use super::{delta_bbr, metrics, napi, redirection, switches};
+use crate::driver::Session;
 
 /// What is said of a claim.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -65,7 +66,7 @@ fn missing(sysctl: &&str) -> Option<String> {
 }
 
 /// The measurement behind a claim: a controlled A/B, see [`crate::experiments::probing::ab`].
-pub type ClaimTest = fn(&mut Bench) -> Result<ClaimVerdict>;
+pub type ClaimTest = fn(&mut Session) -> Result<ClaimVerdict>;
 
 /// Something that was published about this design.
 pub struct Claim {
@@ -112,13 +113,13 @@ pub const CLAIMS: [Claim; 5] = [
 
 impl Claim {
     /// Tests the claim, if it can be tested.
-    pub fn run(&self, bench: &mut Bench) -> ClaimVerdict {
+    pub fn run(&self, session: &mut Session) -> ClaimVerdict {
         let missing: Vec<String> = self.needs.iter().filter_map(missing).collect();
         if !missing.is_empty() {
             return ClaimVerdict::NotShown(missing.join("; "));
         }
         let failed = |error| ClaimVerdict::NotShown(format!("it failed: {error:#}"));
-        (self.test)(bench).unwrap_or_else(|error| error.downcast().unwrap_or_else(failed))
+        (self.test)(session).unwrap_or_else(|error| error.downcast().unwrap_or_else(failed))
     }
 }
 
@@ -134,8 +135,8 @@ mod tests {
             needs,
             test,
         };
-        let mut bench = super::super::tests::bench();
-        claim.run(&mut bench).to_string()
+        let mut session = super::super::tests::session();
+        claim.run(&mut session).to_string()
     }
 
     #[test]

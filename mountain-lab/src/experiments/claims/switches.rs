@@ -8,7 +8,8 @@ use anyhow::{Context, Result};
 use mountain::measure::runfile::RunFile;
 use mountain_lab::workload::sys::run_in;
 
-use super::Bench;
+use super::plan;
+use crate::driver::Session;
 use crate::emulate::netns::Netns;
 use crate::experiments::probing::ab::{interleaved, Blocks};
 
@@ -70,19 +71,18 @@ fn within<T: Send>(ns: Option<&Path>, f: impl FnOnce() -> Result<T> + Send) -> R
 
 /// An A/B of pings: `off`, then `on`, and so forth. `name` is what sides are called in the result.
 pub fn off_on(
-    bench: &mut Bench,
+    session: &mut Session,
     name: &str,
     switches: &Switches,
     values: [&[&str]; 2],
     mut measure: impl FnMut() -> Result<RunFile>,
 ) -> Result<Blocks> {
-    let rounds = bench.plan();
+    let rounds = plan(session);
     let names = ["off", "on"].map(|side| format!("{name}, {side}"));
-    let blocks = interleaved(&bench.session, "pings", names, rounds, |side, _| {
+    let blocks = interleaved(session, "pings", names, rounds, |side, _| {
         switches.set(values[side])?;
         measure()
     })?;
-    bench.blocks(&blocks);
     Ok(blocks)
 }
 
@@ -128,8 +128,8 @@ mod tests {
         fs::write(&file, "4").unwrap();
         let switches = Switches::hold_files(None, vec![file.clone()]).unwrap();
         let mut seen = String::new();
-        let mut bench = super::super::tests::bench();
-        let blocks = off_on(&mut bench, "x", &switches, [&["0"], &["1"]], || {
+        let mut session = super::super::tests::session();
+        let blocks = off_on(&mut session, "x", &switches, [&["0"], &["1"]], || {
             seen += &fs::read_to_string(&file).unwrap();
             Ok(RunFile::default())
         });

@@ -16,7 +16,7 @@ use mountain::measure::verdict::{holm, Interval, RowVerdict, LEVEL};
 use serde::Serialize;
 
 use crate::driver::Session;
-use crate::experiments::probing::pool::table;
+use crate::experiments::probing::pool::{put, table};
 
 /// With fewer rounds no difference can be shown in pairs: the least p-value is 2 / 2^rounds, and
 /// Holm's correction takes three times that.
@@ -54,9 +54,10 @@ pub struct Blocks {
     pub runs: [Vec<RunFile>; 2],
 }
 
-/// Measures two sides in turn. `measure` is told the side (0: A, 1: B) and the round.
+/// Measures two sides in turn, whose figures go into the result. `measure` is told the side (0: A, 1: B) and the
+/// round.
 pub fn interleaved(
-    session: &Session,
+    session: &mut Session,
     what: &str,
     names: [String; 2],
     rounds: u32,
@@ -67,6 +68,9 @@ pub fn interleaved(
         "an A/B takes an even number of rounds, {LEAST_ROUNDS} to {MOST_ROUNDS}"
     );
     let runs = session.rounds(what, &names, rounds, measure)?;
+    for (name, blocks) in names.iter().zip(&runs) {
+        put(&mut session.result, name, blocks);
+    }
     Ok(Blocks { names, runs })
 }
 
@@ -204,9 +208,9 @@ mod tests {
     }
 
     fn measured(rounds: u32, measure: impl FnMut(usize, u32) -> Result<RunFile>) -> Result<Blocks> {
-        let session = Session::begin("ab", &CommonArgs::test(true), rounds, 0);
+        let mut session = Session::begin("ab", &CommonArgs::test(true), rounds, 0);
         let names = ["A", "B"].map(str::to_owned);
-        interleaved(&session, "x", names, rounds, measure)
+        interleaved(&mut session, "x", names, rounds, measure)
     }
 
     /// Eight rounds; `shift` is told side and round.
