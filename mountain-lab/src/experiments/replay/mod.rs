@@ -13,6 +13,7 @@ mod window;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::slice;
 
 use anyhow::{ensure, Context, Result};
 use mountain::measure::verdict::Interval;
@@ -140,42 +141,24 @@ pub struct Report {
     ratios: Vec<Ratio>,
 }
 
-/// What is replayed.
-#[derive(Clone, Debug, PartialEq)]
-enum Source {
-    File(PathBuf),
-    /// Made-up paths, by name.
-    Made(String),
+/// Windows of an input, and the seconds of warm-up of each.
+fn load(input: &Path, args: &ReplayArgs) -> Result<(Input, u64)> {
+    if let Some(name) = made_name(input) {
+        let warm_up_s = args.warm_up.unwrap_or(20);
+        let length_us = (warm_up_s + args.seconds) * 1_000_000;
+        let made = made::make(name, args.windows, length_us, args.seed)?;
+        return Ok((made, warm_up_s));
+    }
+    let recording = Recording::load(input)?;
+    let shown = input.display();
+    ensure!(recording.paths.len() >= 2, "{shown}: fewer than two paths");
+    let input = Input::recorded(recording, args.stalls);
+    Ok((input, args.warm_up.unwrap_or(5)))
 }
 
-impl Source {
-    /// As on the command line; one name may stand for many inputs.
-    fn named(name: &Path) -> Vec<Self> {
-        match name.to_str().and_then(|n| n.strip_prefix(made::PREFIX)) {
-            Some("all") => made::all().into_iter().map(Source::Made).collect(),
-            Some(made) => vec![Source::Made(made.to_owned())],
-            None => vec![Source::File(name.to_owned())],
-        }
-    }
-
-    /// Its windows, and the seconds of warm-up of each.
-    fn load(&self, args: &ReplayArgs) -> Result<(Input, u64)> {
-        match self {
-            Source::File(file) => {
-                let recording = Recording::load(file)?;
-                let shown = file.display();
-                ensure!(recording.paths.len() >= 2, "{shown}: fewer than two paths");
-                let input = Input::recorded(recording, args.stalls);
-                Ok((input, args.warm_up.unwrap_or(5)))
-            }
-            Source::Made(name) => {
-                let warm_up_s = args.warm_up.unwrap_or(20);
-                let length_us = (warm_up_s + args.seconds) * 1_000_000;
-                let made = made::make(name, args.windows, length_us, args.seed)?;
-                Ok((made, warm_up_s))
-            }
-        }
-    }
+/// What is to be made up, if it is no file.
+fn made_name(input: &Path) -> Option<&str> {
+    input.to_str()?.strip_prefix(made::PREFIX)
 }
 
 /// Plays every input to every chooser.
@@ -187,13 +170,13 @@ pub fn replay(args: &ReplayArgs) -> Result<ExitCode> {
         print!("{}", compare::compare(folder, args.seed)?);
         return Ok(ExitCode::SUCCESS);
     }
-    let sources: Vec<Source> = args
-        .inputs
-        .iter()
-        .flat_map(|name| Source::named(name))
-        .collect();
-    if sources.contains(&Source::Made("list".to_owned())) {
-        let named = |name| format!("{}{name}", made::PREFIX);
+    let named = |name: &str| format!("{}{name}", made::PREFIX);
+    let each = args.inputs.iter().flat_map(|input| match made_name(input) {
+        Some("all") => made::all().iter().map(|name| named(name).into()).collect(),
+        _ => vec![input.clone()],
+    });
+    let inputs: Vec<PathBuf> = each.collect();
+    if inputs.iter().any(|input| made_name(input) == Some("list")) {
         let rows = made::KINDS.map(|(name, about)| cells([&named(name), &about]));
         print!("{}", align(&rows, Words::All));
         return Ok(ExitCode::SUCCESS);
@@ -217,8 +200,8 @@ pub fn replay(args: &ReplayArgs) -> Result<ExitCode> {
         reference: REFERENCE.to_owned(),
         ratios: Vec::new(),
     };
-    for source in &sources {
-        let (input, warm_up_s) = source.load(args)?;
+    for input in &inputs {
+        let (input, warm_up_s) = load(input, args)?;
         let table = table(&input, &kinds, args, warm_up_s).with_context(|| input.name.clone())?;
         print!("{}", text(&table));
         report.tables.push(table);
@@ -242,11 +225,8 @@ fn table(
     warm_up_s: u64,
 ) -> Result<Table> {
     let windows = args.half.of(&input.windows);
-    let joined = match args.joined {
-        true => joined(windows).into_iter().collect(),
-        false => Vec::new(),
-    };
-    let windows: &[Window] = if args.joined { &joined } else { windows };
+    let joined = args.joined.then(|| joined(windows)).flatten();
+    let windows = joined.as_ref().map_or(windows, slice::from_ref);
     let warm_up_us = warm_up_s * 1_000_000;
     let scored_us = |w: &Window| w.length_us.saturating_sub(warm_up_us);
     let scored_seconds = windows.iter().map(scored_us).sum::<u64>() as f64 / 1e6;
@@ -384,16 +364,13 @@ fn text(table: &Table) -> String {
 
 /// Shares of the paths, in order; the least and the most of many.
 fn shares(percent: &[f64]) -> String {
-    let shown: Vec<String> = match percent.len() {
-        0..=5 => percent.iter().map(|p| format!("{p:.0}")).collect(),
-        _ => {
-            let (least, most) = percent.iter().fold((100.0f64, 0.0f64), |(least, most), p| {
-                (least.min(*p), most.max(*p))
-            });
-            return format!("{least:.1} to {most:.1}");
-        }
-    };
-    shown.join("/")
+    if percent.len() <= 5 {
+        let shown: Vec<String> = percent.iter().map(|p| format!("{p:.0}")).collect();
+        return shown.join("/");
+    }
+    let least = percent.iter().copied().fold(100.0, f64::min);
+    let most = percent.iter().copied().fold(0.0, f64::max);
+    format!("{least:.1} to {most:.1}")
 }
 
 /// One line for each input, three figures for each policy.
