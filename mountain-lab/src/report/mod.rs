@@ -6,7 +6,6 @@
 
 mod page;
 mod plots;
-mod series;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

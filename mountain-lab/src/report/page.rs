@@ -11,7 +11,6 @@ use mountain::report::plots::{self as draw, Line, RGBColor, Share};
 use mountain::report::series;
 use mountain_lab::result::{cell_parts, row_label, Metric, RunResult};
 
-use super::series::sorted_rtts;
 use super::{plots, DrawnSegment, PlotData};
 
 const TEMPLATE: &str = include_str!("template.html");
@@ -184,9 +183,12 @@ fn distributions(
     drawn: &[String],
     columns: &[String],
 ) -> Result<(String, String, String)> {
-    let rtts = |p: &String| {
-        let rtts = sorted_rtts(&samples.segments, p);
-        (!rtts.is_empty()).then(|| (plots::policy_colour(p, columns), rtts))
+    let rtts = |policy: &String| {
+        let own = samples.segments.iter().filter(|s| s.policy == *policy);
+        let packets = own.flat_map(|s| &s.packets);
+        let mut rtts: Vec<f64> = packets.filter_map(|p| p.rtt_us.map(f64::from)).collect();
+        rtts.sort_unstable_by(f64::total_cmp);
+        (!rtts.is_empty()).then(|| (plots::policy_colour(policy, columns), rtts))
     };
     let sorted: Vec<(RGBColor, Vec<f64>)> = drawn.iter().filter_map(rtts).collect();
     if sorted.is_empty() {
