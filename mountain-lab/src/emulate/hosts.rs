@@ -261,7 +261,6 @@ impl Hosts {
 
     fn route(&self, ns: &Netns, route: &str) -> Result<()> {
         ns.ip(&format!("{} route add {route}", self.flag()))
-            .map(drop)
     }
 
     /// The server answers each packet on the path that the flow's last packet came by (or, for
@@ -306,10 +305,8 @@ impl Hosts {
     }
 
     fn join_router(&self, router: &Netns, client: IpAddr) -> Result<()> {
-        let (c, r) = (
-            self.pick("10.30.0.2", "fd30::2"),
-            self.pick("10.30.0.1", "fd30::1"),
-        );
+        let c = self.pick("10.30.0.2", "fd30::2");
+        let r = self.pick("10.30.0.1", "fd30::1");
         let mac = |end: u8| [0x02, 0x4d, 0, 2, 0, end];
         plain_veth((&self.client, "eth0", mac(1)), (router, "lan0", mac(2)))?;
         self.address(&self.client, "eth0", c)?;
@@ -336,14 +333,13 @@ impl Hosts {
         };
         let (flag, nodad) = (self.flag(), self.either("", "nodad"));
         let add = format!("{flag} address add {addr}/{bits} dev {device} {nodad}");
-        ns.ip(&add).map(drop)
+        ns.ip(&add)
     }
 
     fn neighbour(&self, ns: &Netns, device: &str, addr: IpAddr, mac: [u8; 6]) -> Result<()> {
         let (flag, mac) = (self.flag(), mac_text(mac));
         let neighbour = format!("{addr} lladdr {mac} dev {device} nud permanent");
         ns.ip(&format!("{flag} neigh replace {neighbour}"))
-            .map(drop)
     }
 
     /// Sends one ping and says whether it was answered within a second.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{ensure, Context, Result};
 use mountain::host::program;
 use mountain_lab::workload::sys::{device_index, run_in};
 
@@ -54,7 +54,7 @@ impl Netns {
     }
 
     /// `ip -n THIS ARGS`, the arguments split at blanks; fails with what `ip` said.
-    pub fn ip(&self, args: &str) -> Result<String> {
+    pub fn ip(&self, args: &str) -> Result<()> {
         ip(&format!("-n {} {args}", self.name))
     }
 
@@ -71,16 +71,14 @@ impl Netns {
     }
 
     /// Runs a program inside to its end; fails with what it said.
-    pub fn run<I, S>(&self, program: &str, args: I) -> Result<String>
+    pub fn run<I, S>(&self, program: &str, args: I) -> Result<()>
     where
         I: IntoIterator<Item = S>,
         S: AsRef<OsStr>,
     {
         // nsenter would only say that there is no such file.
         program::find(program)?;
-        let mut command = self.command(program);
-        command.args(args);
-        output(command)
+        finished(self.command(program).args(args))
     }
 
     /// Loads rules of nft.
@@ -88,7 +86,6 @@ impl Netns {
         let file = tempfile::NamedTempFile::new()?;
         fs::write(file.path(), rules)?;
         self.run("nft", [OsStr::new("-f"), file.path().as_os_str()])
-            .map(drop)
     }
 
     /// Runs `f` inside, on a thread of its own (setns changes the calling thread).
@@ -148,7 +145,7 @@ pub fn die_with_parent(command: &mut Command) {
 }
 
 /// `ip ARGS`, the arguments split at blanks; fails with what `ip` said.
-pub fn ip(args: &str) -> Result<String> {
+pub fn ip(args: &str) -> Result<()> {
     run("ip", args.split_whitespace())
 }
 
@@ -163,31 +160,18 @@ impl Drop for Running {
 }
 
 /// Runs a program to its end; fails with its arguments and what it said.
-pub fn run<I, S>(program: &str, args: I) -> Result<String>
-where
-    I: IntoIterator<Item = S>,
-    S: AsRef<OsStr>,
-{
-    let mut command = Command::new(program);
-    command.args(args);
-    output(command)
+pub fn run(program: &str, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<()> {
+    finished(Command::new(program).args(args))
 }
 
-fn output(mut command: Command) -> Result<String> {
+fn finished(command: &mut Command) -> Result<()> {
     let shown = format!("{command:?}").replace('"', "");
     program::find(command.get_program())?;
-    let out = command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("cannot start {shown}"))?;
-    if !out.status.success() {
-        bail!(
-            "{shown}: {}: {}",
-            out.status,
-            String::from_utf8_lossy(&out.stderr).trim()
-        );
-    }
-    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+    let out = command.stdin(Stdio::null()).output();
+    let out = out.with_context(|| format!("cannot start {shown}"))?;
+    let (status, said) = (out.status, String::from_utf8_lossy(&out.stderr));
+    ensure!(status.success(), "{shown}: {status}: {}", said.trim());
+    Ok(())
 }
 
 /// Names in a folder that are of lab processes which are gone.
@@ -244,12 +228,8 @@ mod tests {
         let path = ns.path();
         assert!(path.exists());
         ns.sysctl(&[("net/ipv4/ip_forward", "1")]).unwrap();
-        assert_eq!(
-            ns.run("cat", ["/proc/sys/net/ipv4/ip_forward"])
-                .unwrap()
-                .trim(),
-            "1"
-        );
+        let forwards = "test $(cat /proc/sys/net/ipv4/ip_forward) = 1";
+        ns.run("sh", ["-c", forwards]).unwrap();
         let error = ns.ip("link set nonesuch up").unwrap_err().to_string();
         assert!(error.contains("nonesuch"), "{error}");
         assert!(
