@@ -13,7 +13,7 @@ use anyhow::{anyhow, Context, Result};
 
 use super::dial::{within, Dial, Ends};
 use super::metrics::{Leave, Onset};
-use super::sniff::{FlowTrace, Sniffer};
+use super::sniff::{self, FlowTrace, Sniffer};
 use super::stream::{self, Buckets};
 use super::sys;
 use super::worker::Worker;
@@ -144,9 +144,9 @@ pub fn start(cfg: BulkConfig) -> Result<Bulk> {
     within("flows", cfg.flows, 1..=2_000)?;
     let requests = cfg.pattern.requests();
     let (ends, min_rtt_us) = (&cfg.ends, cfg.min_rtt_us);
-    let sniffer = Sniffer::start(&ends.server_ns, ends.port, &ends.paths, min_rtt_us)?;
+    let sniffer = sniff::start(&ends.server_ns, ends.port, &ends.paths, min_rtt_us)?;
     let sent = cfg.sent.as_ref();
-    let sent = sent.map(|(ns, paths)| Sniffer::start(ns, ends.port, paths, min_rtt_us));
+    let sent = sent.map(|(ns, paths)| sniff::start(ns, ends.port, paths, min_rtt_us));
     let (at, start_ns) = (ends.server(), sys::monotonic_ns());
     let listen = move || {
         let listener = stream::listen(at)?;
@@ -190,10 +190,10 @@ impl Bulk {
             .map(|(port, thread)| Ok((port, thread.join().map_err(|_| panicked())?)))
             .collect::<Result<_>>()?;
         let mut servers = self.acceptor.finish()?;
-        let (mut traces, mut unobserved) = self.sniffer.stop()?;
+        let (mut traces, mut unobserved) = self.sniffer.finish()?;
         // A flow has left a path when it sends nothing more there. What it has sent may queue for seconds.
         if let Some(sniffer) = &mut self.sent {
-            let (sent, missed) = sniffer.stop()?;
+            let (sent, missed) = sniffer.finish()?;
             unobserved += missed;
             for (port, trace) in sent {
                 let received = traces.entry(port).or_default();

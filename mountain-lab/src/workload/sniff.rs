@@ -84,28 +84,20 @@ impl FlowTrace {
 /// Flows by the client's source port.
 pub type Traces = HashMap<u16, FlowTrace>;
 
-/// A running observer.
-pub struct Sniffer(Worker<(Traces, u64)>);
+/// A running observer: what was seen, and the number of frames the socket had no room for. With any of
+/// those the traces have gaps.
+pub type Sniffer = Worker<(Traces, u64)>;
 
-impl Sniffer {
-    /// Watches TCP data to `port` in `netns`. `min_rtt_us`: see `SequenceTracker::new`.
-    pub fn start(netns: &Path, port: u16, paths: &[String], min_rtt_us: u32) -> Result<Self> {
-        let paths = paths.to_vec();
-        let set_up = move || {
-            let socket = open(port).context("cannot open the packet socket")?;
-            Ok((socket, paths_by_device(&paths)))
-        };
-        let worker = Worker::start("sniffer", netns, set_up, move |(socket, paths), stop| {
-            watch(&socket, &paths, min_rtt_us, stop)
-        })?;
-        Ok(Sniffer(worker))
-    }
-
-    /// Stops; returns what was seen and the number of frames the socket had no room for. With any of
-    /// those the traces have gaps.
-    pub fn stop(&mut self) -> Result<(Traces, u64)> {
-        self.0.finish()
-    }
+/// Watches TCP data to `port` in `netns`. `min_rtt_us`: see `SequenceTracker::new`.
+pub fn start(netns: &Path, port: u16, paths: &[String], min_rtt_us: u32) -> Result<Sniffer> {
+    let paths = paths.to_vec();
+    let set_up = move || {
+        let socket = open(port).context("cannot open the packet socket")?;
+        Ok((socket, paths_by_device(&paths)))
+    };
+    Worker::start("sniffer", netns, set_up, move |(socket, paths), stop| {
+        watch(&socket, &paths, min_rtt_us, stop)
+    })
 }
 
 /// Passes the first [`SNAP_BYTES`] of unfragmented TCP segments to `port`, IPv4 or IPv6, on

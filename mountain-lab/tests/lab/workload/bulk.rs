@@ -10,7 +10,7 @@ use mountain_lab::workload::dial::Ends;
 use mountain_lab::workload::load::{self, LoadConfig};
 use mountain_lab::workload::metrics::{self, Leave, Onset};
 use mountain_lab::workload::short::{self, ShortConfig, ShortFlow};
-use mountain_lab::workload::sniff::Sniffer;
+use mountain_lab::workload::sniff;
 use mountain_lab::workload::sys;
 
 use super::net::Net;
@@ -164,7 +164,7 @@ fn observer_sees_reordering_but_no_retransmission_as_such() {
     let net = Net::new();
     // netem and the like are not needed: raw frames say exactly what arrives when.
     let paths = ["s0".to_string(), "s1".to_string()];
-    let mut sniffer = Sniffer::start(&net.server_ns(), 7015, &paths, 20_000).unwrap();
+    let mut sniffer = sniff::start(&net.server_ns(), 7015, &paths, 20_000).unwrap();
     sys::run_in(&net.client_ns(), || {
         // (device, sequence number, sender's timestamp, pause before in ms)
         let segments = [
@@ -184,7 +184,7 @@ fn observer_sees_reordering_but_no_retransmission_as_such() {
     })
     .unwrap();
     sleep(Duration::from_millis(100));
-    let (traces, unobserved) = sniffer.stop().unwrap();
+    let (traces, unobserved) = sniffer.finish().unwrap();
     assert_eq!(unobserved, 0);
     assert_eq!(traces.len(), 1, "{traces:?}");
     let trace = &traces[&40_001];
