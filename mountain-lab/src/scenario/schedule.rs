@@ -52,7 +52,6 @@ impl ScheduledEvent {
 /// Way of one packet and its answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Trip {
-    pub out: usize,
     pub forward_us: u32,
     pub backward_us: u32,
 }
@@ -167,7 +166,6 @@ impl Schedule {
             return None;
         }
         Some(Trip {
-            out,
             forward_us,
             backward_us: self.delay_us(back, false, t_back),
         })

@@ -42,7 +42,7 @@ pub fn bound_packets(
             rtt_us: trip.map(|t| t.rtt_us()),
             forward_us: trip.map(|t| t.forward_us),
             backward_us: trip.map(|t| t.backward_us),
-            path: trip.map(|t| t.out as u8),
+            path: trip.map(|_| way.0 as u8),
             ..Packet::default()
         };
     }

@@ -115,18 +115,14 @@ impl PolicySegment {
             return Some(format!("emulator error p99 {error_ms:.2} ms > {limit} ms"));
         }
         if e.loss > limits.reference_loss {
-            return Some(format!(
-                "the emulator lost {:.2}% by itself",
-                e.loss * 100.0
-            ));
+            let lost = e.loss * 100.0;
+            return Some(format!("the emulator lost {lost:.2}% by itself"));
         }
         let health = &self.seen.health;
         let skipped = health.skipped as f64 / health.sent.max(1) as f64;
         if skipped > limits.skipped {
-            return Some(format!(
-                "the generator missed {:.2}% of its packets",
-                skipped * 100.0
-            ));
+            let missed = skipped * 100.0;
+            return Some(format!("the generator missed {missed:.2}% of its packets"));
         }
         None
     }
@@ -158,7 +154,49 @@ impl Experiment for Scenes<'_> {
         if let Some(far) = &mut self.far {
             far.apply(policy)?;
         }
-        self.segment(session, repeat, policy)
+        let (scenario, product) = (self.scenario, &mut self.product);
+        let start_ns = self.emulator.play(repeat, AHEAD)?;
+        ensure!(
+            monotonic_ns() < start_ns,
+            "the machine is too slow: the schedule came late"
+        );
+        wait_until(start_ns, None)?;
+        let cpu = machine_ticks()?;
+        let emulator_cpu = self.emulator.0.cpu_seconds();
+        let product_cpu = product.cpu_seconds();
+        let traffic = RunningTraffic::start(scenario, self.hosts)?;
+        let from_ns = start_ns + (scenario.discard_seconds * 1e9) as u64;
+        let end_ns = start_ns + (scenario.segment_seconds() * 1e9) as u64;
+        wait_until(end_ns, Some((session, start_ns)))?;
+
+        let seconds = (monotonic_ns() - start_ns) as f64 / 1e9;
+        let (busy, all) = machine_ticks()?;
+        let status = product.query(&["status", "--json"])?;
+        let explain = product.query(&["explain", "--last", "1000", "--json"])?;
+        let moves = product.query(&["explain", "--moves", "--last", "10000", "--json"])?;
+        let emulator_cores = (self.emulator.0.cpu_seconds() - emulator_cpu) / seconds;
+        let product_cores = product
+            .cpu_seconds()
+            .zip(product_cpu)
+            .map(|(now, then)| (now - then) / seconds);
+        let seen = traffic.stop()?;
+        let measured = from_ns..end_ns;
+        let reference = seen.reference.iter();
+        let mut error = emulator_error(reference.filter(|p| measured.contains(&p.sent_ns)));
+        error.cores = emulator_cores;
+        Ok(PolicySegment {
+            repeat,
+            policy,
+            start_ns,
+            seen,
+            measured,
+            error,
+            cpu_busy: (busy - cpu.0) as f64 / (all - cpu.1).max(1) as f64,
+            product_cores,
+            status,
+            explain,
+            moves: moves["moves"].clone(),
+        })
     }
 
     fn void(&self, _: usize, segment: &PolicySegment) -> Option<String> {
@@ -270,59 +308,6 @@ fn start_config(cgroup: Option<&Cgroup>) -> String {
     match cgroup.map(|cgroup| cgroup.path().display()) {
         Some(path) => format!("\n[placement]\nadopt = true\ncgroup = \"{path}\"\n"),
         None => "\n[placement]\nenabled = false\n".to_owned(),
-    }
-}
-
-impl Scenes<'_> {
-    fn segment(
-        &mut self,
-        session: &Session,
-        repeat: u32,
-        policy: ComparedPolicy,
-    ) -> Result<PolicySegment> {
-        let (scenario, product) = (self.scenario, &mut self.product);
-        let start_ns = self.emulator.play(repeat, AHEAD)?;
-        ensure!(
-            monotonic_ns() < start_ns,
-            "the machine is too slow: the schedule came late"
-        );
-        wait_until(start_ns, None)?;
-        let cpu = machine_ticks()?;
-        let emulator_cpu = self.emulator.0.cpu_seconds();
-        let product_cpu = product.cpu_seconds();
-        let traffic = RunningTraffic::start(scenario, self.hosts)?;
-        let from_ns = start_ns + (scenario.discard_seconds * 1e9) as u64;
-        let end_ns = start_ns + (scenario.segment_seconds() * 1e9) as u64;
-        wait_until(end_ns, Some((session, start_ns)))?;
-
-        let seconds = (monotonic_ns() - start_ns) as f64 / 1e9;
-        let (busy, all) = machine_ticks()?;
-        let status = product.query(&["status", "--json"])?;
-        let explain = product.query(&["explain", "--last", "1000", "--json"])?;
-        let moves = product.query(&["explain", "--moves", "--last", "10000", "--json"])?;
-        let emulator_cores = (self.emulator.0.cpu_seconds() - emulator_cpu) / seconds;
-        let product_cores = product
-            .cpu_seconds()
-            .zip(product_cpu)
-            .map(|(now, then)| (now - then) / seconds);
-        let seen = traffic.stop()?;
-        let measured = from_ns..end_ns;
-        let reference = seen.reference.iter();
-        let mut error = emulator_error(reference.filter(|p| measured.contains(&p.sent_ns)));
-        error.cores = emulator_cores;
-        Ok(PolicySegment {
-            repeat,
-            policy,
-            start_ns,
-            seen,
-            measured,
-            error,
-            cpu_busy: (busy - cpu.0) as f64 / (all - cpu.1).max(1) as f64,
-            product_cores,
-            status,
-            explain,
-            moves: moves["moves"].clone(),
-        })
     }
 }
 

@@ -53,7 +53,7 @@ pub fn run(session: &mut Session) -> Result<()> {
         rates.report(&format!("compare, {name}"), &mut session.result);
     }
     session.step("power")?;
-    let path = |seed| queues(MADE_UP, seed);
+    let path = |seed| gaver_lewis(MADE_UP, seed, 0.01);
     let found = Rates::of(seeds(10, 50).map(|seed| {
         let (a, b) = (path(2 * seed), path(2 * seed + 1));
         judge(vec![made_up(a)], vec![later(&b, 5e3)], false)
@@ -209,13 +209,11 @@ fn later(rtts: &[Option<f64>], by_us: f64) -> RunFile {
 
 type Series = fn(usize, u64) -> Vec<Option<f64>>;
 
-/// 1% lost.
-fn queues(n: usize, seed: u64) -> Vec<Option<f64>> {
-    gaver_lewis(n, seed, 0.01)
-}
-
 const MODELS: [(&str, Series); 4] = [
-    ("20 ms and queues, AR 0.5", queues),
+    // 1% lost.
+    ("20 ms and queues, AR 0.5", |n, seed| {
+        gaver_lewis(n, seed, 0.01)
+    }),
     ("20 ms, AR 0.98", autocorrelated),
     ("bursts", |n, seed| bursts(n, 200.0, 10.0, seed)),
     ("rare bursts", |n, seed| bursts(n, 1_000.0, 50.0, seed)),
