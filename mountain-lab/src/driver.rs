@@ -66,7 +66,6 @@ pub struct Session {
     pub result: RunResult,
     /// As the user has them.
     pub args: CommonArgs,
-    name: String,
     bar: ProgressBar,
     others: ForeignLoad,
     _awake: Option<NoHalt>,
@@ -139,7 +138,6 @@ impl Session {
         Session {
             result,
             args: args.clone(),
-            name: name.to_owned(),
             bar,
             others: ForeignLoad::watch(),
             _awake: NoHalt::hold(),
@@ -298,7 +296,7 @@ impl Session {
         least: &[(&str, f64, f64)],
         table: impl FnOnce(&RunResult) -> String,
     ) -> Result<ExitCode> {
-        let out = self.args.out(&self.name);
+        let out = self.args.out(&self.result.scenario);
         let result = self.judge(least);
         print!("{}", table(&result));
         println!("{}", result.write(&out)?.display());

@@ -147,13 +147,10 @@ pub(super) fn run(core: &mut Core, config: Config, mut orders: Orders) -> Result
             timer,
         })
     })?;
-    for (name, from, to) in [
-        ("forward", "client", "server"),
-        ("backward", "server", "client"),
-    ] {
-        core.link(from, name);
-        core.link(name, to);
-    }
+    core.link("client", "forward");
+    core.link("forward", "server");
+    core.link("server", "backward");
+    core.link("backward", "client");
     core.forward(move || {
         println!("{start_ns}");
         while orders.next().is_some() {}

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use anyhow::{ensure, Context, Result};
 use serde::Deserialize;
 
-use super::{MOST_DELAY_US, MOST_TIME_US};
+use super::{number, MOST_DELAY_US, MOST_TIME_US};
 
 /// Probes of one log: 100 a second for a day.
 const MOST_PROBES: u64 = 8_640_000;
@@ -92,8 +92,8 @@ impl PingLog {
         };
         let stamp = line.strip_prefix('[').and_then(|rest| rest.split_once(']'));
         let (stamp, _) = stamp.context("no time stamp at its begin: run ping with -D")?;
-        let stamp_us = bounded(stamp, 1e6, MOST_TIME_US).context("time stamp")?;
-        let rtt_us = bounded(rtt_ms, 1e3, MOST_DELAY_US).context("time=")? as u32;
+        let stamp_us = number(stamp, 1e6, MOST_TIME_US).context("time stamp")? as u64;
+        let rtt_us = number(rtt_ms, 1e3, MOST_DELAY_US).context("time=")? as u32;
         let sent_us = stamp_us.saturating_sub(u64::from(rtt_us));
         // A second answer to the same probe says nothing.
         self.answers.entry(sequence).or_insert((sent_us, rtt_us));
@@ -217,10 +217,6 @@ fn irtt(text: &str) -> Result<Vec<RecordedProbe>> {
 fn after<'a>(line: &'a str, word: &str) -> Option<&'a str> {
     let (_, rest) = line.split_once(word)?;
     rest.split([' ', ':']).next()
-}
-
-fn bounded(text: &str, us: f64, most: f64) -> Result<u64> {
-    super::number(text, us, most).map(|value| value as u64)
 }
 
 #[cfg(test)]

@@ -37,16 +37,6 @@ pub enum Pattern {
     },
 }
 
-impl Pattern {
-    /// Bytes of a request and of its response, where there are such.
-    fn requests(self) -> Option<(usize, usize)> {
-        match self {
-            Pattern::RequestResponse { bytes, .. } => Some(bytes),
-            _ => None,
-        }
-    }
-}
-
 /// What to send, from where to where.
 #[derive(Debug, Clone)]
 pub struct BulkConfig {
@@ -142,7 +132,10 @@ pub struct Bulk {
 /// Starts observer and server, connects all flows and lets them run. Any error stops everything.
 pub fn start(cfg: BulkConfig) -> Result<Bulk> {
     within("flows", cfg.flows, 1..=2_000)?;
-    let requests = cfg.pattern.requests();
+    let requests = match cfg.pattern {
+        Pattern::RequestResponse { bytes, .. } => Some(bytes),
+        _ => None,
+    };
     let (ends, min_rtt_us) = (&cfg.ends, cfg.min_rtt_us);
     let sniffer = sniff::start(&ends.server_ns, ends.port, &ends.paths, min_rtt_us)?;
     let sent = cfg.sent.as_ref();

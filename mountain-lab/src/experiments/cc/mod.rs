@@ -240,10 +240,9 @@ pub(crate) fn void_reason(segment: &CcSegment) -> Option<String> {
         ("at most", link.late_max_us, LATE_MOST_US),
     ] {
         if late > limit {
+            let [late, limit] = [late, limit].map(|us| f64::from(us) / 1e3);
             return Some(format!(
-                "the emulator was late: {what} {:.1} ms > {:.1} ms",
-                f64::from(late) / 1e3,
-                f64::from(limit) / 1e3
+                "the emulator was late: {what} {late:.1} ms > {limit:.1} ms"
             ));
         }
     }
