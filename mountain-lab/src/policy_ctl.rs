@@ -13,7 +13,7 @@ use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::emulate::netns::{Netns, Running};
+use crate::emulate::netns::{output, Netns, Running};
 use crate::scenario::ComparedPolicy;
 
 /// UDP port of the lab's reflectors; scenarios name it in `probe_target`.
@@ -87,11 +87,7 @@ impl<'a> Product<'a> {
         command
             .args(["up", "--foreground", "--config"])
             .arg(&self.config);
-        command
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log);
-        let child = command.spawn();
+        let child = logged(&mut command, log);
         self.child = Some(child.with_context(|| binary.display().to_string())?);
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
@@ -135,15 +131,8 @@ impl<'a> Product<'a> {
     }
 
     fn tell(&self, args: &[&str]) -> Result<String> {
-        let mut command: Command = self.ns.command(binary()?);
-        let out = command.args(args).stdin(Stdio::null()).output()?;
-        ensure!(
-            out.status.success(),
-            "mountain {}: {}: {}",
-            args.join(" "),
-            out.status,
-            String::from_utf8_lossy(&out.stderr).trim()
-        );
+        let shown = format!("mountain {}", args.join(" "));
+        let out = output(self.ns.command(binary()?).args(args), &shown)?;
         Ok(String::from_utf8_lossy(&out.stdout).into_owned())
     }
 }
@@ -164,16 +153,18 @@ pub fn reflect(ns: &Netns, role: &str, addrs: &[IpAddr], out: &Path) -> Result<R
         let listen = SocketAddr::new(*addr, REFLECT_PORT).to_string();
         command.args(["--listen", &listen]);
     }
-    command
-        .stdin(Stdio::null())
-        .stdout(log.try_clone()?)
-        .stderr(log);
-    let mut reflector = Running(command.spawn()?);
+    let mut reflector = Running(logged(&mut command, log)?);
     std::thread::sleep(Duration::from_millis(200));
     if let Some(status) = reflector.0.try_wait()? {
         bail!("mountain reflect ended at once: {status}");
     }
     Ok(reflector)
+}
+
+/// Starts a program whose output goes into a log.
+fn logged(command: &mut Command, log: File) -> Result<Child> {
+    command.stdin(Stdio::null()).stdout(log.try_clone()?);
+    Ok(command.stderr(log).spawn()?)
 }
 
 /// $MOUNTAIN_BIN, or the binary beside this one.

@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{ensure, Context, Result};
@@ -167,11 +167,16 @@ pub fn run(program: &str, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> 
 fn finished(command: &mut Command) -> Result<()> {
     let shown = format!("{command:?}").replace('"', "");
     program::find(command.get_program())?;
+    output(command, &shown).map(drop)
+}
+
+/// The same of a program that is there, with its output; `shown`: what it is called in errors.
+pub fn output(command: &mut Command, shown: &str) -> Result<Output> {
     let out = command.stdin(Stdio::null()).output();
     let out = out.with_context(|| format!("cannot start {shown}"))?;
     let (status, said) = (out.status, String::from_utf8_lossy(&out.stderr));
     ensure!(status.success(), "{shown}: {status}: {}", said.trim());
-    Ok(())
+    Ok(out)
 }
 
 /// Names in a folder that are of lab processes which are gone.

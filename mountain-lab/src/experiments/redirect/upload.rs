@@ -7,7 +7,7 @@ use std::fs;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result};
 use mountain::measure::cpu::means;
 use mountain::measure::runfile::{Cpu, RunFile};
 use mountain::report::table::{align, Words};
@@ -21,6 +21,7 @@ use super::rig::{RouterRig, FIRST_PORT, TO};
 use super::serve::{listen, serve};
 use super::{RedirectArgs, Table};
 use crate::driver::{Experiment, Session};
+use crate::emulate::netns;
 use crate::policy_ctl::binary;
 
 /// Packets per second that the receiver keeps up with.
@@ -147,13 +148,8 @@ fn one(rig: &RouterRig, way: Contender, trial: u32, mib: u64) -> Result<Run> {
     command.arg(format!("--net={}", rig.client.path().display()));
     command.arg("--").arg(std::env::current_exe()?);
     command.args(upload.split(' ')).arg("--out").arg(&trials);
-    crate::emulate::netns::die_with_parent(&mut command);
-    let out = command.output().context("mountain cpu")?;
-    ensure!(
-        out.status.success(),
-        "{}",
-        String::from_utf8_lossy(&out.stderr).trim()
-    );
+    netns::die_with_parent(&mut command);
+    netns::output(&mut command, "mountain cpu")?;
     let after = udp_errors(rig)?;
     let text = fs::read_to_string(&trials).context("the upload left no result")?;
     let trials: Vec<Trial> = serde_json::from_str(&text)?;
