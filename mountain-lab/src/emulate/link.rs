@@ -31,13 +31,6 @@ pub const NEAR_PORT: u16 = 7200;
 /// Frames longer than this carry data: their queue is the one that counts.
 const ETHERNET_HEADER: u64 = 14;
 
-/// What the process is told.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Config {
-    link: LinkConfig,
-    plan: LinkPlan,
-}
-
 /// What the link saw, from the client to the server.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct LinkReport {
@@ -91,10 +84,7 @@ pub struct Link {
 impl Link {
     /// Starts the process in its namespace and waits until it forwards.
     pub fn start(emulator: &Netns, link: &LinkConfig, plan: &LinkPlan) -> Result<Self> {
-        let plan = Plan::Link(Config {
-            link: link.clone(),
-            plan: plan.clone(),
-        });
+        let plan = Plan::Link(link.clone(), plan.clone());
         let (child, answer) = Child::start(emulator, &plan)?;
         let start_ns = answer.parse();
         Ok(Link {
@@ -117,19 +107,24 @@ struct Log {
 }
 
 /// The process's part: forwards until its orders end, then reports.
-pub(super) fn run(core: &mut Core, config: Config, mut orders: Orders) -> Result<()> {
+pub(super) fn run(
+    core: &mut Core,
+    link: &LinkConfig,
+    plan: LinkPlan,
+    mut orders: Orders,
+) -> Result<()> {
     let log = Arc::new(Mutex::new(Log::default()));
     let (start, start_ns) = (Instant::now(), monotonic_ns());
-    core.add_port("client", &config.link.client)?;
-    core.add_port("server", &config.link.server)?;
-    let half = Duration::from_micros((config.plan.rtt_us / 2).into());
-    let back = config.plan.back.clone();
+    core.add_port("client", &link.client)?;
+    core.add_port("server", &link.server)?;
+    let half = Duration::from_micros((plan.rtt_us / 2).into());
+    let back = plan.back.clone();
     core.add("forward", || {
         EgressCell::new(|packets, timer| LinkEgress {
             packets,
             start,
             delay: half,
-            bottleneck: Bottleneck::new(config.plan),
+            bottleneck: Bottleneck::new(plan),
             log: log.clone(),
             timer,
         })

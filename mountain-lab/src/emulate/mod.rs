@@ -40,7 +40,7 @@ enum Plan {
     /// Paths by the schedules of a scenario.
     Paths(emulator::Config),
     /// One link with a bottleneck.
-    Link(link::Config),
+    Link(LinkConfig, bottleneck::LinkPlan),
 }
 
 /// The main function of the emulator's process. Has to be called in its namespace.
@@ -51,7 +51,7 @@ pub fn child_main() -> Result<()> {
     let mut core = child::Core::new()?;
     match plan {
         Plan::Paths(config) => emulator::run(&mut core, config, orders)?,
-        Plan::Link(config) => link::run(&mut core, config, orders)?,
+        Plan::Link(link, plan) => link::run(&mut core, &link, plan, orders)?,
     }
     // The cells' tasks need no orderly end.
     std::process::exit(0)

@@ -90,12 +90,10 @@ impl Scenario {
         let given = toml::from_str(text)?;
         let faultless = scenario.validate();
         let faultless = faultless.and_then(|()| scenario.validate_keys(&given));
-        faultless.map_err(|(key, what)| {
-            anyhow::anyhow!(
-                "{file}:{}: {key}: {what}",
-                line_of_key(text, &key).unwrap_or(1)
-            )
-        })?;
+        if let Err((key, what)) = faultless {
+            let line = line_of_key(text, &key).unwrap_or(1);
+            bail!("{file}:{line}: {key}: {what}");
+        }
         Ok(scenario)
     }
 }
@@ -124,25 +122,17 @@ fn folders_of(exe: &Path) -> Vec<PathBuf> {
 }
 
 fn line_and_message(text: &str, error: &toml::de::Error) -> String {
-    let line = error.span().map_or(1, |span| line_at(text, span.start));
+    let span = error.span().unwrap_or(0..0);
+    let line = line_at(text, span.start);
     // The first line of serde's message names the key; the rest repeats the source text.
-    let key = error
-        .span()
-        .and_then(|s| text.get(s))
-        .and_then(|s| s.lines().next())
-        .unwrap_or("");
-    format!(
-        "{line}: {} (at `{key}`)",
-        error.message().replace('\n', " ")
-    )
+    let key = text.get(span).and_then(|s| s.lines().next()).unwrap_or("");
+    let message = error.message().replace('\n', " ");
+    format!("{line}: {message} (at `{key}`)")
 }
 
 fn line_at(text: &str, offset: usize) -> usize {
-    text.as_bytes()[..offset.min(text.len())]
-        .iter()
-        .filter(|&&b| b == b'\n')
-        .count()
-        + 1
+    let before = &text.as_bytes()[..offset.min(text.len())];
+    before.iter().filter(|&&b| b == b'\n').count() + 1
 }
 
 /// Line of a key such as `seconds` or `event[1].path`, or of the section that lacks it.

@@ -37,17 +37,14 @@ const MAX_CONNECT_NS: f64 = 5_000.0;
 const MAX_FORWARD_NS: f64 = 150.0;
 
 /// A home with two providers, what is behind it, and what is before it.
+///
+/// Two homes alike, without and with: the first ip rule of a namespace makes the kernel look routes up in
+/// another way there, for good (`fib_has_custom_rules`), so one of them never has any. They are made anew
+/// for each pair, as two that were alike would differ all the same by where they lie in memory.
 struct Home {
     inner: Netns,
     home: Netns,
     far: Netns,
-}
-
-/// Two homes alike, without and with: the first ip rule of a namespace makes the kernel look routes up in
-/// another way there, for good (`fib_has_custom_rules`), so one of them never has any. They are made anew
-/// for each pair, as two that were alike would differ all the same by where they lie in memory.
-fn homes() -> Result<[Home; 2]> {
-    Ok([Home::build()?, Home::build()?])
 }
 
 impl Home {
@@ -136,7 +133,7 @@ fn connects_of(session: &mut Session, (name, kind): (&str, Type)) -> Result<()> 
     let mut seen = Vec::new();
     let what = format!("connect() of {name}");
     for i in 0..repeats(args) {
-        let homes = homes()?;
+        let homes = [Home::build()?, Home::build()?];
         let listen = |net: &Home| net.far.enter(|| Ok(TcpListener::bind((FAR, 0))?));
         let listeners = [listen(&homes[0])?, listen(&homes[1])?];
         for listener in &listeners {
@@ -205,7 +202,7 @@ pub fn forwarded(session: &mut Session) -> Result<()> {
     let cgroup = Cgroup::join()?;
     let mut seen = Vec::new();
     for i in 0..repeats(args) {
-        let homes = homes()?;
+        let homes = [Home::build()?, Home::build()?];
         let mut sinks = Vec::new();
         let mut senders = Vec::new();
         for net in &homes {
