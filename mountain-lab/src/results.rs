@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{ensure, Context, Result};
-use mountain::report::table::row;
+use mountain::report::table::{head, row};
 use mountain_lab::result::{RunResult, SCHEMA};
 
 use crate::experiments::replay::Report;
@@ -121,12 +121,8 @@ fn replay(name: &str, replay: &Report) -> String {
             "\n{}: {} windows, {:.0} s scored\n\n",
             table.recording, table.windows, table.scored_seconds
         );
-        let mut rows = vec![row([
-            &"",
-            &"p99, ms",
-            &"above 200 ms, %",
-            &"moves per flow and minute",
-        ])];
+        let titles = "|p99, ms|above 200 ms, %|moves per flow and minute";
+        let mut rows = vec![head(titles)];
         for chooser in &table.rows {
             rows.push(row([
                 &chooser.policy,

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::ops::Range;
 
 use anyhow::Result;
+use mountain::measure::stats::ascending;
 use mountain::report::page::{escape, figure, fill, legend, shortened, styles};
 use mountain::report::plots::{self as draw, Line, RGBColor, Share};
 use mountain::report::series;
@@ -186,8 +187,7 @@ fn distributions(
     let rtts = |policy: &String| {
         let own = samples.segments.iter().filter(|s| s.policy == *policy);
         let packets = own.flat_map(|s| &s.packets);
-        let mut rtts: Vec<f64> = packets.filter_map(|p| p.rtt_us.map(f64::from)).collect();
-        rtts.sort_unstable_by(f64::total_cmp);
+        let rtts = ascending(packets.filter_map(|p| p.rtt_us.map(f64::from)));
         (!rtts.is_empty()).then(|| (plots::policy_colour(policy, columns), rtts))
     };
     let sorted: Vec<(RGBColor, Vec<f64>)> = drawn.iter().filter_map(rtts).collect();

@@ -3,7 +3,7 @@
 
 pub use mountain::measure::stats::quantile_unsorted as percentile;
 
-use mountain::measure::stats::quantile;
+use mountain::measure::stats::{ascending, quantile};
 use mountain::measure::verdict::Interval;
 use rand::{Rng, RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -13,9 +13,7 @@ const RESAMPLES: usize = 1_000;
 
 /// The `p` quantile of values in any order; `None` if there are none.
 pub fn quantile_of(values: &[f64], p: f64) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_unstable_by(f64::total_cmp);
-    quantile(&sorted, p)
+    quantile(&ascending(values.iter().copied()), p)
 }
 
 /// The median; of an even number of values the mean of the middle two. NaN if there are none.

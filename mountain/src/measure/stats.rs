@@ -241,7 +241,7 @@ pub(super) fn reordered(replies: &[Reply]) -> impl Iterator<Item = bool> + '_ {
 }
 
 /// The values in their order.
-pub(crate) fn ascending(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
+pub fn ascending(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_unstable_by(f64::total_cmp);
     sorted

@@ -25,7 +25,7 @@ impl Words<'_> {
 }
 
 /// The head of a table, from its titles with `|` between them.
-pub(crate) fn head(titles: &str) -> Vec<String> {
+pub fn head(titles: &str) -> Vec<String> {
     titles.split('|').map(str::to_owned).collect()
 }
 

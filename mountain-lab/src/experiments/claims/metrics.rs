@@ -7,7 +7,7 @@ use std::slice;
 
 use anyhow::Result;
 use mountain::measure::runfile::RunFile;
-use mountain::measure::stats::far_out;
+use mountain::measure::stats::{ascending, far_out};
 
 use super::block;
 use super::registry::ClaimVerdict;
@@ -96,8 +96,7 @@ fn spread(blocks: &Blocks) -> ClaimVerdict {
 /// its own would move with what is being counted.
 fn outliers(runs: [&RunFile; 2]) -> [f64; 2] {
     let rtts = runs.map(|run| run.samples.rtt_us.iter().flatten().copied());
-    let mut both: Vec<f64> = rtts.iter().cloned().flatten().collect();
-    both.sort_unstable_by(f64::total_cmp);
+    let both = ascending(rtts.iter().cloned().flatten());
     let limit = far_out(&both).unwrap_or(f64::INFINITY);
     rtts.map(|rtts| {
         let n = rtts.clone().count().max(1);

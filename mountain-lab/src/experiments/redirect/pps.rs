@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use anyhow::{ensure, Result};
 use mountain::redirect::Backend;
-use mountain::report::table::{align, row, Words};
+use mountain::report::table::{align, head, row, Words};
 use mountain_lab::result::{Check, RunResult};
 use mountain_lab::workload::metrics::{put, Figures};
 
@@ -186,19 +186,8 @@ fn table(result: &RunResult, ways: &[Contender], loads: &[OfferedLoad]) -> Strin
     );
     for load in loads {
         let load = load.name();
-        let head = [
-            "",
-            "median",
-            "min",
-            "max",
-            "x dnat [95%]",
-            "kpps",
-            "server",
-            "busy%",
-            "waited%",
-            "n",
-        ];
-        let mut rows = vec![head.map(str::to_owned).to_vec()];
+        let titles = "|median|min|max|x dnat [95%]|kpps|server|busy%|waited%|n";
+        let mut rows = vec![head(titles)];
         for way in ways {
             let name = way.to_string();
             let metric = |what: &str| result.metric(&name, &format!("{load}_{what}"));

@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use anyhow::{ensure, Context, Result};
-use mountain::report::table::{align, row as cells, Words};
+use mountain::report::table::{align, head, row as cells, Words};
 use mountain_lab::result::{RunResult, FILE_NAME};
 
 use super::chooser::ChooserKind;
@@ -111,8 +111,7 @@ fn compared(result: &RunResult, policy: &str, score: &Score) -> Vec<Row> {
 }
 
 fn text(scenario: &Scenario, rows: &[Row]) -> String {
-    let head = ["policy", "figure", "run", "replay", "run / replay", ""];
-    let mut table = vec![head.map(str::to_owned).to_vec()];
+    let mut table = vec![head("policy|figure|run|replay|run / replay|")];
     for row in rows {
         let shown = |value: f64| match row.figure.strip_suffix("_us") {
             Some(_) => format!("{:.1} ms", value / 1e3),

@@ -17,7 +17,7 @@ use std::slice;
 
 use anyhow::{ensure, Context, Result};
 use mountain::measure::verdict::Interval;
-use mountain::report::table::{align, row as cells, Words};
+use mountain::report::table::{align, head, row as cells, Words};
 use mountain_lab::result::write_atomically;
 use mountain_lab::workload::stats::resamples;
 use rand::rngs::StdRng;
@@ -321,21 +321,9 @@ fn ratios(tables: &[Table]) -> Vec<Ratio> {
 }
 
 fn text(table: &Table) -> String {
-    let [a, b, c] = LATE_MS.map(|ms| format!("> {ms} ms %"));
-    let head = [
-        "policy",
-        "p50 ms",
-        "p95 ms",
-        "p99 ms",
-        "p99.9 ms",
-        &a,
-        &b,
-        &c,
-        "moves/min",
-        "probes/s",
-        "shares %",
-    ];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let late = LATE_MS.map(|ms| format!("> {ms} ms %")).join("|");
+    let titles = format!("policy|p50 ms|p95 ms|p99 ms|p99.9 ms|{late}|moves/min|probes/s|shares %");
+    let mut rows = vec![head(&titles)];
     for row in &table.rows {
         let f = &row.figures;
         rows.push(vec![
@@ -395,7 +383,7 @@ fn overview(tables: &[Table]) -> String {
 
 fn ratios_text(ratios: &[Ratio], recordings: usize) -> String {
     let shown = |ratio: Option<f64>| ratio.map_or("-".to_owned(), |r| format!("{r:.2}"));
-    let mut rows = vec![cells([&"policy", &"p99", &"> 200 ms", &"moves/min"])];
+    let mut rows = vec![head("policy|p99|> 200 ms|moves/min")];
     for ratio in ratios {
         let moves = format!("{:.1}", ratio.moves_per_flow_minute);
         let (p99, above) = (shown(ratio.p99), shown(ratio.above_200));
