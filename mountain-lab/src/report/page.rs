@@ -3,11 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::iter::once;
 use std::ops::Range;
 
 use anyhow::Result;
 use mountain::measure::stats::ascending;
-use mountain::report::page::{escape, figure, fill, legend, shortened, styles};
+use mountain::report::page::{
+    escape, figure, fill, legend, shortened, styles, table_head, table_row,
+};
 use mountain::report::plots::{self as draw, Line, RGBColor, Share};
 use mountain::report::series;
 use mountain_lab::result::{cell_parts, row_label, Metric, RunResult};
@@ -78,40 +81,26 @@ fn path_legend(samples: &PlotData) -> String {
         let colour = draw::SHADES[path % draw::SHADES.len()];
         (format!("{kind} on {}", samples.paths[path]), colour)
     });
-    let lost = std::iter::once(("arrived nowhere".to_owned(), draw::LOST));
+    let lost = once(("arrived nowhere".to_owned(), draw::LOST));
     legend(paths.chain(lost).chain(events))
 }
 
 fn table(result: &RunResult, columns: &[String]) -> String {
-    let head = columns.iter().map(|policy| {
-        let policy = escape(policy);
-        format!("<th scope=\"col\">{policy}</th>")
-    });
+    let head = table_head(columns.iter().map(|policy| escape(policy)));
     let rows = result.rows().into_iter().map(|name| {
         let of = |policy: &String| result.metric(policy, &name);
         let cells = columns.iter().map(|policy| match of(policy) {
             Some(metric) => cell(metric),
             None => "<td>–</td>".to_owned(),
         });
-        (row_label(&name), cells.collect::<String>())
+        table_row("", &row_label(&name), cells)
     });
-    let head = head.collect::<String>();
-    format!(
-        "<table><thead><tr><th></th>{head}</tr></thead>{}",
-        body(rows)
-    )
+    head + &body(rows)
 }
 
-/// The rest of a table: rows of a label and cells, which are HTML.
-fn body(rows: impl Iterator<Item = (String, String)>) -> String {
-    let row = |(label, cells): (String, String)| {
-        let label = escape(&label);
-        format!("<tr><th scope=\"row\">{label}</th>{cells}</tr>")
-    };
-    format!(
-        "<tbody>{}</tbody></table>",
-        rows.map(row).collect::<String>()
-    )
+/// A table after its head.
+fn body(rows: impl Iterator<Item = String>) -> String {
+    rows.collect::<String>() + "</tbody></table>"
 }
 
 fn cell(metric: &Metric) -> String {
@@ -150,8 +139,8 @@ fn emulator(result: &RunResult) -> String {
         return "<p>No emulator figures were recorded.</p>".to_owned();
     }
     let rows = result.emulator.iter();
-    let rows = rows.map(|(name, metric)| (row_label(name), cell(metric)));
-    format!("<table>{}", body(rows))
+    let rows = rows.map(|(name, metric)| table_row("", &row_label(name), once(cell(metric))));
+    format!("<table><tbody>{}", body(rows))
 }
 
 fn void(result: &RunResult) -> String {
@@ -174,9 +163,9 @@ fn environment(result: &RunResult) -> String {
     });
     let rows = machine.into_iter().chain(others).map(|(name, value)| {
         let value = shortened(&value, "result.json");
-        (name, format!("<td class=\"wrap\">{value}</td>"))
+        table_row("", &name, once(format!("<td class=\"wrap\">{value}</td>")))
     });
-    format!("<table>{}", body(rows))
+    format!("<table><tbody>{}", body(rows))
 }
 
 fn distributions(

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::measure::stats::Table;
 
 use super::figures::{answered, cpu_legend, PageSection, Plot};
-use super::page::{escape, figure, fill, legend, shortened, styles};
+use super::page::{escape, figure, fill, legend, shortened, styles, table_head, table_row};
 use super::run::{PreparedRun, MARKED};
 
 const TEMPLATE: &str = include_str!("run.html");
@@ -197,18 +197,12 @@ fn table(runs: &[PreparedRun]) -> String {
         }
     }
     let rows: Vec<_> = columns.iter().map(|(_, t)| t.rows()).collect();
-    let mut out = head(columns.iter().map(|(name, _)| name.clone()));
+    let mut out = table_head(columns.iter().map(|(name, _)| name.clone()));
     for (i, first) in rows[0].iter().enumerate() {
         let cells = rows.iter().map(|column| format!("<td>{}</td>", column[i]));
-        out += &row("", &first.name, cells);
+        out += &table_row("", &first.name, cells);
     }
     out + "</tbody></table>"
-}
-
-/// A line of a table; `cells` are HTML.
-fn row(attributes: &str, name: &str, cells: impl Iterator<Item = String>) -> String {
-    let (name, cells) = (escape(name), cells.collect::<String>());
-    format!("<tr{attributes}><th scope=\"row\">{name}</th>{cells}</tr>")
 }
 
 /// A cell with a text of any length.
@@ -223,14 +217,6 @@ fn long_cell(text: &str) -> String {
 fn distinct<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<&'a str> {
     let texts: BTreeSet<&str> = texts.map(String::as_str).collect();
     texts.into_iter().collect()
-}
-
-fn head(names: impl Iterator<Item = String>) -> String {
-    let mut out = String::from("<table><thead><tr><th></th>");
-    for name in names {
-        let _ = write!(out, "<th scope=\"col\">{name}</th>");
-    }
-    out + "</tr></thead><tbody>"
 }
 
 fn names<'a>(runs: &'a [PreparedRun]) -> impl Iterator<Item = String> + 'a {
@@ -279,10 +265,11 @@ fn difference(runs: &[PreparedRun]) -> String {
         ),
     };
     if !different.is_empty() {
-        let _ = write!(out, "<div class=\"scroll names\">{}", head(names(runs)));
+        let head = table_head(names(runs));
+        let _ = write!(out, "<div class=\"scroll names\">{head}");
         for key in different {
             let cells = runs.iter().map(|run| long_cell(&value(run, key)));
-            out += &row(" class=\"differs\"", key, cells);
+            out += &table_row(" class=\"differs\"", key, cells);
         }
         out += "</tbody></table></div>";
     }
@@ -298,7 +285,7 @@ fn difference(runs: &[PreparedRun]) -> String {
         );
         for key in equal {
             let cell = long_cell(&value(&runs[0], key));
-            out += &row("", key, std::iter::once(cell));
+            out += &table_row("", key, std::iter::once(cell));
         }
         out += "</tbody></table></div></details>";
     }
@@ -323,10 +310,10 @@ fn circumstances(runs: &[PreparedRun]) -> String {
         }),
         ("clock", &|r| r.file.clock.clone()),
     ];
-    let mut out = head(names(runs));
+    let mut out = table_head(names(runs));
     for (name, text) in rows {
         let cells = runs.iter().map(|run| long_cell(&text(run)));
-        out += &row("", name, cells);
+        out += &table_row("", name, cells);
     }
     out + "</tbody></table>"
 }

@@ -141,6 +141,21 @@ pub fn legend(entries: impl Iterator<Item = (String, RGBColor)>) -> String {
     out
 }
 
+/// The head of a table with a column for each name, which is HTML, and one for the names of rows.
+pub fn table_head(names: impl Iterator<Item = String>) -> String {
+    let mut out = String::from("<table><thead><tr><th></th>");
+    for name in names {
+        let _ = write!(out, "<th scope=\"col\">{name}</th>");
+    }
+    out + "</tr></thead><tbody>"
+}
+
+/// A line of a table; `cells` are HTML.
+pub fn table_row(attributes: &str, name: &str, cells: impl Iterator<Item = String>) -> String {
+    let (name, cells) = (escape(name), cells.collect::<String>());
+    format!("<tr{attributes}><th scope=\"row\">{name}</th>{cells}</tr>")
+}
+
 /// A long value folded up, and cut where `file` is the better place to read it.
 pub fn shortened(value: &str, file: &str) -> String {
     const FOLD: usize = 200;
