@@ -31,7 +31,7 @@ pub const HEADER_BYTES: usize = 36;
 ///
 /// Big endian: magic u32, run u32, seq u32, flow u16, path u8, flags u8 (bit 0: reordered),
 /// residence_ns u64, arrival_ns u64 (`CLOCK_REALTIME`), reserved u32.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Header {
     /// Random number of one run: datagrams of an earlier one are strays.
     pub run: u32,
@@ -57,9 +57,7 @@ impl Header {
             flow,
             seq,
             path: UNKNOWN_PATH,
-            reordered: false,
-            residence_ns: 0,
-            arrival_ns: 0,
+            ..Header::default()
         }
     }
 

@@ -51,9 +51,8 @@ pub fn plan(session: &mut Session) -> u32 {
 
 /// Pings of one side in a round. Of P99 nothing is said below 1,000 answers a side.
 pub fn block(args: &CommonArgs) -> Block {
-    let usual = Block::default();
+    let usual = Block::of(args.quick_or(140, 250));
     Block {
-        count: args.quick_or(140, 250),
         interval: args.quick_or(Duration::from_millis(2), usual.interval),
         ..usual
     }

@@ -45,9 +45,8 @@ pub fn test(session: &mut Session) -> Result<ClaimVerdict> {
     let switches = Switches::hold(None, &[WEIGHT, BIAS])?;
     let source = &rig.source;
     let block = Block {
-        count: block(&session.args).count * PINGS,
         cpu: Some(CPU),
-        ..Block::default()
+        ..Block::of(block(&session.args).count * PINGS)
     };
     let mut measure = || {
         let before = rig.flooded()?;

@@ -54,11 +54,7 @@ impl Lane {
     /// answer, µs.
     pub fn emulator_error_us(&self, probes: usize) -> Result<Vec<f64>> {
         let (_, target) = self.hosts.reference_addrs();
-        let block = Block {
-            count: probes,
-            ..Block::default()
-        };
-        let run = Tool::MountainIcmp.measure(&self.hosts.client, target, &block)?;
+        let run = Tool::MountainIcmp.measure(&self.hosts.client, target, &Block::of(probes))?;
         let asked = f64::from(2 * REFERENCE_DELAY_US);
         let answers = run.samples.rtt_us.iter().flatten();
         Ok(answers.map(|rtt| (rtt - asked).abs()).collect())

@@ -42,17 +42,16 @@ pub struct Block {
     pub cpu: Option<usize>,
 }
 
-impl Default for Block {
-    fn default() -> Self {
+impl Block {
+    /// So many probes at the usual distance, on any processor.
+    pub fn of(count: usize) -> Self {
         Block {
-            count: 500,
+            count,
             interval: Duration::from_millis(10),
             cpu: None,
         }
     }
-}
 
-impl Block {
     /// The time it takes to send it.
     pub fn seconds(&self) -> f64 {
         self.count as f64 * self.interval.as_secs_f64()

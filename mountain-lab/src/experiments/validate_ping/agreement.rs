@@ -77,10 +77,7 @@ pub fn run(session: &mut Session) -> Result<()> {
 
 fn measure(session: &Session, tools: &[Tool]) -> Result<Measurement> {
     let (rounds, _) = extent(&session.args);
-    let block = Block {
-        count: probes(&session.args),
-        ..Block::default()
-    };
+    let block = Block::of(probes(&session.args));
     let fast = Block {
         interval: LOOPBACK_INTERVAL,
         ..block

@@ -35,9 +35,8 @@ pub fn run(session: &mut Session) -> Result<()> {
     let ((rounds, _), seed) = (extent(args), args.seed);
     let cpu = last_cpu()?;
     let block = Block {
-        count: args.quick_or(200, 500),
         cpu: Some(cpu),
-        ..Block::default()
+        ..Block::of(args.quick_or(200, 500))
     };
     // Without noise: the path's own spread would hide what the hog adds.
     let delay = Delay {

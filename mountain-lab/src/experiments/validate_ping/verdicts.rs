@@ -117,6 +117,7 @@ fn recorded(session: &mut Session) -> Result<()> {
 }
 
 /// How often a difference was found.
+#[derive(Default)]
 struct Rates {
     pairs: u64,
     headline: f64,
@@ -126,11 +127,7 @@ struct Rates {
 
 impl Rates {
     fn of(comparisons: impl Iterator<Item = Result<Comparison>>) -> Result<Self> {
-        let mut rates = Rates {
-            pairs: 0,
-            headline: 0.0,
-            rows: vec![],
-        };
+        let mut rates = Rates::default();
         for comparison in comparisons {
             let comparison = comparison?;
             rates.pairs += 1;
