@@ -99,11 +99,9 @@ fn main() -> ExitCode {
 fn dispatch(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::List => {
-            let rows: Vec<_> = Scenario::list()?
-                .iter()
-                .map(|s| row([&s.name, &s.description]))
-                .collect();
-            print!("{}", align(&rows, Words::All));
+            let scenarios = Scenario::list()?;
+            let rows = scenarios.iter().map(|s| row([&s.name, &s.description]));
+            print!("{}", align(&rows.collect::<Vec<_>>(), Words::All));
             Ok(ExitCode::SUCCESS)
         }
         Command::Run(args) => run::run(&args),

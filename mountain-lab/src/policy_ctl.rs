@@ -95,10 +95,8 @@ impl<'a> Product<'a> {
                 Ok(_) => return Ok(()),
                 Err(error) => error,
             };
-            let gone = self
-                .child
-                .as_mut()
-                .is_some_and(|c| !matches!(c.try_wait(), Ok(None)));
+            let child = self.child.as_mut();
+            let gone = child.is_some_and(|c| !matches!(c.try_wait(), Ok(None)));
             if gone || Instant::now() > deadline {
                 // Not killed at once: it is to undo what it has done so far.
                 let _ = self.stop();

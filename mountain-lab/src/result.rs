@@ -220,22 +220,17 @@ impl RunResult {
     /// that have to be is for who asks, so one of one is enough. Figures taken once from all repeats
     /// together ([`Metric::single`]) are not affected.
     pub fn evaluate(&mut self, specs: &[CheckSpec]) {
-        let checks: Vec<Check> = specs
-            .iter()
-            .map(|spec| {
-                let name = spec.name.clone();
-                let mut name =
-                    name.unwrap_or_else(|| format!("{} of {}", spec.metric, spec.policy));
-                if spec.is_of_none() {
-                    name += ", most of any repeat";
-                }
-                Check {
-                    reference: spec.reference.clone(),
-                    ..Check::new(&name, self.figure(spec), spec.op, spec.limit)
-                }
-            })
-            .collect();
-        self.checks.extend(checks);
+        for spec in specs {
+            let name = spec.name.clone();
+            let mut name = name.unwrap_or_else(|| format!("{} of {}", spec.metric, spec.policy));
+            if spec.is_of_none() {
+                name += ", most of any repeat";
+            }
+            self.checks.push(Check {
+                reference: spec.reference.clone(),
+                ..Check::new(&name, self.figure(spec), spec.op, spec.limit)
+            });
+        }
     }
 
     /// The median of a metric that at least half of the repeats have.
@@ -309,10 +304,7 @@ impl RunResult {
             .with_context(|| format!("cannot read {}", path.display()))?;
         let value: Value = serde_json::from_str(&text)
             .with_context(|| format!("{} is no JSON", path.display()))?;
-        let schema = value
-            .get("schema")
-            .and_then(Value::as_str)
-            .unwrap_or("none");
+        let schema = value["schema"].as_str().unwrap_or("none");
         ensure!(
             schema == SCHEMA,
             "{}: schema is {schema}, this program reads {SCHEMA}",
@@ -330,12 +322,9 @@ impl RunResult {
         out.push_str(&align(&self.cells(), Words::All));
         if !self.emulator.is_empty() {
             out.push_str("\nemulator\n");
-            let rows: Vec<Vec<String>> = self
-                .emulator
-                .iter()
-                .map(|(n, m)| vec![row_label(n), cell(m)])
-                .collect();
-            out.push_str(&align(&rows, Words::All));
+            let rows = self.emulator.iter();
+            let rows = rows.map(|(n, m)| vec![row_label(n), cell(m)]);
+            out.push_str(&align(&rows.collect::<Vec<_>>(), Words::All));
         }
         out + &self.notes()
     }

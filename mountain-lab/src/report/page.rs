@@ -35,17 +35,12 @@ pub fn render(result: &RunResult, samples: &PlotData) -> Result<String> {
     let legend = legend(drawn.iter().map(coloured));
     let (tail, cdf, histogram) = distributions(samples, &drawn, &columns)?;
     let (timelines, note) = timelines(samples, &drawn, &columns)?;
+    let s = if result.repeats == 1 { "" } else { "s" };
+    let git = result.git.as_ref();
+    let git = git.map_or(String::new(), |g| format!(" ({g})"));
     let subtitle = format!(
-        "{} · {} repeat{} · seed {} · mountain {}{}",
-        result.started,
-        result.repeats,
-        if result.repeats == 1 { "" } else { "s" },
-        result.seed,
-        result.version,
-        result
-            .git
-            .as_ref()
-            .map_or(String::new(), |g| format!(" ({g})"))
+        "{} · {} repeat{s} · seed {} · mountain {}{git}",
+        result.started, result.repeats, result.seed, result.version
     );
     let parts: [(&str, String); 16] = [
         ("title", escape(&format!("Scenario {}", result.scenario))),
@@ -72,11 +67,8 @@ fn path_legend(samples: &PlotData) -> String {
     let kinds = samples.events.iter();
     let kinds = kinds.map(|(_, e)| (e.path, crate::name_of(&e.kind)));
     let kinds = kinds.collect::<BTreeSet<_>>().into_iter();
-    let paths = samples
-        .paths
-        .iter()
-        .zip(draw::PARTS.iter().cycle())
-        .map(|(name, colour)| (format!("packets on {name}"), *colour));
+    let named = samples.paths.iter().zip(draw::PARTS.iter().cycle());
+    let paths = named.map(|(name, colour)| (format!("packets on {name}"), *colour));
     let events = kinds.map(|(path, kind)| {
         let colour = draw::SHADES[path % draw::SHADES.len()];
         (format!("{kind} on {}", samples.paths[path]), colour)
@@ -192,10 +184,8 @@ fn distributions(
         sorted.iter().map(line).collect()
     };
     let ms = |us: f64| us.max(1.0) / 1e3;
-    let max_ms = ms(sorted
-        .iter()
-        .map(|(_, r)| r[r.len() - 1])
-        .fold(0.0, f64::max));
+    let slowest = sorted.iter().map(|(_, r)| r[r.len() - 1]);
+    let max_ms = ms(slowest.fold(0.0, f64::max));
     let min_ms = ms(sorted.iter().map(|(_, r)| r[0]).fold(f64::MAX, f64::min));
     // One outlier must not squeeze the body into a line: the CDF ends at the worst p99.5.
     let p995 = sorted.iter().map(|(_, r)| r[(r.len() - 1) * 995 / 1000]);
@@ -256,10 +246,8 @@ fn timelines(samples: &PlotData, drawn: &[String], columns: &[String]) -> Result
     let times = || packets().map(|(s, p)| p.sent_ns.saturating_sub(s.start_ns));
     let from_ns = times().min().unwrap_or(0);
     let until_ns = times().max().unwrap_or(0).max(from_ns + 1);
-    let max_us = packets()
-        .filter_map(|(_, p)| p.rtt_us)
-        .max()
-        .unwrap_or(1_000);
+    let slowest = packets().filter_map(|(_, p)| p.rtt_us).max();
+    let max_us = slowest.unwrap_or(1_000);
     let (span, max_ms) = (from_ns..until_ns, f64::from(max_us) / 1e3 * 1.05);
     let mut out = String::new();
     for segment in segments {

@@ -342,10 +342,8 @@ fn cubic() -> String {
 impl Scenario {
     /// The path that foreign load shares, if there is any.
     pub fn foreign_path(&self) -> Option<usize> {
-        let w = self
-            .workloads
-            .iter()
-            .find(|w| w.kind == WorkloadKind::Foreign)?;
+        let mut workloads = self.workloads.iter();
+        let w = workloads.find(|w| w.kind == WorkloadKind::Foreign)?;
         self.path_index(w.path.as_deref()?)
     }
 

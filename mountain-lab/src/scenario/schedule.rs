@@ -89,12 +89,9 @@ impl Schedule {
                 u128::from(purpose) << 1 | 1,
             )
         };
-        let mut events: Vec<ScheduledEvent> = scenario
-            .events
-            .iter()
-            .enumerate()
-            .flat_map(|(i, spec)| draw(spec, scenario, length_us, &mut rng(1000 + i as u64)))
-            .collect();
+        let specs = (1000..).zip(&scenario.events);
+        let drawn = specs.flat_map(|(i, spec)| draw(spec, scenario, length_us, &mut rng(i)));
+        let mut events: Vec<ScheduledEvent> = drawn.collect();
         events.sort_by_key(|e| (e.start_us, e.path));
         let delays = (0..scenario.paths.len())
             .map(|path| {
@@ -109,17 +106,13 @@ impl Schedule {
             })
             .collect();
         let specs = scenario.paths.iter();
-        let losses = specs.map(|spec| losses(spec, span_us.clone())).collect();
-        let base_us = scenario
-            .paths
-            .iter()
-            .map(|p| (p.delay_ms * 1e3) as u32)
-            .collect();
+        let base_us = specs.clone().map(|p| (p.delay_ms * 1e3) as u32);
+        let losses = specs.map(|spec| losses(spec, span_us.clone()));
         Schedule {
             events,
             delays,
-            base_us,
-            losses,
+            base_us: base_us.collect(),
+            losses: losses.collect(),
             chance: seed ^ u64::from(repeat).rotate_right(32),
         }
     }
@@ -278,12 +271,8 @@ fn felt_delays<'a>(
             shift = rng.random_range(-noise..=noise);
         }
         let t_us = (at_us - span_us.start) as i64;
-        let extra = events
-            .clone()
-            .filter(|e| e.covers(t_us))
-            .map(|e| e.height_us)
-            .max()
-            .unwrap_or(0);
+        let now = events.clone().filter(|e| e.covers(t_us));
+        let extra = now.map(|e| e.height_us).max().unwrap_or(0);
         let own = match &spec.playback {
             Some(playback) => playback.at(at_us).0 / 2,
             None => (base + shift) as u32,

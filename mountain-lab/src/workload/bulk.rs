@@ -76,12 +76,8 @@ impl FlowReport {
     /// Unlike game packets a bulk flow may pause, so the last data segment on the path before it
     /// became good again counts, and a flow that pauses until then has left.
     pub fn time_to_leave(&self, onset: Onset) -> Leave {
-        let here = || {
-            self.trace
-                .visits
-                .iter()
-                .filter(|v| v.path == Some(onset.path))
-        };
+        let visits = &self.trace.visits;
+        let here = || visits.iter().filter(|v| v.path == Some(onset.path));
         let recently = onset.at_ns.saturating_sub(super::metrics::CLEAR_NS);
         if !here().any(|v| v.first_ns < onset.at_ns && v.last_ns >= recently) {
             return Leave::NotThere;

@@ -294,12 +294,9 @@ impl Client {
 
     /// Moves packets to `settled` that were sent [`LINGER_NS`] ago, answered or not.
     fn settle(&mut self, now: u64, settled: &mut Vec<Packet>) {
+        let is_old = |slot: &Slot| slot.sent_ns + LINGER_NS <= now;
         for (index, flow) in self.flows.iter_mut().enumerate() {
-            while flow
-                .slots
-                .front()
-                .is_some_and(|s| s.sent_ns + LINGER_NS <= now)
-            {
+            while flow.slots.front().is_some_and(is_old) {
                 // A slot that old gets its last chance: its answer may be in the socket already.
                 if flow.slots.front().is_some_and(|s| s.reply.is_none()) {
                     read_timestamps(flow);

@@ -139,11 +139,8 @@ pub enum Leave {
 pub fn time_to_leave(packets: &[Packet], onset: Onset) -> Leave {
     let here = |p: &&Packet| p.path == Some(onset.path);
     let before = onset.at_ns.saturating_sub(CLEAR_NS)..onset.at_ns;
-    if !packets
-        .iter()
-        .filter(here)
-        .any(|p| before.contains(&p.sent_ns))
-    {
+    let mut all_here = packets.iter().filter(here);
+    if !all_here.any(|p| before.contains(&p.sent_ns)) {
         return Leave::NotThere;
     }
     let bad = onset.at_ns..onset.until_ns;
@@ -179,10 +176,8 @@ pub fn leave_figures(leaves: &[Leave]) -> Figures {
     };
     let mut times: Vec<u32> = leaves.iter().filter_map(time_us).collect();
     let n = times.len() as u64;
-    let stayed = leaves
-        .iter()
-        .filter(|l| matches!(l, Leave::Stayed(_)))
-        .count();
+    let has_stayed = |l: &&Leave| matches!(l, Leave::Stayed(_));
+    let stayed = leaves.iter().filter(has_stayed).count();
     let mut figures = Figures::new();
     for (name, q) in [
         ("leave_p50_us", 0.5),

@@ -158,10 +158,8 @@ fn run_flows(cfg: &ShortConfig, run: u32, stop: &AtomicBool) -> Vec<ShortFlow> {
             }
         }
         let lifetime_ns = interval_ns * u64::from(cfg.packets) + LINGER_NS;
-        while open
-            .front()
-            .is_some_and(|f| f.record.opened_ns + lifetime_ns <= now)
-        {
+        let is_over = |flow: &OpenFlow| flow.record.opened_ns + lifetime_ns <= now;
+        while open.front().is_some_and(is_over) {
             done.extend(open.pop_front().map(close_flow));
         }
         if stopping && open.is_empty() {

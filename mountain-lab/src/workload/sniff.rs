@@ -217,11 +217,8 @@ fn watch(
         }
         flow.trace.segment(&seen, path);
     }
-    let traces = flows
-        .into_iter()
-        .map(|(port, flow)| (port, flow.trace))
-        .collect();
-    (traces, dropped(socket))
+    let traces = flows.into_iter().map(|(port, flow)| (port, flow.trace));
+    (traces.collect(), dropped(socket))
 }
 
 fn receive(socket: &Socket, buf: &mut [u8], control: &mut [u8]) -> Option<(usize, u32, u64)> {

@@ -131,13 +131,12 @@ fn ack_cost(rig: &AckRig, who: &Available, time: Duration) -> Result<AckCost> {
         acks >= MIN_ACKS,
         "{acks} ACKs in {time:?}: not the traffic to measure"
     );
+    let each = runs.iter();
+    let each = each.map(|(name, r)| (*name, r.ns as f64 / acks as f64));
     Ok(AckCost {
         ns: runs.iter().map(|(_, r)| r.ns).sum::<u64>() as f64 / acks as f64,
         runs: runs.iter().map(|(_, r)| r.count).sum::<u64>() as f64 / acks as f64,
-        each: runs
-            .iter()
-            .map(|(name, r)| (*name, r.ns as f64 / acks as f64))
-            .collect(),
+        each: each.collect(),
         acks,
     })
 }

@@ -265,11 +265,9 @@ pub fn run(args: &CcArgs) -> Result<ExitCode> {
     let repeats = args.repeat.unwrap_or(args.common.quick_or(5, REPEATS));
     let mut session = Session::begin("cc", &args.common, repeats, 0);
     let rig = CcRig::build()?;
-    let all = args
-        .cc
-        .iter()
-        .map(|cc| Available::new(*cc).with_context(|| cc.name()))
-        .collect::<Result<Vec<_>>>()?;
+    let all = args.cc.iter();
+    let all = all.map(|cc| Available::new(*cc).with_context(|| cc.name()));
+    let all = all.collect::<Result<Vec<_>>>()?;
     let mut race = Race {
         rig,
         cells,

@@ -131,17 +131,11 @@ impl Tool {
         let out = command
             .output()
             .with_context(|| format!("cannot start {shown}"))?;
+        let (status, said) = (out.status, String::from_utf8_lossy(&out.stderr));
+        // irtt's whole help may follow.
+        let said = said.lines().next().unwrap_or("");
         // All of them tell by their exit code when nothing was answered.
-        ensure!(
-            out.status.success(),
-            "{shown}: {}: {}",
-            out.status,
-            // irtt's whole help may follow.
-            String::from_utf8_lossy(&out.stderr)
-                .lines()
-                .next()
-                .unwrap_or("")
-        );
+        ensure!(status.success(), "{shown}: {status}: {said}");
         match self {
             Tool::MountainIcmp | Tool::MountainUdp => RunFile::read(&file),
             Tool::Ping => import(out.stdout.as_slice(), shown, None).context(shown),

@@ -110,12 +110,9 @@ impl LoadGenerators {
     fn aim(&mut self, rig: &RouterRig, load: &OfferedLoad, to: SocketAddrV4) -> Result<()> {
         match load.source {
             LoadSource::Live => {
-                let ports = ports(self.seed);
-                let headers: Vec<_> = ports
-                    .into_iter()
-                    .map(|port| rig.headers(port, to, load.payload))
-                    .collect();
-                self.programs.set_flows(&headers)
+                let ports = ports(self.seed).into_iter();
+                let headers = ports.map(|port| rig.headers(port, to, load.payload));
+                self.programs.set_flows(&headers.collect::<Vec<_>>())
             }
             LoadSource::Socket => {
                 if self.senders.is_none() {

@@ -297,27 +297,24 @@ fn ratios(tables: &[Table]) -> Vec<Ratio> {
         let sum: f64 = logs.sum::<Option<f64>>()?;
         Some((sum / n).exp()).filter(|m| m.is_finite())
     };
-    first
-        .rows
-        .iter()
-        .map(|row| {
-            let ratio = |figure: fn(&ScoreFigures) -> f64| {
-                let each = tables.iter().map(|table| {
-                    let (ours, theirs) = (of(table, &row.policy)?, of(table, REFERENCE)?);
-                    Some(figure(ours) / figure(theirs))
-                });
-                mean(each.collect())
-            };
-            let moves = tables.iter().filter_map(|table| of(table, &row.policy));
-            let moves = moves.map(|f| f.moves_per_flow_minute).sum::<f64>();
-            Ratio {
-                policy: row.policy.clone(),
-                p99: ratio(|f| f.p99_ms),
-                above_200: ratio(|f| f.above_percent[1]),
-                moves_per_flow_minute: moves / tables.len() as f64,
-            }
-        })
-        .collect()
+    let ratios = first.rows.iter().map(|row| {
+        let ratio = |figure: fn(&ScoreFigures) -> f64| {
+            let each = tables.iter().map(|table| {
+                let (ours, theirs) = (of(table, &row.policy)?, of(table, REFERENCE)?);
+                Some(figure(ours) / figure(theirs))
+            });
+            mean(each.collect())
+        };
+        let moves = tables.iter().filter_map(|table| of(table, &row.policy));
+        let moves = moves.map(|f| f.moves_per_flow_minute).sum::<f64>();
+        Ratio {
+            policy: row.policy.clone(),
+            p99: ratio(|f| f.p99_ms),
+            above_200: ratio(|f| f.above_percent[1]),
+            moves_per_flow_minute: moves / tables.len() as f64,
+        }
+    });
+    ratios.collect()
 }
 
 fn text(table: &Table) -> String {

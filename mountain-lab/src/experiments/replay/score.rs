@@ -92,6 +92,7 @@ impl Score {
             let late: u64 = self.bins[from..].iter().sum();
             100.0 * late as f64 / packets
         };
+        let share = |n: &u64| 100.0 * *n as f64 / packets;
         ScoreFigures {
             p50_ms: self.quantile_ms(0.5),
             p95_ms: self.quantile_ms(0.95),
@@ -100,11 +101,7 @@ impl Score {
             above_percent: LATE_MS.map(above),
             moves_per_flow_minute: self.moves as f64 * 60e6 / self.flow_us.max(1) as f64,
             probes_per_path_second: self.probes as f64 * 1e6 / self.path_us.max(1) as f64,
-            share_percent: self
-                .by_path
-                .iter()
-                .map(|n| 100.0 * *n as f64 / packets)
-                .collect(),
+            share_percent: self.by_path.iter().map(share).collect(),
         }
     }
 }

@@ -16,16 +16,13 @@ pub fn bound_packets(
     bound: Bound,
 ) -> Vec<Packet> {
     let paths = schedule.paths();
-    let ways: Vec<(usize, usize)> = (0..paths)
-        .flat_map(|out| {
-            let backs = match replies {
-                Replies::SamePath => vec![out],
-                Replies::OtherPath => vec![(out + 1) % paths],
-                Replies::Free => (0..paths).collect(),
-            };
-            backs.into_iter().map(move |back| (out, back))
-        })
-        .collect();
+    let is_way = |(out, back): &(usize, usize)| match replies {
+        Replies::SamePath => back == out,
+        Replies::OtherPath => *back == (out + 1) % paths,
+        Replies::Free => true,
+    };
+    let all = (0..paths).flat_map(|out| (0..paths).map(move |back| (out, back)));
+    let ways: Vec<(usize, usize)> = all.filter(is_way).collect();
     packets.sort_by_key(|p| p.sent_ns);
     let mut chosen = None;
     for p in &mut packets {

@@ -175,10 +175,8 @@ impl Experiment for Scenes<'_> {
         let explain = product.query(&["explain", "--last", "1000", "--json"])?;
         let moves = product.query(&["explain", "--moves", "--last", "10000", "--json"])?;
         let emulator_cores = (self.emulator.0.cpu_seconds() - emulator_cpu) / seconds;
-        let product_cores = product
-            .cpu_seconds()
-            .zip(product_cpu)
-            .map(|(now, then)| (now - then) / seconds);
+        let product_cpu = product.cpu_seconds().zip(product_cpu);
+        let product_cores = product_cpu.map(|(now, then)| (now - then) / seconds);
         let seen = traffic.stop()?;
         let measured = from_ns..end_ns;
         let reference = seen.reference.iter();

@@ -106,17 +106,13 @@ fn bulk_leave(
         WorkloadKind::RequestResponse => Some("requests"),
         _ => None,
     });
-    let flows: Vec<_> = kinds
-        .zip(&segment.seen.bulks)
-        .flat_map(|(kind, b)| b.flows.iter().map(move |f| (kind, f)))
-        .collect();
-    onsets(segment, schedule)
-        .flat_map(|o| {
-            flows
-                .iter()
-                .map(move |(kind, f)| (*kind, f.time_to_leave(o)))
-        })
-        .collect()
+    let mut leaves = Vec::new();
+    for onset in onsets(segment, schedule) {
+        for (kind, bulk) in kinds.clone().zip(&segment.seen.bulks) {
+            leaves.extend(bulk.flows.iter().map(|f| (kind, f.time_to_leave(onset))));
+        }
+    }
+    leaves
 }
 
 /// Share of the flows on a path that turned bad that had left it in time; nothing where none was there.

@@ -83,12 +83,8 @@ pub fn count_opened(totals: &mut Figures, flows: &[ShortFlow], measured: &Range<
     let all = flows.len() as u64;
     count(totals, "sessions", all, all);
     count(totals, "sessions_moved", those(|f| f.moved), all);
-    count(
-        totals,
-        "sessions_readdressed",
-        those(|f| f.readdressed),
-        all,
-    );
+    let readdressed = those(|f| f.readdressed);
+    count(totals, "sessions_readdressed", readdressed, all);
 }
 
 /// The round trips of a flow's packets on the path where the slowest is fastest.

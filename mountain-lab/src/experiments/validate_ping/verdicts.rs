@@ -81,16 +81,14 @@ fn recorded(session: &mut Session) -> Result<()> {
         ("busy veth", THERE.into()),
     ];
     let short = Block {
-        count: args.quick_or(200, 1_000),
         interval: Duration::from_millis(5),
-        cpu: None,
+        ..Block::of(args.quick_or(200, 1_000))
     };
     // Of an A/B that is cut out: both halves of each round.
     let probes = 2 * ROUNDS * args.quick_or(50, 375);
     let long = Block {
-        count: n as usize * probes,
         interval: Duration::from_millis(1),
-        cpu: None,
+        ..Block::of(n as usize * probes)
     };
     let (mut pairs, mut abs) = (vec![], vec![]);
     for (name, target) in targets {
