@@ -36,11 +36,8 @@ pub fn texts() -> Vec<(String, String)> {
     ];
     let mut files: Vec<String> = top.map(str::to_owned).into();
     find("docs", &[".md"], &mut files);
-    find(
-        "packaging",
-        &[".md", ".service", ".toml", ".sh"],
-        &mut files,
-    );
+    let ends = [".md", ".service", ".toml", ".sh"];
+    find("packaging", &ends, &mut files);
     let read = |file: String| {
         let text = fs::read_to_string(root().join(&file)).unwrap();
         // The list of files is made from their names, below the folder's.
@@ -53,15 +50,12 @@ pub fn texts() -> Vec<(String, String)> {
 /// The pieces of a text that are code, each on a line of its own: fenced and indented blocks, spans
 /// (which may be broken into lines); of other files than Markdown every line.
 fn code(file: &str, text: &str) -> Vec<String> {
+    let text = text.replace("\\\n", " ");
     if !file.ends_with(".md") {
-        return text
-            .replace("\\\n", " ")
-            .lines()
-            .map(str::to_owned)
-            .collect();
+        return text.lines().map(str::to_owned).collect();
     }
     let (mut pieces, mut prose, mut fenced) = (Vec::new(), String::new(), false);
-    for line in text.replace("\\\n", " ").lines() {
+    for line in text.lines() {
         if line.trim_start().starts_with("```") {
             fenced = !fenced;
             prose.push('\n');
@@ -70,11 +64,8 @@ fn code(file: &str, text: &str) -> Vec<String> {
             pieces.extend(spans(line));
         } else {
             prose += line.trim();
-            prose.push(if line.trim().is_empty() || line.starts_with('|') {
-                '\n'
-            } else {
-                ' '
-            });
+            let ends = line.trim().is_empty() || line.starts_with('|');
+            prose.push(if ends { '\n' } else { ' ' });
         }
     }
     pieces.extend(prose.lines().flat_map(spans));
@@ -82,21 +73,16 @@ fn code(file: &str, text: &str) -> Vec<String> {
 }
 
 fn spans(text: &str) -> Vec<String> {
-    text.split('`')
-        .skip(1)
-        .step_by(2)
-        .map(str::to_owned)
-        .collect()
+    let inside = text.split('`').skip(1).step_by(2);
+    inside.map(str::to_owned).collect()
 }
 
 /// The options that a command and those above it know, help and version included.
 fn options(command: &Command) -> BTreeSet<String> {
     let mut known: BTreeSet<String> = ["--help", "--version"].map(str::to_owned).into();
     for argument in command.get_arguments() {
-        let names = argument
-            .get_long()
-            .into_iter()
-            .chain(argument.get_all_aliases().into_iter().flatten());
+        let aliases = argument.get_all_aliases().into_iter().flatten();
+        let names = argument.get_long().into_iter().chain(aliases);
         known.extend(names.map(|name| format!("--{name}")));
     }
     known
@@ -122,9 +108,7 @@ fn wrong_calls(piece: &str, program: &Command) -> Vec<String> {
     let words: Vec<&str> = piece.split_whitespace().collect();
     for (at, word) in words.iter().enumerate() {
         let called = word.trim_start_matches(['(', '"', '\'', '`', '+', '=']);
-        let called = called
-            .rsplit_once("ExecStart=")
-            .map_or(called, |(_, called)| called);
+        let (_, called) = called.rsplit_once("ExecStart=").unwrap_or(("", called));
         let name = called.rsplit('/').next().unwrap_or(called);
         // `cargo -p mountain` names the crate.
         let package = at > 0 && words[at - 1] == "-p";
@@ -180,10 +164,8 @@ fn every_command_and_option_that_is_documented_exists() {
     let mut wrong = Vec::new();
     for (file, text) in texts() {
         for piece in code(&file, &text) {
-            let mut found: Vec<String> = programs
-                .iter()
-                .flat_map(|p| wrong_calls(&piece, p))
-                .collect();
+            let calls = programs.iter().flat_map(|p| wrong_calls(&piece, p));
+            let mut found: Vec<String> = calls.collect();
             if let Some(option) = option(&piece).filter(|o| !known.contains(o)) {
                 found.push(format!("nothing has an option {option}"));
             }
@@ -234,21 +216,13 @@ fn what_does_not_exist_is_found() {
 #[test]
 fn every_file_and_target_that_is_documented_exists() {
     let makefile = fs::read_to_string(root().join("Makefile")).unwrap();
-    let targets: BTreeSet<&str> = makefile
-        .lines()
-        .filter_map(|l| l.split_once(':'))
-        .map(|(t, _)| t)
-        .collect();
+    let rules = makefile.lines().filter_map(|l| l.split_once(':'));
+    let targets: BTreeSet<&str> = rules.map(|(t, _)| t).collect();
     let mut wrong = Vec::new();
-    for (file, text) in texts()
-        .into_iter()
-        .filter(|(file, _)| file.ends_with(".md"))
-    {
-        for link in text
-            .split("](")
-            .skip(1)
-            .filter_map(|rest| rest.split(')').next())
-        {
+    let all = texts().into_iter();
+    for (file, text) in all.filter(|(file, _)| file.ends_with(".md")) {
+        let links = text.split("](").skip(1);
+        for link in links.filter_map(|rest| rest.split(')').next()) {
             if let Some(why) = dead_link(&root().join(&file), link) {
                 wrong.push(format!("{file}: link to {link}: {why}"));
             }
@@ -344,10 +318,8 @@ fn missing_file(word: &str) -> Option<String> {
         "mountain-lab/src/experiments",
         "mountain-lab",
     ];
-    let exists = places
-        .iter()
-        .any(|place| root().join(place).join(path).exists());
-    (!exists).then(|| path.to_owned())
+    let exists = |place: &str| root().join(place).join(path).exists();
+    (!places.into_iter().any(exists)).then(|| path.to_owned())
 }
 
 /// A page with every command and option, from clap's own definitions.
@@ -364,10 +336,8 @@ fn command_line_page() -> String {
 
 /// Appends a command and those below it.
 fn describe(command: &mut Command, page: &mut String) {
-    let words = command
-        .get_bin_name()
-        .unwrap_or(command.get_name())
-        .to_owned();
+    let words = command.get_bin_name().unwrap_or(command.get_name());
+    let words = words.to_owned();
     let depth = words.split(' ').count().min(3) + 1;
     let usage = command.render_usage().to_string();
     let usage = usage
@@ -406,11 +376,8 @@ fn row(argument: &clap::Arg) -> Option<String> {
     if !values.is_empty() && !argument.is_hide_possible_values_set() {
         help += &format!(" Values: {}.", values.join(", "));
     }
-    let defaults: Vec<_> = argument
-        .get_default_values()
-        .iter()
-        .map(|value| value.to_string_lossy())
-        .collect();
+    let defaults = argument.get_default_values().iter();
+    let defaults: Vec<_> = defaults.map(|value| value.to_string_lossy()).collect();
     if argument.get_action().takes_values() && !defaults.is_empty() {
         help += &format!(" Default: `{}`.", defaults.join(" "));
     }
@@ -448,12 +415,8 @@ fn sentences(text: &str) -> Vec<String> {
     let one_line = |text: &str| {
         let words: Vec<&str> = text.split_whitespace().collect();
         let line = words.join(" ").replace('<', "&lt;");
-        let stop = if line.ends_with(['.', ':', '?', ']']) {
-            ""
-        } else {
-            "."
-        };
-        line + stop
+        let ended = line.ends_with(['.', ':', '?', ']']);
+        line + if ended { "" } else { "." }
     };
     paragraphs.map(one_line).collect()
 }

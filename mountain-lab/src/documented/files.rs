@@ -39,17 +39,14 @@ fn comment(name: &str, text: &str) -> String {
     match name.rsplit_once('.').map(|(_, end)| end) {
         Some("rs") => first("//!").join(" "),
         Some("patch") => {
-            let subject = text
-                .lines()
-                .skip_while(|line| !line.starts_with("Subject: "));
+            let all = text.lines();
+            let subject = all.skip_while(|line| !line.starts_with("Subject: "));
             let folded = |(n, line): &(usize, &str)| *n == 0 || line.starts_with(' ');
             let words: Vec<&str> = (subject.enumerate().take_while(folded))
                 .map(|(_, line)| line.trim())
                 .collect();
             let subject = words.join(" ");
-            let title = subject
-                .split_once("] ")
-                .map_or(&*subject, |(_, title)| title);
+            let (_, title) = subject.split_once("] ").unwrap_or(("", &*subject));
             title.to_owned() + "."
         }
         Some("c" | "h") => {
