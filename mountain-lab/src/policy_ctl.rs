@@ -64,10 +64,8 @@ impl<'a> Product<'a> {
             return Ok(Value::Null);
         };
         if let Some(status) = child.try_wait()? {
-            bail!(
-                "mountain ended during the run: {status}; see {}",
-                self.log.display()
-            );
+            let log = self.log.display();
+            bail!("mountain ended during the run: {status}; see {log}");
         }
         let text = self.tell(what)?;
         serde_json::from_str(&text)

@@ -156,9 +156,8 @@ impl RunResult {
         let (seed, repeats) = (self.seed, self.repeats as usize);
         let metrics = self.policies.entry(policy.to_owned()).or_default();
         for (name, figure) in figures {
-            let (mut values, n) = metrics
-                .remove(name)
-                .map_or_else(Default::default, |old| (old.values, old.n));
+            let old = metrics.remove(name).map(|old| (old.values, old.n));
+            let (mut values, n) = old.unwrap_or_default();
             let repeat = repeat as usize;
             values.resize(values.len().max(repeats).max(repeat + 1), None);
             values[repeat] = Some(figure.value);
@@ -448,10 +447,8 @@ fn shown_unit(unit: &str) -> (&str, f64) {
 
 /// Label of a metric: its name without the unit, which stands beside the figure.
 pub fn row_label(name: &str) -> String {
-    let stem = name
-        .strip_suffix("_us")
-        .or(name.strip_suffix("_bps"))
-        .unwrap_or(name);
+    let stem = name.strip_suffix("_us").or(name.strip_suffix("_bps"));
+    let stem = stem.unwrap_or(name);
     stem.replace("p999", "p99.9").replace('_', " ")
 }
 

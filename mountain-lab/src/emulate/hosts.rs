@@ -192,10 +192,8 @@ impl Hosts {
     }
 
     fn add_foreign(&mut self, path: usize) -> Result<()> {
-        let foreign = self
-            .foreign
-            .as_ref()
-            .expect("made when a scenario has foreign load");
+        let foreign = self.foreign.as_ref();
+        let foreign = foreign.expect("made when a scenario has foreign load");
         let mac = |end: u8| [0x02, 0x4d, 0, 1, path as u8, end];
         let port = to_emulator(&self.emulator, (foreign, "f0", mac(1)), mac(2))?;
         self.address(foreign, "f0", self.link_addr(path, End::Foreign))?;

@@ -108,11 +108,10 @@ impl PingLog {
     }
 
     fn probes(self) -> Result<Vec<RecordedProbe>> {
-        let (first, last) = self
-            .answers
-            .first_key_value()
-            .zip(self.answers.last_key_value())
-            .context("it has no line of an answered probe, as `ping -D` writes them")?;
+        let answers = &self.answers;
+        let ends = answers.first_key_value().zip(answers.last_key_value());
+        let none = "it has no line of an answered probe, as `ping -D` writes them";
+        let (first, last) = ends.context(none)?;
         let (first, last) = ((*first.0, first.1 .0), (*last.0, last.1 .0));
         ensure!(
             last.1 >= first.1 && last.0 > first.0,

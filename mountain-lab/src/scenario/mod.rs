@@ -372,10 +372,8 @@ impl Scenario {
         let fixed = self.paths.iter().filter(|p| p.trace.is_none());
         let recorded = self.paths.iter().filter_map(|p| p.playback.as_ref());
         let recorded = recorded.map(|p| p.least_us() as f64 / 2e3);
-        fixed
-            .map(|p| p.delay_ms - p.noise_ms)
-            .chain(recorded)
-            .fold(1e9, f64::min)
+        let all = fixed.map(|p| p.delay_ms - p.noise_ms).chain(recorded);
+        all.fold(1e9, f64::min)
     }
 
     /// For tests: paths `a` and `b`, each with these keys, and what follows them.

@@ -121,10 +121,9 @@ impl Schedule {
     /// configured one without noise.
     pub fn delay_us(&self, path: usize, forward: bool, t_us: i64) -> u32 {
         let grid = &self.delays[path][usize::from(!forward)];
-        usize::try_from(t_us.div_euclid(1000))
-            .ok()
-            .and_then(|i| grid.get(i).copied())
-            .unwrap_or(self.base_us[path])
+        let at = usize::try_from(t_us.div_euclid(1000)).ok();
+        let drawn = at.and_then(|i| grid.get(i).copied());
+        drawn.unwrap_or(self.base_us[path])
     }
 
     /// Number of paths.

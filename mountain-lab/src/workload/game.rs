@@ -97,11 +97,8 @@ pub struct RunningGame {
 /// Starts the server, then the flows. Any error of either is returned and nothing runs.
 pub fn start(cfg: GameConfig) -> Result<RunningGame> {
     within("flows", cfg.flows, 1..=20_000)?;
-    ensure!(
-        cfg.rate_hz > 0.0,
-        "rate_hz = {}: must be above 0",
-        cfg.rate_hz
-    );
+    let hz = cfg.rate_hz;
+    ensure!(hz > 0.0, "rate_hz = {hz}: must be above 0");
     within("payload_bytes", cfg.payload_bytes, HEADER_BYTES..=1472)?;
     let server = EchoServer::start(&cfg.ends)?;
     let run = rand::random();
@@ -274,10 +271,8 @@ impl Client {
         };
         flow.slots.push_back(slot);
         // A pending ICMP error is reported instead of sending; the second attempt sends.
-        let sent = flow
-            .socket
-            .send(&self.payload)
-            .or_else(|_| flow.socket.send(&self.payload));
+        let send = || flow.socket.send(&self.payload);
+        let sent = send().or_else(|_| send());
         if sent.is_err() {
             health.send_errors += 1;
             // Whether a failed send consumed a timestamp id depends on where it failed: collect

@@ -144,12 +144,10 @@ pub fn time_to_leave(packets: &[Packet], onset: Onset) -> Leave {
         return Leave::NotThere;
     }
     let bad = onset.at_ns..onset.until_ns;
-    let mut on_path: Vec<u64> = packets
-        .iter()
-        .filter(|p| bad.contains(&p.sent_ns))
-        .filter(|p| here(p) || (onset.blackhole && p.path.is_none() && p.rtt_us.is_none()))
-        .map(|p| p.sent_ns)
-        .collect();
+    let swallowed = |p: &Packet| onset.blackhole && p.path.is_none() && p.rtt_us.is_none();
+    let during = packets.iter().filter(|p| bad.contains(&p.sent_ns));
+    let on_path = during.filter(|p| here(p) || swallowed(p));
+    let mut on_path: Vec<u64> = on_path.map(|p| p.sent_ns).collect();
     on_path.sort_unstable();
     let mut left_ns = onset.at_ns;
     for sent_ns in on_path {
@@ -196,10 +194,8 @@ pub fn leave_figures(leaves: &[Leave]) -> Figures {
 pub fn flow_moves(packets: &[Packet]) -> u64 {
     let mut arrived: Vec<&Packet> = packets.iter().filter(|p| p.path.is_some()).collect();
     arrived.sort_unstable_by_key(|p| (p.flow, p.seq));
-    arrived
-        .windows(2)
-        .filter(|w| w[0].flow == w[1].flow && w[0].path != w[1].path)
-        .count() as u64
+    let has_moved = |w: &&[&Packet]| w[0].flow == w[1].flow && w[0].path != w[1].path;
+    arrived.windows(2).filter(has_moved).count() as u64
 }
 
 #[cfg(test)]

@@ -67,11 +67,8 @@ impl<'a> Feeder<'a> {
                 self.send(next())?;
             }
             let batch = Runs::of(self.program)?.since(before);
-            ensure!(
-                batch.count == BATCH,
-                "{} runs counted of {BATCH}",
-                batch.count
-            );
+            let count = batch.count;
+            ensure!(count == BATCH, "{count} runs counted of {BATCH}");
             means.push(batch.mean_ns());
         }
         Ok(means)

@@ -57,10 +57,8 @@ fn pairs(session: &mut Session, rig: &SteeredRig, with: Setup) -> Result<()> {
     let ratio = result.put_values(name, "tcp_ratio", "x", &ratios, n);
     // The control has no limit.
     if with != Setup::Empty {
-        let what = format!(
-            "TCP throughput with / without, flow {name} [{:.3}-{:.3}] n={n}",
-            ratio.lo, ratio.hi
-        );
+        let (lo, hi) = (ratio.lo, ratio.hi);
+        let what = format!("TCP throughput with / without, flow {name} [{lo:.3}-{hi:.3}] n={n}");
         let median = ratio.median;
         result.at_least(&what, Some(median), MIN_TCP_RATIO);
     }

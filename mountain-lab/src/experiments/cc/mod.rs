@@ -362,10 +362,8 @@ impl Experiment for Race {
 
 fn chosen(args: &CcArgs) -> Result<Vec<Cell>> {
     if args.cells.is_empty() {
-        return Ok(CELLS
-            .into_iter()
-            .filter(|c| c.quick || !args.common.quick)
-            .collect());
+        let cells = CELLS.into_iter();
+        return Ok(cells.filter(|c| c.quick || !args.common.quick).collect());
     }
     let find = |name: &String| {
         Cell::find(name).with_context(|| format!("no cell {name}: `mountain-lab cc --list`"))

@@ -58,10 +58,8 @@ pub fn wan(session: &mut Session) -> Result<ClaimVerdict> {
 fn spread(blocks: &Blocks) -> ClaimVerdict {
     let [a, b] = &blocks.runs;
     let stdev = |run: &RunFile| delays(&table(slice::from_ref(run), false), |d| d.stdev);
-    let stdevs = a
-        .iter()
-        .zip(b)
-        .filter_map(|(a, b)| Some([stdev(a)?, stdev(b)?]));
+    let pairs = a.iter().zip(b);
+    let stdevs = pairs.filter_map(|(a, b)| Some([stdev(a)?, stdev(b)?]));
     let stdevs: Vec<[f64; 2]> = stdevs.collect();
     let outliers: Vec<[f64; 2]> = a.iter().zip(b).map(|(a, b)| outliers([a, b])).collect();
     let rows = paired([("stdev", stdevs), ("outliers", outliers)]);
@@ -112,9 +110,8 @@ fn unchanged(judgement: &Judgement) -> ClaimVerdict {
         judgement.text()
     );
     let differs = judgement.better.len() + judgement.worse.len() > 0;
-    let alike = ALIKE
-        .iter()
-        .all(|(row, share)| judgement.within(row, *share));
+    let mut rows = ALIKE.into_iter();
+    let alike = rows.all(|(row, share)| judgement.within(row, share));
     let claimed = match differs {
         true => Some(false),
         false => alike.then_some(true),

@@ -71,10 +71,8 @@ fn scenario(delays: &[Delay], seconds: f64) -> Result<Scenario> {
     // Nor with one path; the second one stays idle.
     let idle = (delays.len() == 1).then_some(&delays[0]);
     for (i, delay) in delays.iter().chain(idle).enumerate() {
-        text += &format!(
-            "[[path]]\nname = \"path{i}\"\ndelay_ms = {}\nnoise_ms = {}\n",
-            delay.ms, delay.noise_ms
-        );
+        let Delay { ms, noise_ms } = delay;
+        text += &format!("[[path]]\nname = \"path{i}\"\ndelay_ms = {ms}\nnoise_ms = {noise_ms}\n");
     }
     Scenario::parse(&text, "probing")
 }

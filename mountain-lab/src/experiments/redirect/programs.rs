@@ -133,12 +133,9 @@ impl RigPrograms {
 
     /// What all sinks have seen so far.
     pub fn seen(&self) -> Result<SinkCounts> {
-        let value = self
-            .skel
-            .maps
-            .seen
-            .lookup_percpu(&0u32.to_ne_bytes(), MapFlags::ANY)?
-            .context("the sinks' map is empty")?;
+        let seen = &self.skel.maps.seen;
+        let value = seen.lookup_percpu(&0u32.to_ne_bytes(), MapFlags::ANY)?;
+        let value = value.context("the sinks' map is empty")?;
         let mut all = SinkCounts::default();
         for cpu in value {
             let word = |i: usize| -> u64 {

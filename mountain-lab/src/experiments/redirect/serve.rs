@@ -95,15 +95,11 @@ pub fn serve(
 /// `mountain-lab serve`.
 pub fn run(args: &ServeArgs) -> Result<ExitCode> {
     let (socket, buffer) = listen(args.listen)?;
-    println!(
-        "listening at {} by UDP, receive buffer {buffer} bytes; Ctrl-C ends",
-        args.listen
-    );
+    let at = args.listen;
+    println!("listening at {at} by UDP, receive buffer {buffer} bytes; Ctrl-C ends");
     serve(&socket, &AtomicBool::new(false), |from, counted| {
-        println!(
-            "{from}: {} packets, {} bytes",
-            counted.packets, counted.bytes
-        );
+        let Counted { packets, bytes } = counted;
+        println!("{from}: {packets} packets, {bytes} bytes");
     })?;
     Ok(ExitCode::SUCCESS)
 }

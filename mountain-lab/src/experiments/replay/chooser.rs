@@ -39,11 +39,8 @@ impl ChooserKind {
     /// # Errors
     /// There is no such chooser.
     pub fn parse(text: &str) -> Result<Self> {
-        let numbers: Vec<u64> = text
-            .split(|c: char| !c.is_ascii_digit())
-            .filter(|part| !part.is_empty())
-            .filter_map(|part| part.parse().ok())
-            .collect();
+        let parts = text.split(|c: char| !c.is_ascii_digit());
+        let numbers: Vec<u64> = parts.filter_map(|part| part.parse().ok()).collect();
         let bound = |late_ms: u64, advantage_ms: u64| {
             ChooserKind::Oracle(Bound {
                 late_us: late_ms as u32 * 1000,

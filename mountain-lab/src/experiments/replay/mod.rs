@@ -372,10 +372,8 @@ fn overview(tables: &[Table]) -> String {
         }
         rows.push(line);
     }
-    format!(
-        "p99 in ms / above 200 ms in % / moves per flow and minute\n\n{}\n",
-        align(&rows, Words::All)
-    )
+    let rows = align(&rows, Words::All);
+    format!("p99 in ms / above 200 ms in % / moves per flow and minute\n\n{rows}\n")
 }
 
 fn ratios_text(ratios: &[Ratio], recordings: usize) -> String {

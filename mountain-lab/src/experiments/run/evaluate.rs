@@ -219,20 +219,16 @@ fn bulk_figures(
         let bytes_on = |path: Option<u8>| -> u64 {
             let visits = flows().flat_map(|f| &f.trace.visits);
             let counted = visits.filter(|v| v.last_ns >= segment.measured.start);
-            counted
-                .filter(|v| path.is_none() || v.path == path)
-                .map(|v| v.bytes)
-                .sum()
+            let counted = counted.filter(|v| path.is_none() || v.path == path);
+            counted.map(|v| v.bytes).sum()
         };
         let all = bytes_on(None);
         for path in 0..paths {
             let share = bytes_on(Some(path as u8)) as f64 / all.max(1) as f64;
             put(&format!("bulk_share_path{path}"), "ratio", share, n);
         }
-        let moves: usize = flows()
-            .map(|f| f.trace.moves_within(&segment.measured))
-            .sum();
-        put("bulk_moves", "count", moves as f64, n);
+        let moves = flows().map(|f| f.trace.moves_within(&segment.measured));
+        put("bulk_moves", "count", moves.sum::<usize>() as f64, n);
         let (unforced, forced) = reordered_by_kind(segment);
         put("bulk_reordered", "count", (unforced + forced) as f64, n);
         if segment.moves.is_array() {
@@ -266,13 +262,10 @@ fn reordered_by_kind(segment: &PolicySegment) -> (u64, u64) {
         let moved = flow.trace.reorderings.iter().filter(|r| r.across_paths);
         for r in moved.filter(|r| segment.measured.contains(&r.at_ns)) {
             let near = |at: u64| (at..at + 1_000_000_000).contains(&r.at_ns);
-            if forced
-                .iter()
-                .any(|&(p, at)| p == flow.client_port && near(at))
-            {
-                forced_count += 1;
-            } else {
-                unforced_count += 1;
+            let is_it = |&(port, at): &(u16, u64)| port == flow.client_port && near(at);
+            match forced.iter().any(is_it) {
+                true => forced_count += 1,
+                false => unforced_count += 1,
             }
         }
     }
@@ -306,9 +299,8 @@ pub(super) fn decisions(explain: &Value, span_ns: u64, is_one: fn(&Value) -> boo
     let now_us = explain["now_us"].as_f64()?;
     let since_us = now_us - span_ns as f64 / 1e3;
     let decisions = explain["decisions"].as_array()?;
-    let recent = decisions
-        .iter()
-        .filter(|d| d["at_us"].as_f64().is_some_and(|t| t >= since_us) && is_one(d));
+    let is_recent = |d: &Value| d["at_us"].as_f64().is_some_and(|t| t >= since_us);
+    let recent = decisions.iter().filter(|d| is_recent(d) && is_one(d));
     Some(recent.count() as u64)
 }
 

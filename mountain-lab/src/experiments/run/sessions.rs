@@ -37,10 +37,8 @@ pub fn figures(
         if opened_us >= event.start_us + KNOWN_AFTER_US {
             known.1 += 1;
             // What nobody has seen arrive was on the path that drops.
-            known.0 += u64::from(
-                flow.path
-                    .is_some_and(|path| usize::from(path) != event.path),
-            );
+            let is_off = |path: u8| usize::from(path) != event.path;
+            known.0 += u64::from(flow.path.is_some_and(is_off));
         }
         met.extend(flow.rtts.iter().map(|(_, rtt)| rtt.unwrap_or(LOST_US)));
         best.extend(best_path(flow, schedule, &at_us));

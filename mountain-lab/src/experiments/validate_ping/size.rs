@@ -134,12 +134,9 @@ fn measured(command: &mut Command, dir: &Path) -> Result<Usage> {
     // SAFETY: does nothing. It makes std fork: of a child made by posix_spawn the kernel counts the
     // peak of this process, whose memory it shares until its exec, as its own.
     unsafe { command.pre_exec(|| Ok(())) };
-    let child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(log)
-        .spawn()
-        .with_context(|| format!("{command:?}"))?;
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let child = command.stderr(log).spawn();
+    let child = child.with_context(|| format!("{command:?}"))?;
     let (mut status, pid) = (0, child.id() as libc::pid_t);
     // SAFETY: both pointers are to values that outlive the call; rusage is plain numbers. The
     // child is reaped here and `child` is not asked again.
