@@ -86,14 +86,11 @@ impl fmt::Display for CellKind {
             }
             CellKind::Trace(trace) => write!(f, "{trace}; a deep queue"),
             CellKind::Short(trace) => write!(f, "{trace}; a short queue"),
-            CellKind::TraceBursts(trace, ms) => {
-                write!(
-                    f,
-                    "{trace}; a deep queue; ACKs come back together, every {ms} ms"
-                )
+            Self::TraceBursts(trace, ms) => {
+                write!(f, "{}; {}", Self::Trace(*trace), Self::Bursts(*ms))
             }
-            CellKind::TraceAlike(trace, flows) => {
-                write!(f, "{trace}; a deep queue; {flows} flows alike")
+            Self::TraceAlike(trace, flows) => {
+                write!(f, "{}; {}", Self::Trace(*trace), Self::Alike(*flows))
             }
             CellKind::Alike(flows) => write!(f, "{flows} flows alike"),
             CellKind::Against(cc) => write!(f, "one flow, and one of {cc} that comes 2 s later"),
