@@ -182,7 +182,7 @@ pub fn replay(args: &ReplayArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let names: Vec<String> = match args.policies.is_empty() {
-        true => ChooserKind::DEFAULT.map(str::to_owned).to_vec(),
+        true => ChooserKind::DEFAULT.split(',').map(str::to_owned).collect(),
         false => args.policies.clone(),
     };
     let kinds = names
