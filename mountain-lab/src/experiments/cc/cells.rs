@@ -73,31 +73,30 @@ pub enum RateTrace {
 /// In words, for `--list`.
 impl fmt::Display for CellKind {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        use CellKind::*;
         match self {
-            CellKind::Step(before, after) => {
+            Step(before, after) => {
                 write!(f, "{before} Mbit/s, then {after}; a deep queue")
             }
-            CellKind::Steady(mbit, bdps, loss) => {
+            Steady(mbit, bdps, loss) => {
                 write!(f, "{mbit} Mbit/s, a queue of {bdps} BDP")?;
                 match *loss > 0.0 {
                     true => write!(f, ", {} % lost at random", loss * 100.0),
                     false => Ok(()),
                 }
             }
-            CellKind::Trace(trace) => write!(f, "{trace}; a deep queue"),
-            CellKind::Short(trace) => write!(f, "{trace}; a short queue"),
-            Self::TraceBursts(trace, ms) => {
-                write!(f, "{}; {}", Self::Trace(*trace), Self::Bursts(*ms))
+            Trace(trace) => write!(f, "{trace}; a deep queue"),
+            Short(trace) => write!(f, "{trace}; a short queue"),
+            TraceBursts(trace, ms) => write!(f, "{}; {}", Trace(*trace), Bursts(*ms)),
+            TraceAlike(trace, flows) => {
+                write!(f, "{}; {}", Trace(*trace), Alike(*flows))
             }
-            Self::TraceAlike(trace, flows) => {
-                write!(f, "{}; {}", Self::Trace(*trace), Self::Alike(*flows))
-            }
-            CellKind::Alike(flows) => write!(f, "{flows} flows alike"),
-            CellKind::Against(cc) => write!(f, "one flow, and one of {cc} that comes 2 s later"),
-            CellKind::Late(cc) => write!(f, "one flow that comes 2 s after one of {cc}"),
-            CellKind::Ratio(times) => write!(f, "two flows, one with {times} times the round trip"),
-            CellKind::Bursts(ms) => write!(f, "ACKs come back together, every {ms} ms"),
-            CellKind::Media(mbit) => {
+            Alike(flows) => write!(f, "{flows} flows alike"),
+            Against(cc) => write!(f, "one flow, and one of {cc} that comes 2 s later"),
+            Late(cc) => write!(f, "one flow that comes 2 s after one of {cc}"),
+            Ratio(times) => write!(f, "two flows, one with {times} times the round trip"),
+            Bursts(ms) => write!(f, "ACKs come back together, every {ms} ms"),
+            Media(mbit) => {
                 write!(f, "an application that sends {mbit} Mbit/s, in frames")
             }
         }
@@ -183,34 +182,32 @@ impl Cell {
 
     /// The link, the same for everybody in a repeat.
     pub fn plan(&self, seed: u64, length_us: u64) -> LinkPlan {
+        use CellKind::*;
         let mut rng = Pcg64Mcg::seed_from_u64(seed);
         let bdp = |mbit: f64| mbit * MBIT / 8.0 * f64::from(RTT_US) / 1e6;
         let bits = |mbit: f64| (mbit * MBIT) as u64;
         let (rates, queue_bytes, loss) = match self.kind {
             // 2,000 packets, as deep as the buffers of mobile networks.
-            CellKind::Step(a, b) => (vec![(0, bits(a)), (STEP_US, bits(b))], 3e6, 0.0),
-            CellKind::Steady(mbit, bdps, loss) => {
+            Step(a, b) => (vec![(0, bits(a)), (STEP_US, bits(b))], 3e6, 0.0),
+            Steady(mbit, bdps, loss) => {
                 let queue = (bdp(mbit) * bdps).max(6_000.0);
                 (vec![(0, bits(mbit))], queue, loss)
             }
-            CellKind::Trace(trace)
-            | CellKind::TraceBursts(trace, _)
-            | CellKind::TraceAlike(trace, _) => (trace.rates(length_us, &mut rng), 3e6, 0.0),
-            CellKind::Short(trace) => {
+            Trace(trace) | TraceBursts(trace, _) | TraceAlike(trace, _) => {
+                (trace.rates(length_us, &mut rng), 3e6, 0.0)
+            }
+            Short(trace) => {
                 let rates = trace.rates(length_us, &mut rng);
                 (rates, 4.0 * bdp(12.0), 0.0)
             }
-            CellKind::Alike(_)
-            | CellKind::Against(_)
-            | CellKind::Late(_)
-            | CellKind::Ratio(_)
-            | CellKind::Bursts(_)
-            | CellKind::Media(_) => (vec![(0, bits(20.0))], 4.0 * bdp(20.0), 0.0),
+            Alike(_) | Against(_) | Late(_) | Ratio(_) | Bursts(_) | Media(_) => {
+                (vec![(0, bits(20.0))], 4.0 * bdp(20.0), 0.0)
+            }
         };
         let mut back = Back::default();
         match self.kind {
-            CellKind::Ratio(times) => back.far_us = (times - 1) * RTT_US,
-            CellKind::Bursts(ms) | CellKind::TraceBursts(_, ms) => back.burst_us = ms * 1_000,
+            Ratio(times) => back.far_us = (times - 1) * RTT_US,
+            Bursts(ms) | TraceBursts(_, ms) => back.burst_us = ms * 1_000,
             _ => {}
         }
         LinkPlan {

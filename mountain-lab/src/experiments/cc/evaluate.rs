@@ -142,6 +142,8 @@ fn kind_figures(
 /// What is promised of mountain, against the kernel's BBR in the same repeat unless said otherwise. On steady links
 /// without loss the brake never engages.
 pub fn checks(cells: &[Cell]) -> Vec<CheckSpec> {
+    use CellKind::*;
+    use LimitKind::{AtLeast, AtMost};
     let mut specs = Vec::new();
     for cell in cells {
         let mut spec = |metric: &str, op, limit, reference: Option<&str>| {
@@ -157,38 +159,31 @@ pub fn checks(cells: &[Cell]) -> Vec<CheckSpec> {
         };
         let bbr = Some("bbr");
         match cell.kind {
-            CellKind::Step(a, b) if b < a => {
-                spec("onset_p50_us", LimitKind::AtMost, 0.1, bbr);
-                spec("onset_p95_us", LimitKind::AtMost, 0.5, bbr);
-                spec("after_p95_us", LimitKind::AtMost, 0.15, bbr);
-                spec("goodput", LimitKind::AtLeast, 0.97, bbr);
+            Step(a, b) if b < a => {
+                spec("onset_p50_us", AtMost, 0.1, bbr);
+                spec("onset_p95_us", AtMost, 0.5, bbr);
+                spec("after_p95_us", AtMost, 0.15, bbr);
+                spec("goodput", AtLeast, 0.97, bbr);
             }
-            CellKind::Step(..) => spec("goodput", LimitKind::AtLeast, 0.97, bbr),
-            CellKind::Steady(_, _, loss) if loss > 0.0 => {
-                spec("goodput", LimitKind::AtLeast, 0.95, bbr)
+            Step(..) => spec("goodput", AtLeast, 0.97, bbr),
+            Steady(_, _, loss) if loss > 0.0 => spec("goodput", AtLeast, 0.95, bbr),
+            Steady(..) => {
+                spec("goodput", AtLeast, 0.98, bbr);
+                spec("queue_p95_us", AtMost, 1.05, bbr);
+                spec("brakes", AtMost, 0.0, None);
             }
-            CellKind::Steady(..) => {
-                spec("goodput", LimitKind::AtLeast, 0.98, bbr);
-                spec("queue_p95_us", LimitKind::AtMost, 1.05, bbr);
-                spec("brakes", LimitKind::AtMost, 0.0, None);
+            Trace(_) => {
+                spec("queue_p50_us", AtMost, 0.4, bbr);
+                spec("queue_p95_us", AtMost, 0.6, bbr);
+                spec("goodput", AtLeast, 0.9, bbr);
             }
-            CellKind::Trace(_) => {
-                spec("queue_p50_us", LimitKind::AtMost, 0.4, bbr);
-                spec("queue_p95_us", LimitKind::AtMost, 0.6, bbr);
-                spec("goodput", LimitKind::AtLeast, 0.9, bbr);
+            Alike(_) => {
+                spec("jain", AtLeast, 0.95, None);
+                spec("queue_p95_us", AtMost, 0.6, bbr);
             }
-            CellKind::Alike(_) => {
-                spec("jain", LimitKind::AtLeast, 0.95, None);
-                spec("queue_p95_us", LimitKind::AtMost, 0.6, bbr);
-            }
-            CellKind::Against(_) | CellKind::Late(_) => spec("share", LimitKind::AtLeast, 0.8, bbr),
+            Against(_) | Late(_) => spec("share", AtLeast, 0.8, bbr),
             // To look at: nothing is promised.
-            CellKind::Short(_)
-            | CellKind::TraceBursts(..)
-            | CellKind::TraceAlike(..)
-            | CellKind::Ratio(_)
-            | CellKind::Bursts(_)
-            | CellKind::Media(_) => {}
+            Short(_) | TraceBursts(..) | TraceAlike(..) | Ratio(_) | Bursts(_) | Media(_) => {}
         }
     }
     specs
