@@ -153,12 +153,13 @@ impl LoadGenerators {
     ) -> Result<LoadSegment> {
         let mut router = napi::of(&rig.near)?;
         router.extend(napi::of(&rig.far)?);
+        let router_cpu = if napi::is_alone() {
+            LOAD_CPU
+        } else {
+            ROUTER_CPU
+        };
         for thread in &router {
-            thread.place(if napi::is_alone() {
-                LOAD_CPU
-            } else {
-                ROUTER_CPU
-            })?;
+            thread.place(router_cpu)?;
         }
         let server = napi::of(&rig.server_dev)?;
         for thread in &server {

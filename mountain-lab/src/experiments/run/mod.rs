@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Runs a scenario: policies in turn within one run, the same schedule for all of a repeat.
 
-mod bound;
 mod evaluate;
 mod pooled;
 mod sessions;
