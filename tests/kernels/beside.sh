@@ -110,6 +110,19 @@ strongswan() {
     pkill -x charon-systemd
 }
 
+# of_service PROPERTY KIND COUNT: flows of a service that has just begun.
+of_service() { systemd-run --quiet --pipe --wait -p "$1" python3 /tests/installed.py flows "$2" "$3" $internet; }
+# Services with BPF programs at the egress of their cgroups, without the privilege to read their names.
+services() {
+    local kind result
+    for kind in tcp udp; do
+        result=$(of_service "RestrictNetworkInterfaces=lo $(defaults | head -n 1)" $kind 20)
+        printf 'a service with one device, %s: %s\n' $kind "$result"
+        check "a service with one device, $kind: failed" "$(jq .failed <<<"$result")" == 0
+    done
+    spread_of "a service with a filter by address" 4 "$(of_service IPAccounting=yes tcp 30)"
+}
+
 # both_hops: the route has two next hops.
 both_hops() { [[ $(ip -j route show 203.0.113.0/24 | jq '.[0].nexthops | length') -eq 2 ]]; }
 one_hop() { [[ $(ip -j route show 203.0.113.0/24 | jq -r '.[0].dev') == "$wan1" ]]; }
