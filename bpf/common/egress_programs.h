@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Programs of others at the egress of a socket's cgroup. What such a program says about a packet may depend on the device
- * that the kernel has chosen (RestrictNetworkInterfaces= of systemd, above all). They are asked of the kernel for each
- * flow, as a service's first one may leave within milliseconds of the program's attachment.
+ * that the kernel has chosen (RestrictNetworkInterfaces= of systemd, above all). They are asked of the kernel each time, as
+ * a service's first flow may leave within milliseconds of the program's attachment.
  */
 #ifndef MOUNTAIN_EGRESS_PROGRAMS_H
 #define MOUNTAIN_EGRESS_PROGRAMS_H
 
-/* So many programs are looked at; where there are more, one of them may look at the device. */
+/* So many programs are looked at; where there are as many, one behind them may look at the device. */
 #define MTN_EGRESS_PROGRAMS	8
 
 /* The kernel has this type where it runs programs at cgroups (include/linux/bpf-cgroup-defs.h). */
@@ -60,23 +60,29 @@ static __always_inline bool mtn_filters_by_address(const struct bpf_prog_aux *au
 	return true;
 }
 
-/* Does a program at the egress of the cgroup judge what leaves? */
+static __always_inline bool mtn_runs_egress_programs(void)
+{
+	return bpf_core_enum_value_exists(enum cgroup_bpf_attach_type, CGROUP_INET_EGRESS);
+}
+
+static __always_inline bool mtn_cgroup_is_readable(void)
+{
+	return bpf_core_enum_value(enum cgroup_bpf_attach_type, CGROUP_INET_EGRESS) == CGROUP_INET_EGRESS &&
+	       bpf_core_field_exists(struct sock_cgroup_data, cgroup) &&
+	       bpf_core_field_exists(struct cgroup, bpf) &&
+	       bpf_core_field_exists(struct cgroup_bpf, effective) &&
+	       bpf_core_field_exists(struct bpf_prog_array, items) &&
+	       bpf_core_field_exists(struct bpf_prog_array_item, prog) &&
+	       bpf_core_field_exists(struct bpf_prog, aux) &&
+	       bpf_core_field_exists(struct bpf_prog_aux, name);
+}
+
+/* Does a program at the egress of the cgroup, which is readable, judge what leaves? */
 static __always_inline bool mtn_is_judged(const struct cgroup *cgroup)
 {
 	const struct bpf_prog_array *array;
 	int i;
 
-	if (!bpf_core_enum_value_exists(enum cgroup_bpf_attach_type, CGROUP_INET_EGRESS))
-		return false;
-	if (bpf_core_enum_value(enum cgroup_bpf_attach_type, CGROUP_INET_EGRESS) != CGROUP_INET_EGRESS ||
-	    !bpf_core_field_exists(struct sock_cgroup_data, cgroup) ||
-	    !bpf_core_field_exists(struct cgroup, bpf) ||
-	    !bpf_core_field_exists(struct cgroup_bpf, effective) ||
-	    !bpf_core_field_exists(struct bpf_prog_array, items) ||
-	    !bpf_core_field_exists(struct bpf_prog_array_item, prog) ||
-	    !bpf_core_field_exists(struct bpf_prog, aux) ||
-	    !bpf_core_field_exists(struct bpf_prog_aux, name))
-		return true;
 	array = cgroup->bpf.effective[CGROUP_INET_EGRESS];
 	if (!array)
 		return true;

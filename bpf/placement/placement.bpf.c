@@ -217,7 +217,7 @@ static __always_inline bool mtn_passes_cgroup(struct bpf_sock *sk)
 {
 	struct sock *kernels = bpf_rdonly_cast(sk, bpf_core_type_id_kernel(struct sock));
 
-	if (!mtn_is_judged(kernels->sk_cgrp_data.cgroup))
+	if (mtn_cgroup_is_readable() && !mtn_is_judged(kernels->sk_cgrp_data.cgroup))
 		return false;
 	mtn_count(MTN_PLACE_PASS_CGROUP);
 	return true;

@@ -11,7 +11,11 @@ __noinline int mtn_is_held_cgroup(struct __sk_buff *ctx)
 	struct sk_buff *skb;
 	struct sock *sk;
 
-	if (!mtn_origin_is_readable() || !bpf_core_field_exists(struct sock, sk_cgrp_data) ||
+	/* Before the members are read, which such a kernel does not have. */
+	if (!mtn_runs_egress_programs())
+		return 0;
+	if (!mtn_origin_is_readable() || !mtn_cgroup_is_readable() ||
+	    !bpf_core_field_exists(struct sock, sk_cgrp_data) ||
 	    !bpf_core_field_exists(struct sock_common, skc_listener))
 		return 1;
 	skb = bpf_cast_to_kern_ctx(ctx);

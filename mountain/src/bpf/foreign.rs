@@ -28,7 +28,6 @@ const NAMED_MAX: usize = 64;
 pub(crate) struct CgroupProgram {
     /// Where the cgroup is below the root.
     pub cgroup: PathBuf,
-    /// Empty where the kernel does not say, as without CAP_SYS_ADMIN.
     pub name: String,
 }
 
@@ -87,7 +86,7 @@ fn has_netfilter_links() -> bool {
 
 /// Programs at the egress of cgroups that may look at the device of a packet, for people: our programs ask the kernel
 /// (bpf/common/egress_programs.h). Without a file system of cgroups there are none to be seen, nor below a cgroup that is
-/// closed to this process.
+/// closed to this process, nor without CAP_SYS_ADMIN, which names take: most of them are systemd's filter by address.
 ///
 /// # Errors
 /// When the kernel does not say what is attached.
@@ -134,7 +133,7 @@ fn look_at(
             Some(libc::EINVAL | libc::EOPNOTSUPP) => Ok(()),
             // More than there is room for: their names do not matter.
             Some(libc::ENOSPC) => {
-                found.push(program(below, String::new()));
+                found.push(program(below, format!("more than {NAMED_MAX} programs")));
                 Ok(())
             }
             _ => Err(error),
@@ -142,7 +141,7 @@ fn look_at(
     }
     for id in &ids[..(count as usize).min(NAMED_MAX)] {
         let name = name(*id);
-        if name != BY_ADDRESS {
+        if !name.is_empty() && name != BY_ADDRESS {
             found.push(program(below, name));
         }
     }

@@ -21,7 +21,7 @@ pub(super) fn check(
     let moving: Vec<&Group> = moving.collect();
     if moving.is_empty() {
         if topology.places() {
-            check_cgroups(report, running);
+            check_cgroups(report);
         }
         return;
     }
@@ -68,7 +68,7 @@ pub(super) fn check(
             format!("treats all devices alike in {}", count(alike, "group")),
         );
     }
-    check_cgroups(report, running);
+    check_cgroups(report);
 }
 
 /// Why the daemon leaves a group's running flows to the kernel.
@@ -78,21 +78,17 @@ fn held_by(groups: &[GroupStatus], group: &Group) -> Option<Difference> {
     held.filter(|difference| !difference.is_reading())
 }
 
-fn check_cgroups(report: &mut Report, running: Option<&Status>) {
-    let held = match running {
-        Some(status) => Ok(status.held_cgroups.clone()),
-        None => foreign::cgroup_egress()
-            .map(|programs| programs.iter().map(CgroupStatus::from).collect()),
-    };
-    match held {
-        Ok(held) => {
+fn check_cgroups(report: &mut Report) {
+    match foreign::cgroup_egress() {
+        Ok(programs) => {
+            let held: Vec<CgroupStatus> = programs.iter().map(CgroupStatus::from).collect();
             if let Some(text) = CgroupStatus::told_in_a_line(&held) {
                 report.warn("firewall", format!("left to the kernel: {text}"), "");
             }
         }
         Err(e) => report.warn(
             "firewall",
-            format!("no running flow is moved: {e:#}"),
+            format!("cgroups with BPF programs at their egress cannot be named: {e:#}"),
             "run as root (sudo)",
         ),
     }

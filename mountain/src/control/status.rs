@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::bpf::flows::Move;
-use crate::bpf::foreign::{in_brackets, CgroupProgram};
+use crate::bpf::foreign::CgroupProgram;
 use crate::bpf::PathTraffic;
 use crate::host::stdout::plain;
 use crate::measure::probe::PathStats;
@@ -192,9 +192,9 @@ pub struct CgroupStatus {
 impl From<&CgroupProgram> for CgroupStatus {
     fn from(found: &CgroupProgram) -> Self {
         let what = format!(
-            "sockets below cgroup {}: a BPF program at its egress {} may judge packets by their device",
+            "sockets below cgroup {}: a BPF program at its egress ({}) may judge packets by their device",
             plain(&found.cgroup.display().to_string()),
-            in_brackets(&found.name)
+            found.name
         );
         Self {
             cgroup: found.cgroup.clone(),
@@ -216,19 +216,12 @@ impl CgroupStatus {
             _ => held.len().saturating_sub(CGROUPS_TOLD),
         };
         let heading = format!(
-            "sockets below {} cgroups with BPF programs at their egress{}, which may judge packets by their device:",
-            held.len(),
-            match held.iter().any(|h| h.program.is_empty()) {
-                true => " (some names take CAP_SYS_ADMIN to read; systemd's filter by address does not count)",
-                false => "",
-            }
+            "sockets below {} cgroups with BPF programs at their egress, which may judge packets by their device:",
+            held.len()
         );
         let one = |held: &Self| {
-            let name = match &*held.program {
-                "" => String::new(),
-                program => format!(" ({program})"),
-            };
-            plain(&(held.cgroup.display().to_string() + &name)).into_owned()
+            let which = format!("{} ({})", held.cgroup.display(), held.program);
+            plain(&which).into_owned()
         };
         let mut which: Vec<String> = held.iter().take(CGROUPS_TOLD).map(one).collect();
         if more > 0 {
@@ -318,7 +311,7 @@ mod tests {
     #[test]
     fn a_cgroup_with_a_line_break_in_its_name_writes_no_line_of_the_log() {
         let one = [held("/a\nb", "guard")];
-        let two = [one[0].clone(), held("/c\nd", "")];
+        let two = [one[0].clone(), held("/c\nd", "judge")];
         for held in [&one[..], &two] {
             let text = CgroupStatus::told_in_a_line(held).unwrap();
             testkit::assert_has(&text, &["/a\\u000ab", "(guard)"]);
@@ -329,12 +322,9 @@ mod tests {
     #[test]
     fn of_many_cgroups_the_first_ones_are_named() {
         assert_eq!(CgroupStatus::told(&[]), None);
-        let text = CgroupStatus::told_in_a_line(&[held("/a", "")]).unwrap();
-        assert!(text.contains("CAP_SYS_ADMIN"), "why it has no name: {text}");
-        let many: Vec<CgroupStatus> = (0..9).map(|n| held(&format!("/{n}"), "")).collect();
+        let many: Vec<CgroupStatus> = (0..9).map(|n| held(&format!("/{n}"), "judge")).collect();
         let (heading, which) = CgroupStatus::told(&many).unwrap();
         assert!(heading.contains("9 cgroups"), "{heading}");
-        assert_eq!(which[4..], ["/4", "and 4 more"]);
-        assert!(heading.contains("CAP_SYS_ADMIN"), "{heading}");
+        assert_eq!(which[4..], ["/4 (judge)", "and 4 more"]);
     }
 }

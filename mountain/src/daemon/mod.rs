@@ -99,7 +99,7 @@ struct PathMemory {
     resolved_at: Option<Instant>,
     /// For how long from then on its last address is put back instead.
     resolve_after: Duration,
-    /// When its last route went, and what the path was.
+    /// When its last route went, and what the path was, if it had answered by then.
     gone: Option<(Instant, Path)>,
 }
 

@@ -535,6 +535,7 @@ impl Daemon {
                 same && path.gateway_mac.is_some()
             };
             let known = self.paths.path(id).is_some_and(is_it) && at.elapsed() < STILL_ANSWERS;
+            // Not from another address, nor by another target.
             let answers = known && self.prober.stats(id).answered > 0;
             self.paths
                 .by_id
@@ -543,7 +544,8 @@ impl Daemon {
         }
         for (id, path) in before {
             if self.paths.path(id).is_none() {
-                self.memory[id].gone = Some((Instant::now(), path));
+                let answered = self.policy.has_answered(id);
+                self.memory[id].gone = answered.then(|| (Instant::now(), path));
             }
         }
     }

@@ -248,6 +248,11 @@ impl Policy {
         }
     }
 
+    /// Whether a probe of a path was ever answered.
+    pub(crate) fn has_answered(&self, path: usize) -> bool {
+        self.paths.get(path).is_some_and(|p| p.answered)
+    }
+
     /// State of every path in every group.
     pub fn status(&self, now_us: u64) -> Vec<PathInGroup> {
         let groups = self.groups.iter().enumerate();
