@@ -230,7 +230,7 @@ impl Add {
             rule: self.rule.rule(),
         }];
         let mut store = actions::open(true)?;
-        actions::load_module(&wanted);
+        actions::load_module(wanted[0].backend.into_iter());
         let planned = actions::plan(&store, &wanted).remove(0)?;
         let (installed, new) = match planned {
             Added::New(planned) => (actions::put(&mut store, vec![planned])?.remove(0), true),
@@ -467,7 +467,8 @@ fn restore(file: &ConfigFile) -> Result<Vec<Wanted>> {
         );
     }
     let mut store = actions::open(!wanted.is_empty())?;
-    actions::load_module(&wanted);
+    let noted = store.entries().map(|entry| entry.backend());
+    actions::load_module(noted.chain(wanted.iter().filter_map(|w| w.backend)));
     let back = actions::repair(&mut store)?;
     if back > 0 {
         println!(

@@ -76,9 +76,9 @@ pub fn open(to_add: bool) -> Result<Store> {
     Ok(store)
 }
 
-/// Has the kernel load its module where one of these rules names it.
-pub fn load_module(wanted: &[Wanted]) {
-    if wanted.iter().any(|w| w.backend == Some(Backend::Module)) {
+/// Has the kernel load its module if it is among these backends.
+pub fn load_module(mut named: impl Iterator<Item = Backend>) {
+    if named.any(|backend| backend == Backend::Module) {
         module::load();
     }
 }
