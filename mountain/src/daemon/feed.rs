@@ -62,20 +62,23 @@ fn delays(status: &PathInGroup, min_us: u64) -> Option<(u32, u32)> {
     Some((delay as u32, variation as u32))
 }
 
-/// Writes of each path. What the kernel refuses of one alone keeps no other from it, and is returned.
+/// Writes of each path. What the kernel refuses of one alone keeps no other from it, and is returned if it takes another.
 fn write_all<P>(
     paths: impl Iterator<Item = P>,
     mut write: impl FnMut(P) -> io::Result<bool>,
 ) -> io::Result<Option<io::Error>> {
-    let mut refused = None;
+    let (mut refused, mut takes) = (None, false);
     for path in paths {
         match write(path) {
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => refused = Some(e),
             Err(e) => return Err(e),
-            Ok(_) => {}
+            Ok(_) => takes = true,
         }
     }
-    Ok(refused)
+    match refused {
+        Some(e) if !takes => Err(e),
+        refused => Ok(refused),
+    }
 }
 
 impl Daemon {
@@ -137,6 +140,8 @@ mod tests {
         assert_eq!(told(libc::ENOBUFS), (vec![0, 1], Err(full)));
         let all = write_all(0..3, |_| Ok(true));
         assert!(matches!(all, Ok(None)));
+        let none = write_all(0..3, |_| Err(error(libc::EINVAL)));
+        assert!(none.is_err());
     }
 
     #[test]
