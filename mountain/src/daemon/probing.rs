@@ -340,6 +340,16 @@ mod tests {
         assert_eq!(cost_us(true, "cost = 0"), 0.0);
         assert_eq!(cost_us(true, "metered = false"), 0.0);
         assert_eq!(cost_us(false, "metered = true\ncost = 5"), 5e3);
+        // However little it costs, it leads nowhere.
+        let config = Config::parse(
+            "[[path]]\ndev = \"u3\"\ncost = 0\n",
+            std::path::Path::new("t"),
+        );
+        let demoted = Path {
+            demoted: true,
+            ..Path::plain(3, "192.0.2.1")
+        };
+        assert_eq!(configured(&demoted, &config.unwrap()).input.cost_us, 1e7);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::host::sysctl;
 use crate::measure::probe::{ProbePath, Target};
 use crate::placement::{self, Placer};
 use crate::steer::alike::Difference;
-use crate::steer::config::METERED_COST_MS;
+use crate::steer::config::{DEMOTED_COST_MS, METERED_COST_MS};
 use crate::steer::policy::PathInput;
 use crate::steer::rendezvous::{inv_weight, path_salt};
 use crate::topology::{Kind, Member, Path, PathMasks, Topology};
@@ -329,7 +329,7 @@ fn is_metered(path: &Path, config: &Config) -> bool {
 /// The paths, by index, that are used while the others are dead.
 pub(crate) fn reserves(topology: &Topology, config: &Config) -> BTreeSet<usize> {
     let paths = topology.paths.iter().enumerate();
-    let reserves = paths.filter(|(_, path)| is_metered(path, config));
+    let reserves = paths.filter(|(_, path)| path.demoted || is_metered(path, config));
     reserves.map(|(index, _)| index).collect()
 }
 
@@ -338,13 +338,17 @@ pub(super) fn configured(path: &Path, config: &Config) -> ConfiguredPath {
     let metered = is_metered(path, config);
     // The kernel would send nothing there while another one is up, or half of all: paid for without need.
     let usual_ms = if metered { METERED_COST_MS } else { 0.0 };
-    let cost_ms = entry.and_then(|e| e.cost).unwrap_or(usual_ms);
+    let cost_ms = entry.and_then(|e| e.cost).unwrap_or(usual_ms) * config.steer.cost_weight;
     ConfiguredPath {
         path: path.clone(),
         input: PathInput {
             name: config.path_name(&path.ifname, path.key.gateway),
             capacity_bps: entry.and_then(|e| e.capacity_bps()),
-            cost_us: cost_ms * 1e3 * config.steer.cost_weight,
+            cost_us: 1e3
+                * match path.demoted {
+                    true => DEMOTED_COST_MS,
+                    false => cost_ms,
+                },
             metered,
             answers: false,
         },

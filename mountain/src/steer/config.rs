@@ -66,6 +66,10 @@ fn flow_table_entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32,
 /// than what is paid for then.
 pub(crate) const METERED_COST_MS: f64 = 100.0;
 
+/// What a path costs that NetworkManager has demoted, in ms: more than any delay, so that it is used only while all others
+/// are dead.
+pub(crate) const DEMOTED_COST_MS: f64 = 10_000.0;
+
 /// `[[path]]`: what is known of one path. It applies to the paths on `dev` (and of `gateway`).
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]

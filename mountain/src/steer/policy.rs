@@ -231,7 +231,7 @@ impl Policy {
         let mut known: Vec<Option<Path>> = self.paths.drain(..).map(Some).collect();
         let kept = |(id, input): (usize, PathInput)| match known.get_mut(id).and_then(Option::take)
         {
-            Some(path) if path.input == input => path,
+            Some(path) if path.input.name == input.name => Path { input, ..path },
             _ => Path::new(input),
         };
         self.paths = paths.into_iter().enumerate().map(kept).collect();

@@ -369,6 +369,7 @@ impl<'a> Builder<'a> {
             },
             ethernet: link.ethernet,
             modem: link.modem,
+            demoted: false,
             up: link.up && !hop.dead,
             gateway_mac: key
                 .gateway

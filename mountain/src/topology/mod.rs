@@ -78,6 +78,8 @@ pub struct Path {
     pub ethernet: bool,
     /// A modem's device: its traffic costs money.
     pub modem: bool,
+    /// Its default route stands behind the others' as where NetworkManager finds no Internet.
+    pub demoted: bool,
     /// Device administratively up with carrier, and the next hop neither dead nor linkdown.
     pub up: bool,
     /// Global addresses on the device, of the path's family, in order: what packets bear that belong
@@ -113,6 +115,7 @@ impl Path {
             mtu: 1500,
             ethernet: true,
             modem: false,
+            demoted: false,
             up: true,
             addresses: Vec::new(),
             fresh: Vec::new(),

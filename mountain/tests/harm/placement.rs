@@ -125,6 +125,36 @@ fn no_flow_starts_on_a_metered_uplink_while_another_is_good() {
     assert_eq!(begun(&net), set(&[U1]));
 }
 
+/// NetworkManager adds to the metric of an uplink where it finds no Internet. Its gateway may answer all the same.
+#[test]
+fn no_flow_starts_on_a_demoted_uplink_while_another_is_alive() {
+    let net = two_providers();
+    up(&net);
+    let client = &net.client;
+    let route = |verb: &str, metric: u32| {
+        client.ip(&format!(
+            "route {verb} default via 10.30.1.2 dev u1 metric {metric}"
+        ));
+    };
+    // As NetworkManager does it: the new one first.
+    route("add", 20_600);
+    route("del", 600);
+    wait_until("u1 is left", LEAVE, || {
+        client.path_by("u1", false).judged.state != "good"
+    });
+    client.mountain_says("status", "NetworkManager finds no Internet there");
+    assert_eq!(begun(&net), set(&[U0]));
+    route("add", 600);
+    route("del", 20_600);
+    net.wait_used("u1");
+    wait_until("u1 is used", LEAVE, || begun(&net).contains(U1));
+    route("add", 20_600);
+    route("del", 600);
+    client.wait_left("u1", false);
+    net.lose(0);
+    assert_eq!(begun(&net), set(&[U1]));
+}
+
 /// The kernel would have sent all by the other one, where the firewall lets them leave.
 #[test]
 fn no_flow_starts_where_the_firewall_may_stop_it_while_the_kernels_uplink_is_alive() {

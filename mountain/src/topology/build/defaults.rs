@@ -18,6 +18,9 @@ use crate::topology::{
     Group, Kind, Member, Path, Suspended, MAX_GROUPS, MAX_GROUP_PATHS, NOT_IN_MAIN,
 };
 
+/// NetworkManager adds so much to the metrics of a device where it finds no Internet (src/core/devices/nm-device.c).
+const DEMOTED: u32 = 20_000;
+
 /// Candidates for a group of uplinks.
 #[derive(Default)]
 struct Uplinks<'a> {
@@ -253,6 +256,7 @@ impl Builder<'_> {
             }
             (Ok(()), Ok(()), None) => {
                 self.tell_left_out(&uplinks);
+                self.tell_demoted(&defaults, &uplinks);
                 self.adopt_uplinks(best, uplinks.paths)
             }
             (Err(why), ..) => {
@@ -269,6 +273,21 @@ impl Builder<'_> {
         for (route, ifindex, reason) in &uplinks.reasons {
             if !uplinks.has(*ifindex) {
                 self.skip(route, &reason.why);
+            }
+        }
+    }
+
+    /// Says which uplinks are there for when the others are dead.
+    fn tell_demoted(&mut self, defaults: &[&Route], uplinks: &Uplinks) {
+        for path in uplinks.paths.iter().filter(|path| path.demoted) {
+            let leads = |r: &&&Route| r.hops.iter().any(|hop| hop.ifindex == path.key.ifindex);
+            if let Some(route) = defaults.iter().find(leads) {
+                let why = format!(
+                    "{} is used only while all others are dead: a metric of {DEMOTED} or more says that NetworkManager \
+                     finds no Internet there",
+                    path.ifname
+                );
+                self.skip(route, &why);
             }
         }
     }
@@ -344,6 +363,8 @@ impl Builder<'_> {
                 let mut path = self.new_path(key(&hop, route), link, &hop);
                 path.preferred_source = route.preferred_source;
                 path.options = route.options(&hop);
+                let best = routes.first().map_or(0, |best| best.metric);
+                path.demoted = best < DEMOTED && route.metric >= DEMOTED;
                 match path.addresses.is_empty() {
                     true => Err(Reason {
                         why: format!("{name} has no address of its own"),
