@@ -270,3 +270,115 @@ vrrp() {
     done
     kill $!
 }
+
+# By BIRD: two links of equal cost. OSPF hears of a dead one later than Mountain.
+ospf() {
+    local wan host=198.51.100.1 pid links
+    links="interface \"$wan0\", \"$wan1\" { type ptp; hello 2; dead 60; };"
+    for wan in "$wan0" "$wan1"; do nmcli device modify "$wan" ipv4.route-metric 100; done
+    ip address add $host/32 dev lo
+    printf '%s\n' "router id $internet;" 'protocol device { }' 'protocol static { ipv4; route 203.0.113.0/24 unreachable; }' \
+        'protocol kernel { ipv4 { export where source != RTS_STATIC; }; merge paths on; }' \
+        'protocol ospf v2 { ecmp on; ipv4 { export where source = RTS_STATIC; };' "area 0 { $links }; }" >/run/isp-bird.conf
+    in_isp bird -c /run/isp-bird.conf -s /run/isp-bird.ctl -P /run/isp-bird.pid
+    printf '%s\n' "router id $host;" 'protocol device { }' 'protocol direct { ipv4; interface "lo"; }' \
+        "protocol kernel { learn all; merge paths on; scan time 5; ipv4 { export filter {" \
+        "if source ~ [ RTS_DEVICE, RTS_INHERIT ] then reject; krt_prefsrc = $host; accept; }; }; }" \
+        "protocol ospf v2 { ecmp on; ipv4; area 0 { $links interface \"lo\" { stub; }; }; }" >/etc/bird/bird.conf
+    works "BIRD starts" systemctl start bird
+    within "two next hops by OSPF" 60 both_hops
+    within "BIRD's route is steered" 60 settled 2
+    only_by "by BIRD's route" tcp $internet $host
+    python3 /tests/installed.py long $other >/run/long &
+    pid=$!
+    sleep 2
+    for wan in "$wan0" "$wan1"; do
+        dark "$wan"
+        within "OSPF's dead next hop by $wan is left" 10 is_left "$wan"
+        works "before OSPF knows of $wan" both_hops
+        only_by "without OSPF's next hop by $wan" tcp $internet $host
+        light
+        within "OSPF's next hop by $wan is used again" 30 settled 2
+    done
+    kill $pid
+    wait $pid
+    printf 'beside BIRD: %s\n' "$(</run/long)"
+    same "a connection goes on beside BIRD" "$(jq .whole /run/long)" true
+    check "without a long pause beside BIRD, ms" "$(jq .longest_ms /run/long)" '<' 3000
+    works "BIRD starts anew" systemctl restart bird
+    within "the routes of a new BIRD" 60 both_hops
+    within "they are steered, too" 30 settled 2
+    only_by "by a new BIRD's route" tcp $internet $host
+    same "BIRD leaves Mountain's tables" "$(ip -j route show table all proto 77 | jq length)" 2
+    systemctl stop bird
+    kill "$(</run/isp-bird.pid)"
+    ip address del $host/32 dev lo
+    nmcli device modify "$wan1" ipv4.route-metric 101
+    within "settled after BIRD" 60 settled 2
+    spread "after BIRD" tcp
+}
+
+# NetworkManager has told the kernel of both addresses: a connection has a subflow by each.
+mptcp() {
+    local wan pid port=7101
+    TCP_PORT=$port in_isp mptcpize run python3 /tests/installed.py serve &
+    sleep 3
+    spread_of "MPTCP" 4 "$(TCP_PORT=$port mptcpize run python3 /tests/installed.py flows tcp 30 $internet)"
+    TCP_PORT=$port mptcpize run python3 /tests/installed.py long $other >/run/long &
+    pid=$!
+    for wan in "$wan0" "$wan1"; do
+        within "a subflow by $wan" 20 sh -c "ss -Htn state established 'dport = :$port' | grep -q '$(address_of "$wan")'"
+    done
+    for wan in "$wan0" "$wan1"; do
+        dark "$wan"
+        within "MPTCP: $wan is left" 10 is_left "$wan"
+        sleep 3
+        light
+        within "MPTCP: $wan is used again" 30 settled 2
+    done
+    kill $pid
+    wait $pid
+    printf 'MPTCP: %s\n' "$(</run/long)"
+    same "a connection by MPTCP goes on" "$(jq .whole /run/long)" true
+    check "by MPTCP without a long pause, ms" "$(jq .longest_ms /run/long)" '<' 3000
+    pkill -f 'installed.py serve$'
+}
+
+# Shorewall with two providers, as its documentation has it: it takes the default routes out of the main table.
+multi_isp() {
+    local pid wan name
+    sed -i 's/^STARTUP_ENABLED=.*/STARTUP_ENABLED=Yes/; s/^ROUTE_FILTER=.*/ROUTE_FILTER=No/' /etc/shorewall/shorewall.conf
+    printf '%s\n' 'fw firewall' 'net ipv4' >/etc/shorewall/zones
+    printf '%s\n' '?FORMAT 2' "net $wan0 dhcp" "net $wan1 dhcp" >/etc/shorewall/interfaces
+    # shellcheck disable=SC2016 # Shorewall's
+    printf '%s\n' '$FW net ACCEPT' 'net all DROP' 'all all REJECT' >/etc/shorewall/policy
+    # shellcheck disable=SC2016
+    printf '%s\n' '?SECTION NEW' 'ACCEPT net $FW icmp' >/etc/shorewall/rules
+    printf '%s\n' "one 1 1 - $wan0 $(gateway_of "$wan0") track,balance" "two 2 2 - $wan1 $(gateway_of "$wan1") track,balance" \
+        >/etc/shorewall/providers
+    printf '%s\n' "SNAT($(address_of "$wan0")) $(address_of "$wan1") $wan0" \
+        "SNAT($(address_of "$wan1")) $(address_of "$wan0") $wan1" >/etc/shorewall/snat
+    python3 /tests/installed.py long $other >/run/long &
+    pid=$!
+    sleep 2
+    works "Shorewall starts" shorewall start
+    within "its routes are followed" 30 status '.groups | length == 1'
+    for name in loaded reloaded; do
+        check "Shorewall is $name: failed" "$(say flows tcp 20 $internet | jq .failed)" == 0
+        for wan in "$wan0" "$wan1"; do
+            works "Shorewall is $name: answers by $wan" in_isp ping -c 2 -W 1 "$(address_of "$wan")"
+        done
+        works "Shorewall reloads" shorewall reload
+    done
+    kill $pid
+    wait $pid
+    printf 'beside Shorewall: %s\n' "$(</run/long)"
+    same "a connection goes on beside Shorewall" "$(jq .whole /run/long)" true
+    works "Shorewall is cleared" shorewall clear
+    # What it leaves.
+    ip route flush table 250
+    for wan in "$wan0" "$wan1"; do ip route del "$(gateway_of "$wan")" dev "$wan"; done
+    nft flush ruleset
+    within "settled after Shorewall" 30 settled 2
+    spread "after Shorewall" tcp
+}

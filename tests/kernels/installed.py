@@ -3,13 +3,14 @@
 
 import collections
 import json
+import os
 import signal
 import socket
 import sys
 import threading
 import time
 
-UDP_PORT, TCP_PORT = 7000, 7001
+UDP_PORT, TCP_PORT = 7000, int(os.environ.get("TCP_PORT", 7001))
 TIMEOUT_S = 3
 
 
