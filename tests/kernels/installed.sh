@@ -560,7 +560,7 @@ if [[ ${only:-} == boot ]]; then
 fi
 before=$(settings)
 part install_it
-for name in ${only:-outage cable reconnected sleeps crash upgrade ipv6 wifi vpn openvpn ipsec firewall simple_firewall workstation queue services containers libvirt podman rootless incus nspawn proxmox redirects congestion_control pppoe strongswan bgp ospf mptcp multi_isp tailscale mesh vrrp upnp dhcpcd_alone classic netplan_tables networkd}; do
+for name in ${only:-outage cable reconnected sleeps crash upgrade ipv6 wifi vpn openvpn ipsec firewall simple_firewall workstation queue services containers libvirt podman rootless incus nspawn proxmox redirects congestion_control pppoe strongswan bgp ospf mptcp multi_isp tailscale mesh vrrp connectivity upnp dhcpcd_alone classic netplan_tables networkd}; do
     part "$name"
 done
 part remove

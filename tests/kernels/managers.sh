@@ -149,6 +149,32 @@ mapped() {
     done
     check "$1: answers by the wrong uplink" "$(strays)" == 0
 }
+demoted() { [[ $(ip -4 -j route show default dev "$1" | jq '.[0].metric') -ge 20000 ]]; }
+promoted() { ! demoted "$1"; }
+# NetworkManager asks a page of the internet by each uplink. Behind one only the gateway answers, as before a portal.
+connectivity() {
+    mkdir -p /run/www
+    echo -n online >/run/www/check
+    in_isp python3 -m http.server 80 --bind $internet --directory /run/www >/dev/null 2>&1 &
+    printf '[connectivity]\nuri=http://%s/check\nresponse=online\ninterval=8\n' $internet \
+        >/etc/NetworkManager/conf.d/connectivity.conf
+    systemctl reload NetworkManager
+    in_isp nft add table ip portal
+    in_isp nft add chain ip portal in '{ type filter hook prerouting priority -400; }'
+    in_isp nft add rule ip portal in iif "$wan0" ip daddr 203.0.113.0/24 drop
+    within "NetworkManager finds no Internet by $wan0" 60 demoted "$wan0"
+    within "it is the last choice" 10 is_left "$wan0"
+    only_by "beside an uplink without Internet, TCP" tcp $internet "$(address_of "$wan1")"
+    only_by "beside an uplink without Internet, UDP" udp $internet "$(address_of "$wan1")"
+    in_isp nft delete table ip portal
+    within "NetworkManager finds it again" 60 promoted "$wan0"
+    within "settled after that" 30 settled 2
+    spread "with Internet by both" tcp
+    pkill -f http.server
+    rm /etc/NetworkManager/conf.d/connectivity.conf
+    systemctl reload NetworkManager
+}
+
 upnp() {
     local times pid
     inner
