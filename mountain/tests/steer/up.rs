@@ -317,16 +317,48 @@ fn a_link_flap_moves_traffic_away_and_back() {
     traffic.during(HALF).assert_lost("without mountain");
 }
 
-/// As while BGP gives up a next hop and takes it again.
-#[test]
-fn a_path_that_is_dead_when_its_routes_come_back_is_left() {
-    let net = Net::steered();
+/// Leaves one next hop of IPv4 and none of IPv6, as while BGP gives up a next hop and takes it again.
+fn without_multipath(net: &Net) {
     net.client
         .ip("route replace 10.98.1.0/24 src 10.98.0.1 via 10.30.0.2 dev u0");
     net.client.ip("-6 route del fd98:1::/64");
     wait_until("nothing is steered", LEAVE, || {
         net.client.status().paths.is_empty()
     });
+}
+
+/// Another host may have the gateway's address by now.
+#[test]
+fn a_path_that_was_silent_is_not_known_to_answer_after_a_flap() {
+    let net = Net::steered();
+    without_multipath(&net);
+    net.server.ip("link set s1 address 02:00:00:00:77:01");
+    net.server.hole("iifname s1 icmp type echo-request");
+    net.client.try_ip("neigh flush dev u1");
+    let is_silent = || {
+        let paths = net.client.status().paths;
+        let mut u1 = paths.iter().filter(|p| p.device == "u1" && !p.ipv6);
+        u1.any(|p| {
+            p.judged
+                .reason
+                .ends_with("has never answered: the kernel decides")
+        })
+    };
+    for stay in ["first", "second"] {
+        net.multipath();
+        wait_until(
+            &format!("u1 is silent in its {stay} stay"),
+            LEAVE,
+            is_silent,
+        );
+        without_multipath(&net);
+    }
+}
+
+#[test]
+fn a_path_that_is_dead_when_its_routes_come_back_is_left() {
+    let net = Net::steered();
+    without_multipath(&net);
     net.blackhole(1);
     net.multipath();
     wait_until("u1 is dead", LEAVE, || {
