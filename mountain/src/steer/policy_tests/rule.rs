@@ -214,6 +214,20 @@ fn cost_moves_the_choice_away() {
     assert_eq!(sim.mask().latency, 1, "{}", sim.explain());
 }
 
+/// As when NetworkManager finds that an uplink has no Internet.
+#[test]
+fn a_path_whose_cost_changes_keeps_what_was_measured() {
+    let mut sim = Sim::new(vec![noisy(1), noisy(2)], 1);
+    sim.run(5 * S, |_| {});
+    assert_eq!(sim.mask().latency, BOTH);
+    sim.with_costs([0.0, 1e7]);
+    sim.policy.tick(sim.now);
+    let samples = sim.policy.status(sim.now)[1].samples;
+    assert!(samples >= 20, "{samples}");
+    sim.run(7 * S, |_| {});
+    assert_eq!(sim.mask().latency, 1);
+}
+
 #[test]
 fn a_slow_way_back_is_no_lateness() {
     // The way back is 200 ms longer from the start, or turns so.

@@ -158,7 +158,7 @@ fn no_flow_of_a_cgroup_with_an_egress_program_is_placed() {
     assert_eq!(counted(), [16, 0]);
     // Those of a service that has just begun, too.
     let new = Cgroup::new("new");
-    attach(&new, c"judge");
+    attach(&new, c"sd_restrictif_e");
     send(new.command(&net.client, "bash"));
     assert_eq!(counted(), [32, 0]);
     let passed = || net.client.status().placement.unwrap().counters["pass_cgroup"];
