@@ -26,6 +26,8 @@ take_back() {
     nmcli device modify "$wan1" ipv4.route-metric 101
     within "NetworkManager's metrics" 30 settled 2
 }
+# net_of DEVICE: the network of its provider; which of the two the kernel prefers differs from one boot to another.
+net_of() { [[ $1 == "$(device 0 a)" ]] && echo 100.64.0.0/24 || echo 100.65.0.0/24; }
 one_default() { [[ $(defaults | wc -l) -eq 1 ]]; }
 
 # strays: how many packets have come to a provider with an address of the other one's, since the last call.
@@ -34,8 +36,8 @@ stray_counters() {
     in_isp nft add table ip strays
     in_isp nft add counter ip strays strays
     in_isp nft add chain ip strays in '{ type filter hook prerouting priority -450; }'
-    in_isp nft add rule ip strays in iif "$wan0" ip saddr 100.65.0.0/24 counter name strays
-    in_isp nft add rule ip strays in iif "$wan1" ip saddr 100.64.0.0/24 counter name strays
+    in_isp nft add rule ip strays in iif "$wan0" ip saddr "$(net_of "$wan1")" counter name strays
+    in_isp nft add rule ip strays in iif "$wan1" ip saddr "$(net_of "$wan0")" counter name strays
 }
 
 # given_by NAME RESTART...: both uplinks are given by that program; each goes dark, and connections outlive a restart.
@@ -111,14 +113,15 @@ classic() {
 
 # A table for each uplink, by source, as netplan's documentation has it.
 netplan_tables() {
-    local n=0 wan
+    local n=0 wan net
     let_go
     printf '%s\n' 'network:' '  version: 2' '  renderer: networkd' '  ethernets:' >/etc/netplan/two.yaml
     for wan in "$wan0" "$wan1"; do
+        net=$(net_of "$wan")
         printf '%s\n' "    $wan:" '      dhcp4: true' "      dhcp4-overrides: {route-metric: $((100 + n))}" \
-            '      routes:' "        - {to: default, via: 100.6$((4 + n)).0.1, table: 10$n}" \
-            "        - {to: 100.6$((4 + n)).0.0/24, scope: link, table: 10$n}" \
-            '      routing-policy:' "        - {from: 100.6$((4 + n)).0.0/24, table: 10$n}" >>/etc/netplan/two.yaml
+            '      routes:' "        - {to: default, via: ${net%.0/24}.1, table: 10$n}" \
+            "        - {to: $net, scope: link, table: 10$n}" \
+            '      routing-policy:' "        - {from: $net, table: 10$n}" >>/etc/netplan/two.yaml
         n=$((n + 1))
     done
     chmod 600 /etc/netplan/two.yaml
