@@ -560,7 +560,8 @@ if [[ ${only:-} == boot ]]; then
 fi
 before=$(settings)
 part install_it
-for name in ${only:-outage cable reconnected sleeps crash upgrade ipv6 wifi vpn openvpn ipsec firewall simple_firewall workstation queue services containers libvirt podman rootless incus nspawn proxmox redirects congestion_control pppoe strongswan bgp ospf mptcp multi_isp tailscale mesh vrrp connectivity upnp dhcpcd_alone classic netplan_tables networkd}; do
+# Shorewall's comes last: it leaves a rule for the main table that networkd takes for somebody's, and deletes.
+for name in ${only:-outage cable reconnected sleeps crash upgrade ipv6 wifi vpn openvpn ipsec firewall simple_firewall workstation queue services containers libvirt podman rootless incus nspawn proxmox redirects congestion_control pppoe strongswan bgp ospf mptcp tailscale mesh vrrp connectivity upnp dhcpcd_alone classic netplan_tables networkd multi_isp}; do
     part "$name"
 done
 part remove
