@@ -49,7 +49,7 @@ pub fn plan(session: &mut Session) -> u32 {
     rounds
 }
 
-/// Pings of one side in a round. Of P99 nothing is said below 1,000 answers a side.
+/// Pings of one side in a round. Below 1,000 answers a side there is no P99.
 pub fn block(args: &CommonArgs) -> Block {
     let usual = Block::of(args.quick_or(140, 250));
     Block {
