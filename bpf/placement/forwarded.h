@@ -8,7 +8,7 @@
 
 /*
  * Is a frame for another host, so that a bridge passes it on? pkt_type compares with the port's own address alone
- * (eth_type_trans() in net/ethernet/eth.c): what is for the bridge's is looked up.
+ * (eth_type_trans() in net/ethernet/eth.c), so those of bridges are in a table.
  */
 static __always_inline bool mtn_is_others(struct __sk_buff *skb)
 {

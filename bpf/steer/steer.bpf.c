@@ -34,7 +34,7 @@
  *
  * A packet has passed Netfilter for the device that the kernel chose. User space compares what the
  * firewall does for the devices of a group and takes the group's prefixes out where that differs.
- * Programs at the egress of a socket's cgroup are looked for here (cgroups.h).
+ * For programs at the egress of a socket's cgroup it looks itself (cgroups.h).
  *
  * Why there are no loops: a redirected packet enters the chosen device's egress, and so this
  * program, on the same CPU before anything else can run there (softirqs are off). The first run

@@ -126,6 +126,18 @@ services() {
 # both_hops: the route has two next hops.
 both_hops() { [[ $(ip -j route show 203.0.113.0/24 | jq '.[0].nexthops | length') -eq 2 ]]; }
 one_hop() { [[ $(ip -j route show 203.0.113.0/24 | jq -r '.[0].dev') == "$wan1" ]]; }
+# each_hop_dark PROTOCOL HOST: one next hop after the other; the protocol has not heard of it when Mountain leaves it.
+each_hop_dark() {
+    local wan
+    for wan in "$wan0" "$wan1"; do
+        dark "$wan"
+        within "$1: the dead next hop by $wan is left" 10 is_left "$wan"
+        works "before $1 knows of $wan" both_hops
+        only_by "$1: without the next hop by $wan" tcp $internet "$2"
+        light
+        within "$1: the next hop by $wan is used again" 30 settled 2
+    done
+}
 bgp() {
     local wan host=198.51.100.1 pid hops=() configs=()
     for wan in "$wan0" "$wan1"; do
@@ -160,14 +172,7 @@ bgp() {
     python3 /tests/installed.py long $other >/run/long &
     pid=$!
     sleep 2
-    for wan in "$wan0" "$wan1"; do
-        dark "$wan"
-        within "the dead next hop by $wan is left" 10 is_left "$wan"
-        works "before BGP knows of $wan" both_hops
-        only_by "without the next hop by $wan" tcp $internet $host
-        light
-        within "the next hop by $wan is used again" 30 settled 2
-    done
+    each_hop_dark BGP $host
     vtysh -c 'configure' -c 'router bgp 65000' -c "neighbor $(gateway_of "$wan0") shutdown"
     within "a route is withdrawn" 20 one_hop
     only_by "with one next hop" tcp $internet $host
@@ -292,14 +297,7 @@ ospf() {
     python3 /tests/installed.py long $other >/run/long &
     pid=$!
     sleep 2
-    for wan in "$wan0" "$wan1"; do
-        dark "$wan"
-        within "OSPF's dead next hop by $wan is left" 10 is_left "$wan"
-        works "before OSPF knows of $wan" both_hops
-        only_by "without OSPF's next hop by $wan" tcp $internet $host
-        light
-        within "OSPF's next hop by $wan is used again" 30 settled 2
-    done
+    each_hop_dark OSPF $host
     kill $pid
     wait $pid
     printf 'beside BIRD: %s\n' "$(</run/long)"

@@ -142,7 +142,7 @@ fn no_flow_starts_on_a_demoted_uplink_while_another_is_alive() {
     wait_until("u1 is left", LEAVE, || {
         client.path_by("u1", false).judged.state != "good"
     });
-    client.mountain_says("status", "NetworkManager finds no Internet there");
+    client.mountain_says("status", "NetworkManager finds no Internet");
     assert_eq!(begun(&net), set(&[U0]));
     route("add", 600);
     route("del", 20_600);

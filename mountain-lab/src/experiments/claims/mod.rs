@@ -59,7 +59,7 @@ pub fn block(args: &CommonArgs) -> Block {
 }
 
 /// Segments of two sides in so many rounds that count, in the order A B, B A; their figures. `measure`
-/// is told side and attempt, and says why a segment is void. A round with a void segment is made up
+/// gets side and attempt, and says why a segment is void. A round with a void segment is made up
 /// for; as many again may be void.
 pub fn pairs(
     session: &mut Session,

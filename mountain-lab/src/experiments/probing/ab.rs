@@ -54,7 +54,7 @@ pub struct Blocks {
     pub runs: [Vec<RunFile>; 2],
 }
 
-/// Measures two sides in turn, whose figures go into the result. `measure` is told the side (0: A, 1: B) and the
+/// Measures two sides in turn, whose figures go into the result. `measure` gets the side (0: A, 1: B) and the
 /// round.
 pub fn interleaved(
     session: &mut Session,
@@ -213,7 +213,7 @@ mod tests {
         interleaved(&mut session, "x", names, rounds, measure)
     }
 
-    /// Eight rounds; `shift` is told side and round.
+    /// Eight rounds; `shift` gets side and round.
     fn ab(shift: impl Fn(usize, u32) -> f64) -> Judgement {
         let blocks = measured(8, |side, round| {
             let seed = u64::from(round) * 2 + side as u64;

@@ -18,7 +18,8 @@ use crate::topology::{
     Group, Kind, Member, Path, Suspended, MAX_GROUPS, MAX_GROUP_PATHS, NOT_IN_MAIN,
 };
 
-/// NetworkManager adds so much to the metrics of a device where it finds no Internet (src/core/devices/nm-device.c).
+/// NetworkManager adds so much to the metrics of a device while its connectivity check has not found the Internet there
+/// (_dev_default_route_metric_penalty_get() in src/core/devices/nm-device.c).
 const DEMOTED: u32 = 20_000;
 
 /// Candidates for a group of uplinks.
@@ -283,8 +284,8 @@ impl Builder<'_> {
             let leads = |r: &&&Route| r.hops.iter().any(|hop| hop.ifindex == path.key.ifindex);
             if let Some(route) = defaults.iter().find(leads) {
                 let why = format!(
-                    "{} is used only while all others are dead: a metric of {DEMOTED} or more says that NetworkManager \
-                     finds no Internet there",
+                    "{} is used only while all others are dead: its metric is {DEMOTED} or more, as where NetworkManager \
+                     finds no Internet",
                     path.ifname
                 );
                 self.skip(route, &why);
