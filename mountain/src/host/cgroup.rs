@@ -5,6 +5,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
+use std::iter;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -15,21 +16,34 @@ use nix::sys::statfs::{statfs, CGROUP2_SUPER_MAGIC};
 use super::stdout::plain;
 
 /// The root of the cgroups of version 2. Where it is not mounted here, as under `ip netns exec` and in a chroot, it is
-/// that of process 1. Mounting it once more would set its options, such as `nsdelegate`, anew for the whole machine.
+/// that of process 1, or of the nearest process that has started this one: root in a sandbox may not look at process 1.
+/// Mounting it once more would set its options, such as `nsdelegate`, anew for the whole machine.
 ///
 /// # Errors
-/// When neither has it mounted.
+/// When none of them has it mounted.
 pub fn root() -> Result<PathBuf> {
-    let processes = [("thread-self", "/"), ("1", "/proc/1/root")];
-    let mut mounts = processes.into_iter().flat_map(|(process, root)| {
+    let parents = iter::successors(parent("self"), |process| parent(process));
+    let processes = ["thread-self", "1"].map(str::to_owned).into_iter();
+    let mut mounts = processes.chain(parents).flat_map(|process| {
         let mounts = fs::read_to_string(format!("/proc/{process}/mounts"));
-        mounted_in(&mounts.unwrap_or_default(), Path::new(root))
+        let root = match process.as_str() {
+            "thread-self" => "/".into(),
+            _ => format!("/proc/{process}/root"),
+        };
+        mounted_in(&mounts.unwrap_or_default(), Path::new(&root))
     });
     let is_there =
         |at: &PathBuf| statfs(at).is_ok_and(|fs| fs.filesystem_type() == CGROUP2_SUPER_MAGIC);
     mounts.find(is_there).context(
         "no cgroup file system of version 2 is mounted: mount -t cgroup2 none /sys/fs/cgroup",
     )
+}
+
+/// The process that has started another one, by number; `None` where it is of another namespace.
+fn parent(process: &str) -> Option<String> {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    Some(parent.trim().to_owned()).filter(|parent| parent != "0")
 }
 
 /// Where `mounts`, seen from `root`, says that it is mounted.
