@@ -29,42 +29,58 @@ static __always_inline bool mtn_asks_ports(const struct mtn_fib_rule *s)
 	       s->dport_last != 0xffff;
 }
 
+/* What rules ask for besides a packet's addresses and ports. */
+struct mtn_selected_by {
+	__u32 mark;
+	__u32 iif;
+	__u32 uid;
+	__u32 dsfield;
+};
+
+/*
+ * Does the @i-th rule select this packet? A function of its own to the verifier, which would else follow each way through
+ * it in each round of the loop.
+ */
+__noinline int mtn_rule_selects(__u32 i, struct mtn_flow_key *key, struct mtn_selected_by *by)
+{
+	struct mtn_fib_rule *s;
+	bool match;
+
+	if (!key || !by || i >= MTN_MAX_FIB_RULES)
+		return 0;
+	s = &fib_rules[i];
+	if (s->ipv6 != key->ipv6)
+		return 0;
+	/*
+	 * Where a packet has no ports, the kernel compares what stands in their place for some senders and nothing for
+	 * others: an ICMP type, the key of a tunnel (union flowi_uli, include/net/flow.h).
+	 */
+	if (!mtn_has_ports(key->proto) && mtn_asks_ports(s) &&
+	    (!s->ipproto || s->ipproto == key->proto))
+		return 1;
+	match = (by->mark & s->mark_mask) == s->mark &&
+		mtn_in_prefix(key->saddr, s->src, s->src_mask) &&
+		mtn_in_prefix(key->daddr, s->dst, s->dst_mask) &&
+		(!s->iif || s->iif == by->iif) &&
+		by->uid >= s->uid_first && by->uid <= s->uid_last &&
+		(!s->ipproto || s->ipproto == key->proto) &&
+		mtn_in_range(key->sport, s->sport_first, s->sport_last) &&
+		mtn_in_range(key->dport, s->dport_first, s->dport_last) &&
+		(by->dsfield & s->tos_mask) == s->tos;
+	return match != !!s->invert;
+}
+
 /* Did an ip rule that looks up another table select this packet, which came in by @iif? */
 __noinline int mtn_selected_elsewhere(struct mtn_flow_key *key, __u32 mark, __u32 iif, __u32 uid,
 				      __u32 dsfield)
 {
-	bool ported;
+	struct mtn_selected_by by = { .mark = mark, .iif = iif, .uid = uid, .dsfield = dsfield };
 	__u32 i;
 
 	if (!key)
 		return 0;
-	ported = mtn_has_ports(key->proto);
-	bpf_for(i, 0, config.n_fib_rules) {
-		struct mtn_fib_rule *s;
-		bool match;
-
-		if (i >= MTN_MAX_FIB_RULES)
-			break;
-		s = &fib_rules[i];
-		if (s->ipv6 != key->ipv6)
-			continue;
-		/*
-		 * Where a packet has no ports, the kernel compares what stands in their place for
-		 * some senders and nothing for others: an ICMP type, the key of a tunnel
-		 * (union flowi_uli, include/net/flow.h).
-		 */
-		if (!ported && mtn_asks_ports(s) && (!s->ipproto || s->ipproto == key->proto))
-			return 1;
-		match = (mark & s->mark_mask) == s->mark &&
-			mtn_in_prefix(key->saddr, s->src, s->src_mask) &&
-			mtn_in_prefix(key->daddr, s->dst, s->dst_mask) &&
-			(!s->iif || s->iif == iif) &&
-			uid >= s->uid_first && uid <= s->uid_last &&
-			(!s->ipproto || s->ipproto == key->proto) &&
-			mtn_in_range(key->sport, s->sport_first, s->sport_last) &&
-			mtn_in_range(key->dport, s->dport_first, s->dport_last) &&
-			(dsfield & s->tos_mask) == s->tos;
-		if (match != !!s->invert)
+	for (i = 0; i < MTN_MAX_FIB_RULES && i < config.n_fib_rules; i++) {
+		if (mtn_rule_selects(i, key, &by))
 			return 1;
 	}
 	return 0;

@@ -243,11 +243,12 @@ __noinline int mtn_parse_ipv6_ext(struct __sk_buff *skb, struct mtn_pkt *pkt, __
 	return mtn_parse_transport(skb, pkt, off);
 }
 
-static __always_inline int mtn_parse_ipv6(struct __sk_buff *skb, struct mtn_pkt *pkt)
+/* A function of its own for the stack's sake. */
+__noinline int mtn_parse_ipv6(struct __sk_buff *skb, struct mtn_pkt *pkt)
 {
 	struct ipv6hdr ip6;
 
-	if (mtn_load(skb, ETH_HLEN, &ip6))
+	if (!pkt || mtn_load(skb, ETH_HLEN, &ip6))
 		return -1;
 	if (ip6.version != 6)
 		return -1;

@@ -77,9 +77,7 @@ static __always_inline __u32 mtn_rule_for(const struct mtn_new_flow *s, const bo
 {
 	__u32 i, found = MTN_MAX_RULES;
 
-	bpf_for(i, 0, config.n_rules) {
-		if (i >= MTN_MAX_RULES)
-			break;
+	for (i = 0; i < MTN_MAX_RULES && i < config.n_rules; i++) {
 		if (mtn_rule_matches(&rules[i], s, local)) {
 			found = i;
 			break;
@@ -99,9 +97,7 @@ static __always_inline __u32 mtn_members_of(const struct mtn_group *g, __u64 wan
 {
 	__u32 i, members = 0;
 
-	bpf_for(i, 0, g->n_members) {
-		if (i >= MTN_MAX_MEMBERS)
-			break;
+	for (i = 0; i < MTN_MAX_MEMBERS && i < g->n_members; i++) {
 		if (wanted >> (g->path[i] & (MTN_MAX_PATHS - 1)) & 1)
 			members |= 1U << i;
 	}
@@ -114,13 +110,10 @@ static __always_inline __u32 mtn_choose(const struct mtn_group *g, __u32 may, __
 	__u32 i, best = MTN_MAX_PATHS;
 	__u64 best_score = ~0ULL;
 
-	bpf_for(i, 0, g->n_members) {
+	for (i = 0; i < MTN_MAX_MEMBERS && i < g->n_members; i++) {
+		__u32 path = g->path[i];
 		__u64 score;
-		__u32 path;
 
-		if (i >= MTN_MAX_MEMBERS)
-			break;
-		path = g->path[i];
 		if (!(may & (1U << i)) || path >= MTN_MAX_PATHS || !mtn_path_at(path)->mark)
 			continue;
 		score = (__u64)mtn_neg_log2(mtn_fmix32(hash ^ mtn_path_at(path)->salt)) *

@@ -43,12 +43,9 @@ static __always_inline bool mtn_is_left_net(const struct mtn_flow_key *key, __u8
 	bool found = config.n_left_nets > MTN_MAX_LEFT_NETS;
 	__u32 i;
 
-	bpf_for(i, 0, config.n_left_nets) {
-		struct mtn_left_net *net;
+	for (i = 0; i < MTN_MAX_LEFT_NETS && i < config.n_left_nets; i++) {
+		struct mtn_left_net *net = &left_nets[i];
 
-		if (i >= MTN_MAX_LEFT_NETS)
-			break;
-		net = &left_nets[i];
 		if (net->ipv6 != key->ipv6 || !mtn_in_prefix(key->saddr, net->addr, net->mask))
 			continue;
 		if (!net->unless) {

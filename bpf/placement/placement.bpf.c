@@ -54,13 +54,6 @@
 #include <linux/ipv6.h>
 #include <linux/pkt_cls.h>
 #include <linux/tcp.h>
-#include <linux/version.h>
-#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 4, 0)
-/* Debian 12's headers are older than the kernels that this program runs on. */
-struct bpf_iter_num {
-	__u64 __opaque[1];
-} __attribute__((aligned(8)));
-#endif
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
@@ -258,9 +251,7 @@ static __always_inline bool mtn_is_own_mark(__u32 mark)
 
 	if (!mark || (mark & ~config.mark_mask))
 		return false;
-	bpf_for(i, 0, MTN_MAX_PATHS) {
-		if (i >= MTN_MAX_PATHS)
-			break;
+	for (i = 0; i < MTN_MAX_PATHS; i++) {
 		if (mtn_path_at(i)->mark == mark) {
 			is_own = true;
 			break;

@@ -59,6 +59,7 @@ struct mtn_rd_pair {
 	struct mtn_rd_half6 found;
 	struct mtn_rd_half6 aged;
 	struct mtn_rd_half4 narrow;
+	struct mtn_rd_key6 back;	/* of mtn_rd_forget() and mtn_rd_put_back() */
 };
 
 struct {
@@ -249,13 +250,13 @@ static __always_inline void mtn_rd_mirror(const struct mtn_rd_flow6 *flow, __u8 
 /* Deletes the flow at @key, and the direction that its packets are turned into those of. */
 __noinline int mtn_rd_forget(struct mtn_rd_key6 *key, struct mtn_rd_half6 *entry, bool ipv6)
 {
-	struct mtn_rd_key6 back = {};
+	struct mtn_rd_pair *room = mtn_rd_room();
 
-	if (!key || !entry)
+	if (!key || !entry || !room)
 		return -1;
-	mtn_rd_mirror(&entry->flow, key->proto, &back);
-	mtn_rd_delete(&back, false, ipv6);
-	mtn_rd_delete(&back, true, ipv6);
+	mtn_rd_mirror(&entry->flow, key->proto, &room->back);
+	mtn_rd_delete(&room->back, false, ipv6);
+	mtn_rd_delete(&room->back, true, ipv6);
 	mtn_rd_delete(key, false, ipv6);
 	mtn_rd_delete(key, true, ipv6);
 	return 0;

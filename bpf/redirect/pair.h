@@ -157,9 +157,9 @@ static __always_inline bool mtn_rd_is_unproven(const struct mtn_rd_half6 *half)
 static __always_inline bool mtn_rd_make_room(struct mtn_rd_key6 *back, struct mtn_rd_pair *room,
 					     bool precious, bool ipv6)
 {
-	if (mtn_rd_expire(back, ipv6))
-		return true;
-	if (!precious || !mtn_rd_is_unproven(&room->found))
+	bool over = mtn_rd_is_idle(&room->found.flow.f, back->proto, bpf_ktime_get_coarse_ns());
+
+	if (!over && !(precious && mtn_rd_is_unproven(&room->found)))
 		return false;
 	mtn_rd_forget(back, &room->found, ipv6);
 	return true;
@@ -289,7 +289,6 @@ no_memory:
 __noinline int mtn_rd_put_back(struct mtn_rd_key6 *key, struct mtn_rd_half6 *fwd, bool ipv6)
 {
 	struct mtn_rd_pair *room = mtn_rd_room();
-	struct mtn_rd_key6 back = {};
 	struct mtn_rd_rule *rule;
 
 	if (!key || !fwd || !room)
@@ -298,9 +297,9 @@ __noinline int mtn_rd_put_back(struct mtn_rd_key6 *key, struct mtn_rd_half6 *fwd
 	if (!rule)
 		return -1;
 	mtn_rd_reverse(key, rule, fwd, &room->rev);
-	mtn_rd_mirror(&fwd->flow, key->proto, &back);
-	mtn_rd_deltas(&back, &room->rev.flow);
-	return mtn_rd_insert(&back, &room->rev, ipv6);
+	mtn_rd_mirror(&fwd->flow, key->proto, &room->back);
+	mtn_rd_deltas(&room->back, &room->rev.flow);
+	return mtn_rd_insert(&room->back, &room->rev, ipv6);
 }
 
 /* Updates what a half-open flow has come to. */
@@ -332,34 +331,29 @@ __noinline int mtn_rd_set_state(struct mtn_rd_key6 *key, __u32 state, __u32 ack,
 	return 0;
 }
 
-/* Moves the half-open pair of @fwd to the established ones. Returns whether that was possible. */
+/* Moves the half-open pair of @fwd to the established ones. Returns 0 when that was possible. */
 __noinline int mtn_rd_establish(struct mtn_rd_key6 *key, struct mtn_rd_half6 *fwd, bool ipv6)
 {
 	struct mtn_rd_key6 back = {};
 	int err;
 
 	if (!key || !fwd)
-		return 0;
-	mtn_rd_age(MTN_RD_AGE_EACH);
+		return -1;
 	fwd->flow.f.flags &= ~MTN_RD_HALF;
 	err = mtn_rd_put_back(key, fwd, ipv6);
-	if (err == -E2BIG) {
-		mtn_rd_age(MTN_RD_AGE_MAX);
-		err = mtn_rd_put_back(key, fwd, ipv6);
-	}
 	if (err && err != -EEXIST)
-		return 0;
+		return err;
 	mtn_rd_mirror(&fwd->flow, key->proto, &back);
 	err = mtn_rd_insert(key, fwd, ipv6);
 	if (err && err != -EEXIST) {
 		mtn_rd_delete(&back, false, ipv6);
-		return 0;
+		return -1;
 	}
 	mtn_rd_delete(key, true, ipv6);
 	mtn_rd_delete(&back, true, ipv6);
 	if (!err)
 		mtn_rd_enqueue(key, fwd, ipv6);
-	return 1;
+	return 0;
 }
 
 /* Whether the target's packet shows that it takes part in the half-open flow whose state is @state. */
@@ -455,6 +449,7 @@ __noinline int mtn_rd_touch(struct mtn_rd_key6 *key, struct mtn_rd_look *look, b
 	struct mtn_rd_flow *f, *other;
 	struct mtn_rd_key6 back = {};
 	bool reply;
+	int err;
 
 	if (!key || !look || !room || !mtn_rd_get(key, &room->fwd, ipv6))
 		return 0;
@@ -488,7 +483,14 @@ __noinline int mtn_rd_touch(struct mtn_rd_key6 *key, struct mtn_rd_look *look, b
 	if (!mtn_rd_is_proof(look, &room->fwd))
 		return 0;
 	room->fwd.flow.f.touched_ticks = mtn_rd_ticks(look->now);
-	if (mtn_rd_establish(key, &room->fwd, ipv6))
+	/* Here and not in there, for the stack: Linux 6.8 takes each call to need 32 of its 512 bytes at least. */
+	mtn_rd_age(MTN_RD_AGE_EACH);
+	err = mtn_rd_establish(key, &room->fwd, ipv6);
+	if (err == -E2BIG) {
+		mtn_rd_age(MTN_RD_AGE_MAX);
+		err = mtn_rd_establish(key, &room->fwd, ipv6);
+	}
+	if (!err)
 		return MTN_RD_ESTABLISHED_NOW;
 	mtn_rd_set_state(key, MTN_RD_PROVEN, room->fwd.ack, room->fwd.ack_all, ipv6);
 	mtn_rd_set_state(&back, MTN_RD_PROVEN, 0, 0, ipv6);

@@ -48,6 +48,13 @@ static __always_inline __u32 mtn_member_path(const struct mtn_group *g, __u32 me
 	return g->path[member & (MTN_MAX_MEMBERS - 1)];
 }
 
+/* Since when flows of a class have had to leave the @member-th member of @g; 0: they need not. */
+static __always_inline __u64 mtn_leave_since(const struct mtn_group *g, bool bulk, __u32 member)
+{
+	barrier_var(member);
+	return g->leave_since_ns[bulk][member & (MTN_MAX_MEMBERS - 1)];
+}
+
 /*
  * Whether a packet is on its way through this device from another path's, which stands on it, as macvlan does. It has
  * been counted there. Guests of other network namespaces have no paths. A function of its own as the next one.
@@ -112,12 +119,9 @@ __noinline int mtn_same_hop_in(__u32 group, __u32 here)
 	if (group >= MTN_MAX_GROUPS || here >= MTN_MAX_PATHS)
 		return MTN_MAX_PATHS;
 	g = mtn_group_at(group);
-	bpf_for(i, 0, g->n_members) {
-		__u32 path;
+	for (i = 0; i < MTN_MAX_MEMBERS && i < g->n_members; i++) {
+		__u32 path = mtn_member_path(g, i);
 
-		if (i >= MTN_MAX_MEMBERS)
-			break;
-		path = mtn_member_path(g, i);
 		if (path < MTN_MAX_PATHS && mtn_is_same_hop(mtn_path_at(path), mtn_path_at(here))) {
 			found = path;
 			break;
@@ -137,14 +141,44 @@ static __always_inline __u32 mtn_here_in(__u32 group, __u32 here)
 	return mtn_same_hop_in(group, here);
 }
 
+#define MTN_SCORE_UNREACHABLE	(~0ULL)
+#define MTN_SCORE_TOO_LARGE	(~0ULL - 1)
+#define MTN_SCORE_WORST		(~0ULL - 2)
+
+/*
+ * What speaks against the @i-th member of @group for a packet of @l3_len bytes on @here: the flow's score by rendezvous
+ * hashing. The argmax-load baseline takes the highest (ema_load + ema_time_delta) * cost instead. A function of its own as
+ * mtn_rule_selects().
+ */
+__noinline __u64 mtn_score(__u32 group, __u32 i, __u32 hash, __u32 l3_len, __u32 here)
+{
+	struct mtn_group *g;
+	__u64 score;
+	__u32 path;
+
+	if (group >= MTN_MAX_GROUPS)
+		return MTN_SCORE_TOO_LARGE;
+	g = mtn_group_at(group);
+	path = mtn_member_path(g, i);
+	if (path >= MTN_MAX_PATHS || mtn_path_at(path)->mtu < l3_len)
+		return MTN_SCORE_TOO_LARGE;
+	if (path != here && !mtn_takes(mtn_path_at(here), mtn_path_at(path)))
+		return MTN_SCORE_UNREACHABLE;
+	if (argmax_load)
+		score = ~(mtn_average_sum(path) * mtn_path_at(path)->cost_weight);
+	else
+		score = (__u64)mtn_neg_log2(mtn_fmix32(hash ^ mtn_path_at(path)->salt)) *
+			g->inv_weight[i & (MTN_MAX_MEMBERS - 1)];
+	return score < MTN_SCORE_WORST ? score : MTN_SCORE_WORST;
+}
+
 /*
  * Member with the least score among those in @mask that a packet of @l3_len bytes on @here can leave by, or
- * MTN_NO_MEMBER: counted, unless @mask is empty. The score is the flow's by rendezvous hashing. The argmax-load baseline
- * takes the one with the highest (ema_load + ema_time_delta) * cost instead, the first of equals.
+ * MTN_NO_MEMBER: counted, unless @mask is empty. The first of equals.
  */
 __noinline __u32 mtn_choose(__u32 group, __u32 mask, __u32 hash, __u32 l3_len, __u32 here)
 {
-	__u64 best_score = ~0ULL;
+	__u64 best_score = MTN_SCORE_TOO_LARGE;
 	__u32 best = MTN_NO_MEMBER, i;
 	bool unreachable = false;
 	struct mtn_group *g;
@@ -152,26 +186,15 @@ __noinline __u32 mtn_choose(__u32 group, __u32 mask, __u32 hash, __u32 l3_len, _
 	if (group >= MTN_MAX_GROUPS)
 		return MTN_NO_MEMBER;
 	g = mtn_group_at(group);
-	bpf_for(i, 0, g->n_members) {
+	for (i = 0; i < MTN_MAX_MEMBERS && i < g->n_members; i++) {
 		__u64 score;
-		__u32 path;
 
-		if (i >= MTN_MAX_MEMBERS)
-			break;
-		path = mtn_member_path(g, i);
-		if (!(mask & (1U << i)) || path >= MTN_MAX_PATHS ||
-		    mtn_path_at(path)->mtu < l3_len)
+		if (!(mask & (1U << i)))
 			continue;
-		if (path != here && !mtn_takes(mtn_path_at(here), mtn_path_at(path))) {
+		score = mtn_score(group, i, hash, l3_len, here);
+		if (score == MTN_SCORE_UNREACHABLE)
 			unreachable = true;
-			continue;
-		}
-		if (argmax_load)
-			score = ~(mtn_average_sum(path) * mtn_path_at(path)->cost_weight);
-		else
-			score = (__u64)mtn_neg_log2(mtn_fmix32(hash ^ mtn_path_at(path)->salt)) *
-				g->inv_weight[i];
-		if (best == MTN_NO_MEMBER || score < best_score) {
+		if (score < best_score) {
 			best_score = score;
 			best = i;
 		}

@@ -47,7 +47,9 @@
  * outcome is one packet more on the old path. The verdict on a group is one 64-bit word.
  *
  * The verifier walks a global function once and learns nothing of its result. It walks a static one
- * from each call, and goes on from each result. So the functions with many results are global.
+ * from each call, and goes on from each result. So the functions with many results are global. Loops are plain ones with a
+ * bound, and call such functions: that of Linux 6.8 walks a loop of bpf_for() anew for each value that is left in any
+ * register, used or not, and may never end. It also takes each call to need 32 bytes of the stack's 512 at least.
  *
  * The argmax-load baseline (averages.h) is a program of its own from this source, see `argmax_load`.
  */
@@ -249,7 +251,7 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow, __u32 h
 		reason = MTN_MOVE_FORCED;
 	} else {
 		__u32 max_us = mtn_path_at(from)->delay_max_us, min_us = mtn_path_at(to)->delay_min_us;
-		__u64 since = g->leave_since_ns[bulk][member & (MTN_MAX_MEMBERS - 1)];
+		__u64 since = mtn_leave_since(g, bulk, member);
 
 		need_us = (max_us > min_us ? max_us - min_us : 0) + config.margin_us;
 		if (gap_ns >= need_us * 1000)
