@@ -73,7 +73,7 @@ offered() {
 
 # unpacked PACKAGE VERSION: unpacks it, prints the folder: bzImage, modules/RELEASE/.
 unpacked() {
-    local package=$1 version=$2 folder file release
+    local package=$1 version=$2 folder file
     local -a packages
     folder=$kernels/$version${flavour:+-$flavour}
     if [[ ! -d $folder ]]; then
@@ -87,18 +87,26 @@ unpacked() {
             [[ -z $(private apt-cache madison "$file") ]] || packages+=("$file=$version")
         done
         (cd "$folder.part/debs" && private apt-get download "${packages[@]}" >&2)
-        for file in "$folder.part"/debs/*.deb; do dpkg-deb -x "$file" "$folder.part/root"; done
+        taken_apart "$folder.part" "$folder.part"/debs/*.deb
         rm -r "$folder.part/debs"
-        [[ -d $folder.part/root/usr/lib/modules ]] || die "the archive keeps no modules of $version any more; --list has others"
-        release=$(basename "$(echo "$folder.part"/root/usr/lib/modules/*)")
-        file=$folder.part/root/boot/vmlinuz-$release
-        [[ -e $file ]] || file=$folder.part/root/usr/lib/modules/$release/vmlinuz
-        cp "$file" "$folder.part/bzImage"
-        some_modules "$folder.part" "$release"
-        rm -r "$folder.part/root"
         mv "$folder.part" "$folder"
     fi
     printf '%s\n' "$folder"
+}
+
+# taken_apart FOLDER DEB...: makes bzImage and modules/RELEASE/ there of a kernel's packages.
+taken_apart() {
+    local folder=$1 root=$1/root file release
+    for file in "${@:2}"; do dpkg-deb -x "$file" "$root"; done
+    # Ubuntu's have them there.
+    [[ -d $root/usr/lib/modules || ! -d $root/lib/modules ]] || cp -al "$root/lib" "$root/usr/"
+    [[ -d $root/usr/lib/modules ]] || die "there are no modules among these packages; --list has other kernels"
+    release=$(basename "$(echo "$root"/usr/lib/modules/*)")
+    file=$root/boot/vmlinuz-$release
+    [[ -e $file ]] || file=$root/usr/lib/modules/$release/vmlinuz
+    cp "$file" "$folder/bzImage"
+    some_modules "$folder" "$release"
+    rm -r "$root"
 }
 
 # some_modules FOLDER RELEASE: the network's modules and what they need. Not compressed: an emulated processor
