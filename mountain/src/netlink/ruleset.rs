@@ -33,7 +33,8 @@
 //!    # Ok::<(), std::io::Error>(())
 //!    ```
 //!
-//! 5. [`Ruleset::by_mark`] names a rule that goes by marks of packets or connections.
+//! 5. [`Ruleset::by_mark`] names a rule that goes by marks of packets or connections, [`Ruleset::takes_marks`] one that
+//!    takes somebody's bits off them.
 //! 6. [`hooks`] lists BPF programs at Netfilter's hooks, which no ruleset shows.
 //! 7. [`changed`] tells whether a datagram of the nftables notification group concerns somebody
 //!    else's tables; [`notifications`] opens the socket. Legacy xtables notify nobody: compare
@@ -58,6 +59,7 @@ mod eval;
 mod expr;
 mod facts;
 pub mod hooks;
+mod lost;
 mod marks;
 mod read;
 mod registers;

@@ -10,6 +10,7 @@ use tracing::{debug, info, warn};
 
 use super::aside::Aside;
 use super::config::Forward;
+use super::nft::MadeFor;
 use super::routing::MarkMask;
 use super::{but_for, nft, Placer};
 use crate::host::sysctl::{forwards, largest4};
@@ -21,9 +22,6 @@ use crate::topology::{Kind, Topology};
 /// connections stand on the table.
 pub(super) const RELOAD: Duration = Duration::from_secs(10);
 
-/// Mark and device of each uplink.
-type Uplinks = Vec<(u32, String)>;
-
 /// How far placing forwarded connections has come.
 #[derive(Default)]
 pub(super) struct Forwarding {
@@ -33,6 +31,8 @@ pub(super) struct Forwarding {
     pub(super) inner_bridges: BTreeSet<[u8; 6]>,
     /// The uplinks at which replies are checked by the main table alone ([`by_metric`]).
     pub(super) by_metric: Vec<String>,
+    /// Of the topology.
+    whole_marks: [BTreeSet<(u32, u32)>; 2],
     /// The nftables table as it was made; `None`: it is not there, or an earlier run's.
     pub(super) table: Option<Made>,
     /// Makes the table anew.
@@ -48,8 +48,8 @@ pub(super) struct Forwarding {
 
 /// The nftables table.
 pub(super) struct Made {
-    /// Those that it was made for.
-    uplinks: Uplinks,
+    /// What it was made for.
+    made_for: MadeFor,
     /// The kernel's number of it. A saved ruleset may put an earlier table of this name in its place.
     handle: Option<u64>,
     /// What makes it again without nft(8), where that could be learned.
@@ -58,9 +58,9 @@ pub(super) struct Made {
 
 impl Made {
     /// Of the table that was made just now.
-    fn now(uplinks: Uplinks, copy: Option<Arc<TableCopy>>) -> Result<Self> {
+    fn now(made_for: MadeFor, copy: Option<Arc<TableCopy>>) -> Result<Self> {
         Ok(Self {
-            uplinks,
+            made_for,
             handle: nft::handle()?,
             copy,
         })
@@ -78,6 +78,7 @@ impl Forwarding {
         self.inner_devices.clone_from(&topology.inner_devices);
         self.inner_bridges.clone_from(&topology.inner_bridges);
         self.by_metric = by_metric(topology);
+        self.whole_marks.clone_from(&topology.whole_marks);
     }
 
     /// Whether there is a table, or will be. One that an earlier run has left counts: connections of that time stand on it.
@@ -208,7 +209,10 @@ impl Placer {
     /// Makes the table where it is not there as it should be. The first time this waits for nft; later
     /// the loop goes on, and [`Placer::give_up_dead`] takes the result. Returns whether it is done.
     fn make_sure_of_table(&mut self) -> Result<bool> {
-        let uplinks = &self.plan.uplinks;
+        let made_for = MadeFor {
+            uplinks: self.plan.uplinks.clone(),
+            whole_marks: self.forwarding.whole_marks.clone(),
+        };
         if let Some(made) = self.forwarding.making.ended() {
             self.forwarding.table = Some(made?);
         }
@@ -216,16 +220,16 @@ impl Placer {
             return Ok(false);
         }
         let table = self.forwarding.table.as_ref();
-        let same = table.filter(|made| made.uplinks == *uplinks);
+        let same = table.filter(|made| made.made_for == made_for);
         if same.map(Made::is_there).transpose()? == Some(true) {
             return Ok(true);
         }
         let copy = same.and_then(|made| made.copy.clone());
-        let (mask, uplinks) = (self.config.mark_mask, uplinks.clone());
+        let mask = self.config.mark_mask;
         let resets = self.config.reset_stuck_s > 0;
         self.forwarding.making.begin(move || match copy {
-            Some(copy) => make_again(mask, uplinks, resets, copy),
-            None => make_table(mask, uplinks, resets),
+            Some(copy) => make_again(mask, made_for, resets, copy),
+            None => make_table(mask, made_for, resets),
         });
         // The program marks nothing until there is one again.
         self.programs.attach_to(&[])?;
@@ -272,25 +276,25 @@ pub(crate) fn strict(uplinks: &[String]) -> Option<String> {
 /// Makes the table as it was. Each packet that is forwarded meanwhile may end its connection.
 fn make_again(
     mask: MarkMask,
-    uplinks: Uplinks,
+    made_for: MadeFor,
     resets: bool,
     copy: Arc<TableCopy>,
 ) -> Result<Made> {
     if let Err(e) = copy.make() {
         debug!("the nftables table cannot be made from its copy: {e}");
-        return make_table(mask, uplinks, resets);
+        return make_table(mask, made_for, resets);
     }
-    Made::now(uplinks, Some(copy))
+    Made::now(made_for, Some(copy))
 }
 
 /// Makes the table that keeps forwarded connections on their uplinks.
-fn make_table(mask: MarkMask, uplinks: Uplinks, resets: bool) -> Result<Made> {
-    nft::install(mask, &uplinks, resets).or_else(|e| {
+fn make_table(mask: MarkMask, made_for: MadeFor, resets: bool) -> Result<Made> {
+    nft::install(mask, &made_for, resets).or_else(|e| {
         if !resets {
             return Err(e);
         }
         // Placing them is worth more than telling those that hang.
-        nft::install(mask, &uplinks, false)?;
+        nft::install(mask, &made_for, false)?;
         warn!("forwarded connections that hang cannot be reset: {e:#}");
         Ok(())
     })?;
@@ -298,5 +302,5 @@ fn make_table(mask: MarkMask, uplinks: Uplinks, resets: bool) -> Result<Made> {
         .inspect_err(|e| debug!("{e:#}"))
         .ok()
         .map(Arc::new);
-    Made::now(uplinks, copy)
+    Made::now(made_for, copy)
 }

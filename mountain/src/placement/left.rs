@@ -86,6 +86,10 @@ impl Left {
             let mut questions = questions.filter(|question| question.ipv6 == ipv6);
             questions.find_map(|question| answer(&question))
         });
+        let lost = || {
+            let mut questions = starting(topology).map(|group| Question::of_lost(group, topology));
+            questions.find_map(|question| answer(&question))
+        };
         let by_nat = || {
             let mut questions = starting(topology).map(|group| Question::of_new(group, topology));
             questions.find_map(|question| answer(&question))
@@ -106,7 +110,8 @@ impl Left {
         nets.untranslated.sort();
         nets.stopped.sort();
         nets.unasked.sort();
-        let forwarded = (all.clone()).or_else(|| marks(false)).or_else(by_nat);
+        let forwarded = (all.clone()).or_else(|| marks(false)).or_else(lost);
+        let forwarded = forwarded.or_else(by_nat);
         Self {
             all,
             own,
@@ -180,12 +185,13 @@ impl Left {
             let leaving = Question::of_leaving(group, topology, reserves);
             let marks = [true, false].map(|own| Question::of_marks(group, topology, own));
             let nat = Question::of_new(group, topology);
+            let lost = Question::of_lost(group, topology);
             let nets = Question::of_nets(group, topology, reserves).into_iter();
             let nets = nets.take(NETS_MAX);
             let nets = nets.flat_map(|asked| [Some(asked.source), asked.leaving]);
             let nets = nets.flatten();
             let marks = marks.into_iter().flatten();
-            marks.chain(leaving).chain([nat]).chain(nets)
+            marks.chain(leaving).chain([lost, nat]).chain(nets)
         };
         starting(topology).flat_map(of_group).collect()
     }
@@ -330,7 +336,7 @@ mod tests {
             (None, &LeftNets::default())
         );
         let asked = Left::questions(&topology(NETS_MAX + 2), &BTreeSet::new());
-        assert_eq!(asked.len(), NETS_MAX + 1);
+        assert_eq!(asked.len(), NETS_MAX + 2);
 
         let left = all_translated(NETS_MAX + 2);
         let (why, nets) = left.of_forwarded(Forward::Auto);

@@ -16,6 +16,8 @@
 //! for each family. Their elements end by themselves after a few seconds, and so does the resetting when
 //! the daemon was killed.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context, Result};
 
 use super::routing::MarkMask;
@@ -30,11 +32,22 @@ const STUCK: [&str; 2] = ["stuck4", "stuck6"];
 /// How long an element of theirs lasts, s: several times as long as until it is set again.
 const STUCK_S: u32 = 5;
 
-/// The table as nft::run(8) takes it: made anew in one transaction, whatever was there. `uplinks`: mark and
-/// device of each. `resets`: whether connections that hang are reset ([`set_stuck`]).
-pub(crate) fn table(mask: MarkMask, uplinks: &[(u32, String)], resets: bool) -> String {
+/// What the table is made for.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct MadeFor {
+    /// Mark and device of each uplink.
+    pub uplinks: Vec<(u32, String)>,
+    /// Marks of others with their masks, of IPv4 and of IPv6, that stay as they are
+    /// ([`Topology::whole_marks`](crate::topology::Topology::whole_marks)).
+    pub whole_marks: [BTreeSet<(u32, u32)>; 2],
+}
+
+/// The table as nft::run(8) takes it: made anew in one transaction, whatever was there. `resets`: whether connections that
+/// hang are reset ([`set_stuck`]).
+pub(crate) fn table(mask: MarkMask, made_for: &MadeFor, resets: bool) -> String {
     let mask = mask.bits();
     let others = !mask;
+    let uplinks = &made_for.uplinks;
     let mut text =
         format!("table inet {TABLE}\ndelete table inet {TABLE}\ntable inet {TABLE} {{\n");
     for (mark, _) in uplinks {
@@ -71,6 +84,14 @@ pub(crate) fn table(mask: MarkMask, uplinks: &[(u32, String)], resets: bool) -> 
         "\t\tct mark and {mask:#010x} {{ {members} }} meta mark and {others:#010x} == 0 \
          meta mark set ct mark and {mask:#010x} accept\n"
     );
+    // A routing rule of others leads it, also where their chain has come before this one.
+    for (family, marks) in ["ipv4", "ipv6"].iter().zip(&made_for.whole_marks) {
+        for (mark, mask) in marks {
+            text += &format!(
+                "\t\tmeta nfproto {family} meta mark and {mask:#010x} == {mark:#010x} accept\n"
+            );
+        }
+    }
     text += &format!("\t\tct mark and {mask:#010x} vmap {{ {restored} }}\n");
     text += &format!("\t\t{new} meta mark and {mask:#010x} vmap {{ {kept} }}\n");
     text += &format!("\t\t{cleared}\n");
@@ -121,8 +142,8 @@ pub(crate) fn set_stuck(marks: &[(u32, bool)]) -> Result<()> {
 ///
 /// # Errors
 /// Without nft::run(8), or when the kernel cannot track connections.
-pub(crate) fn install(mask: MarkMask, uplinks: &[(u32, String)], resets: bool) -> Result<()> {
-    nft::run(table(mask, uplinks, resets).as_bytes())
+pub(crate) fn install(mask: MarkMask, made_for: &MadeFor, resets: bool) -> Result<()> {
+    nft::run(table(mask, made_for, resets).as_bytes())
 }
 
 /// Copies the table, so that it can be made again at once.
@@ -173,12 +194,15 @@ mod tests {
 
     #[test]
     fn the_table_has_two_chains_for_each_uplink() {
-        let uplinks = [
-            (0x0200_0000, "eth0".to_owned()),
-            (0x0300_0000, "wwan0".to_owned()),
-        ];
+        let made_for = MadeFor {
+            uplinks: vec![
+                (0x0200_0000, "eth0".to_owned()),
+                (0x0300_0000, "wwan0".to_owned()),
+            ],
+            whole_marks: [BTreeSet::from([(1, u32::MAX)]), BTreeSet::new()],
+        };
         let mask = MarkMask::DEFAULT;
-        let text = table(mask, &uplinks, false);
+        let text = table(mask, &made_for, false);
         let expected = "\
 table inet mountain_start
 delete table inet mountain_start
@@ -203,6 +227,7 @@ table inet mountain_start {
 \t\ttype filter hook prerouting priority mangle; policy accept;
 \t\tct direction original iifname { \"eth0\", \"wwan0\" } goto came
 \t\tct mark and 0xff000000 { 0x02000000, 0x03000000 } meta mark and 0x00ffffff == 0 meta mark set ct mark and 0xff000000 accept
+\t\tmeta nfproto ipv4 meta mark and 0xffffffff == 0x00000001 accept
 \t\tct mark and 0xff000000 vmap { 0x02000000 : goto to_2000000, 0x03000000 : goto to_3000000 }
 \t\tct state new ct status and confirmed == 0 ct mark and 0xff000000 == 0 meta mark and 0xff000000 vmap { 0x02000000 : goto keep_2000000, 0x03000000 : goto keep_3000000 }
 \t\tmeta mark and 0xff000000 { 0x02000000, 0x03000000 } meta mark set meta mark and 0x00ffffff
@@ -214,9 +239,12 @@ table inet mountain_start {
 
     #[test]
     fn with_resets_the_table_has_a_set_for_each_family() {
-        let uplinks = [(0x0200_0000, "eth0".to_owned())];
+        let made_for = MadeFor {
+            uplinks: vec![(0x0200_0000, "eth0".to_owned())],
+            ..MadeFor::default()
+        };
         let mask = MarkMask::DEFAULT;
-        let (with, without) = (table(mask, &uplinks, true), table(mask, &uplinks, false));
+        let (with, without) = (table(mask, &made_for, true), table(mask, &made_for, false));
         let more = with
             .strip_prefix(without.strip_suffix("}\n").unwrap())
             .unwrap();

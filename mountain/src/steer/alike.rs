@@ -57,6 +57,8 @@ pub(crate) enum About {
     Forwarding(Option<u32>),
     /// Whether it translates what comes from a network behind this host to anywhere.
     Source(InnerNet),
+    /// Whether it takes these bits off the marks of forwarded packets or their connections.
+    Lost(u32),
     /// What it does before routing to packets that bear marks of ours, where rules of the FIB go by marks.
     Marks {
         /// Those rules.
@@ -135,6 +137,15 @@ impl Question {
         .collect()
     }
 
+    /// About the marks by which the forwarded flows that begin in a group keep their path.
+    pub(crate) fn of_lost(group: &Group, topology: &Topology) -> Self {
+        Self {
+            about: About::Lost(topology.our_bits),
+            devices: BTreeSet::new(),
+            ..Self::of_new(group, topology)
+        }
+    }
+
     /// About the marks of the flows that begin in a group: of this host's `own`, or of forwarded ones. Where no
     /// rule of the FIB goes by marks, nobody needs to be asked.
     pub(crate) fn of_marks(group: &Group, topology: &Topology, own: bool) -> Option<Self> {
@@ -205,8 +216,10 @@ impl Difference {
 impl Firewall {
     /// The first difference that the firewall makes between the devices.
     pub(crate) fn difference(&self, question: &Question) -> Option<Difference> {
-        if let About::Marks { by, own } = question.about {
-            return self.marks(question.ipv6, by, own);
+        match question.about {
+            About::Marks { by, own } => return self.marks(question.ipv6, by, own),
+            About::Lost(ours) => return self.lost(question.ipv6, ours),
+            _ => {}
         }
         if question.devices.len() < 2 {
             return None;
@@ -361,6 +374,20 @@ impl Firewall {
                 "the routing rule of priority {} goes by packet marks, and the firewall reads mountain's bits ({:#x}) \
                  as part of such a mark, by {rule}: have it read other bits only, as by a mask (MARK/{:#x})",
                 by.priority, by.ours, !by.ours
+            ),
+            rule: Some(rule.to_string()),
+        })
+    }
+
+    /// The first rule that takes marks of ours off forwarded packets or their connections. They would go on by another
+    /// uplink, with an address that is not its.
+    fn lost(&self, ipv6: bool, ours: u32) -> Option<Difference> {
+        let rule = self.ruleset.takes_marks(Packets::of(ipv6), ours)?;
+        Some(Difference {
+            what: format!(
+                "the firewall sets marks without mountain's bits ({ours:#x}), by {rule}: have it set other bits only, as \
+                 by a mask (MARK/{:#x})",
+                !ours
             ),
             rule: Some(rule.to_string()),
         })

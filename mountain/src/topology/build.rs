@@ -452,6 +452,9 @@ impl<'a> Builder<'a> {
                 [false, true].map(|ipv6| rules::last_priority(self.snapshot, ipv6));
             self.topology.by_mark =
                 [false, true].map(|ipv6| rules::by_mark(self.snapshot, ipv6, self.mark_mask));
+            self.topology.our_bits = self.mark_mask;
+            self.topology.whole_marks =
+                [false, true].map(|ipv6| rules::whole_marks(self.snapshot, ipv6, self.mark_mask));
         }
         if self.reasons_left_out > 0 {
             let more = format!("{} more routes", self.reasons_left_out);

@@ -286,6 +286,10 @@ pub struct Topology {
     pub rule_priorities: [u32; 2],
     /// Likewise, by family: rules of others that go by marks of packets.
     pub by_mark: [Option<ByMark>; 2],
+    /// Likewise: the bits of the marks that placed flows bear.
+    pub our_bits: u32,
+    /// Likewise: the marks that they compare, with their masks, which would be others with our bits in them.
+    pub whole_marks: [BTreeSet<(u32, u32)>; 2],
 }
 
 /// A network behind this host.

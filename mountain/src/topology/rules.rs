@@ -186,21 +186,37 @@ pub(super) fn marked_apart(snapshot: &Snapshot, ipv6: bool, mask: u32) -> Option
     })
 }
 
-/// The rules before the main table's that lead elsewhere by a mark. Also those to tables that are empty: a VPN's
-/// table is, while it is down, and what is placed meanwhile would stay out of it.
-pub(super) fn by_mark(snapshot: &Snapshot, ipv6: bool, ours: u32) -> Option<ByMark> {
+/// Priority, mark and mask of the rules before the main table's that lead elsewhere by a mark. Also of those to tables that
+/// are empty: a VPN's table is, while it is down, and what is placed meanwhile would stay out of it.
+fn marked(snapshot: &Snapshot, ipv6: bool) -> impl Iterator<Item = (u32, u32, u32)> + '_ {
     let elsewhere = |rule: &&FibRule| {
         let is_main = matches!(rule.action, Action::Nothing | Action::Table(TABLE_MAIN));
         !is_main && !matches!(matches_of(rule), Matches::None)
     };
     let rules = before_main(snapshot, ipv6).filter(elsewhere);
-    let mut marked = rules.filter_map(|rule| Some((rule.priority, rule.fwmark?.1)));
-    let (priority, first) = marked.next()?;
+    rules.filter_map(|rule| {
+        let (mark, mask) = rule.fwmark?;
+        Some((rule.priority, mark, mask))
+    })
+}
+
+/// What these rules compare.
+pub(super) fn by_mark(snapshot: &Snapshot, ipv6: bool, ours: u32) -> Option<ByMark> {
+    let mut marked = marked(snapshot, ipv6);
+    let (priority, _, first) = marked.next()?;
     Some(ByMark {
         priority,
-        compared: marked.fold(first, |bits, (_, more)| bits | more),
+        compared: marked.fold(first, |bits, (_, _, more)| bits | more),
         ours,
     })
+}
+
+/// The marks of these rules, each with its mask, that would be others with our bits in them. In order.
+pub(super) fn whole_marks(snapshot: &Snapshot, ipv6: bool, ours: u32) -> BTreeSet<(u32, u32)> {
+    let marks = marked(snapshot, ipv6).map(|(_, mark, mask)| (mark, mask));
+    marks
+        .filter(|(mark, mask)| mask & ours != 0 && mark & ours == 0 && mark & !ours != 0)
+        .collect()
 }
 
 /// The priority of the first rule before the main table's that takes this host's packets away from an

@@ -7,6 +7,7 @@ mod support;
 mod dead;
 mod flows;
 mod lost;
+mod marks;
 mod net;
 mod programs;
 mod reload;

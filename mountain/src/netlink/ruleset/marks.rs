@@ -43,7 +43,10 @@ impl Ruleset {
 }
 
 /// The chains that packets get to from these hooks.
-fn reached<'a>(table: &'a FirewallTable, hooks: &[Hook]) -> BTreeMap<&'a str, &'a Chain> {
+pub(super) fn reached<'a>(
+    table: &'a FirewallTable,
+    hooks: &[Hook],
+) -> BTreeMap<&'a str, &'a Chain> {
     let mut reached = BTreeMap::new();
     let is_at = |hook: Hook| hooks.contains(&hook);
     let bases = table.chains.iter();
@@ -87,13 +90,43 @@ fn targets<'a>(expr: &'a Expr, table: &'a FirewallTable) -> Vec<&'a str> {
 
 /// A mark, or a part of one, in a register.
 #[derive(Clone, Copy)]
-struct Mark {
-    at: Reg,
-    len: usize,
+pub(super) struct Mark {
+    pub at: Reg,
+    pub len: usize,
     /// The bits that are still those of the mark.
-    bits: u32,
+    pub bits: u32,
     /// Whether others were set.
     is_changed: bool,
+}
+
+impl Mark {
+    pub(super) fn whole(at: Reg, len: usize) -> Self {
+        Self {
+            at,
+            len,
+            bits: u32::MAX,
+            is_changed: false,
+        }
+    }
+
+    /// What is left of it, in another register, when it has been changed.
+    pub(super) fn changed(self, at: Reg, len: usize, how: &Bitwise) -> Self {
+        let (bits, is_changed) = match how {
+            Bitwise::MaskXor(mask, xor) if len == 4 => {
+                let mask = u32_at(mask, 0).unwrap_or(u32::MAX);
+                let sets = xor.iter().any(|byte| *byte != 0);
+                (self.bits & mask, self.is_changed || sets)
+            }
+            Bitwise::Swap(_) => (self.bits, self.is_changed),
+            _ => (self.bits, true),
+        };
+        Self {
+            at,
+            len,
+            bits,
+            is_changed,
+        }
+    }
 }
 
 /// The marks in the registers of a rule that is being looked at.
@@ -140,8 +173,14 @@ impl Marks<'_> {
                 len,
                 how,
             } => {
-                let (bits, is_changed) = self.changed(*sreg, *len, how);
-                self.put(*dreg, *len, bits, is_changed);
+                let found = self.found(*sreg, *len).next();
+                let left = found.map(|mark| match mark.at == *sreg {
+                    true => mark.changed(*dreg, *len, how),
+                    // A part of it.
+                    false => mark.changed(*dreg, 0, how),
+                });
+                let left = left.map_or((0, false), |mark| (mark.bits, mark.is_changed));
+                self.put(*dreg, *len, left.0, left.1);
                 false
             }
             Expr::Range { sreg, from, .. } => self.is_strange(*sreg, from.len()),
@@ -178,23 +217,6 @@ impl Marks<'_> {
         self.found(at, len).any(|mark| mark.bits & bits != 0)
     }
 
-    /// What is left of a mark, and whether it has become another one.
-    fn changed(&self, sreg: Reg, len: usize, how: &Bitwise) -> (u32, bool) {
-        let mut found = self.found(sreg, len);
-        let Some(mark) = found.next() else {
-            return (0, false);
-        };
-        match how {
-            Bitwise::MaskXor(mask, xor) if mark.at == sreg && len == 4 => {
-                let mask = u32_at(mask, 0).unwrap_or(u32::MAX);
-                let sets = xor.iter().any(|byte| *byte != 0);
-                (mark.bits & mask, mark.is_changed || sets)
-            }
-            Bitwise::Swap(_) => (mark.bits, mark.is_changed),
-            _ => (mark.bits, true),
-        }
-    }
-
     fn is_looked_up(&mut self, lookup: &Lookup) -> bool {
         let set = self.table.sets.get(&lookup.set);
         let len = set.map_or(expr::REGISTERS, |set| set.key_len);
@@ -218,7 +240,7 @@ impl Marks<'_> {
 }
 
 /// `ct mark`, `ct original mark`; not `ct secmark`.
-fn is_mark(source: &Source) -> bool {
+pub(super) fn is_mark(source: &Source) -> bool {
     match source {
         Source::Meta(key) => *key == expr::META_MARK,
         Source::Other(name) => name.starts_with("ct ") && name.ends_with(" mark"),

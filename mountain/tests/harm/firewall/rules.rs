@@ -315,31 +315,97 @@ fn rules_that_go_by_marks_are_found() {
             Some(("sets", rule)) => ((false, true), rule),
             _ => ((false, false), case),
         };
-        let backends = match rule.split_once(' ').unwrap() {
-            ("nft", rule) => vec![format!(
-                "table ip t {{ chain more {{ meta mark 7 accept; }}\n\
-                 chain c {{ type filter hook prerouting priority mangle;\n{rule}\n}} }}"
-            )],
-            (_, rule) => ["iptables-legacy", "iptables-nft"]
-                .map(|program| format!("{program} -t mangle -A PREROUTING {rule}"))
-                .to_vec(),
-        };
-        for rule in backends {
-            match rule.starts_with("table") {
-                true => ns.nft(&rule),
-                false => drop(ns.run(&rule)),
-            }
+        for rule in of_backends(rule) {
+            load(&ns, &rule);
             let at = |kept| found(Packets::Ipv4, Hook::Prerouting, kept);
             let is = (at(false).is_some(), at(true).is_some());
             assert_eq!(is, expected, "{rule}: {:?}", at(true));
             // Not met elsewhere.
             assert_eq!(found(Packets::Ipv4, Hook::Output, true), None, "{rule}");
             assert_eq!(found(Packets::Ipv6, Hook::Prerouting, true), None, "{rule}");
-            ns.run("nft flush ruleset");
-            if rule.contains("legacy") {
-                ns.run("iptables-legacy -t mangle -F");
-            }
+            flush(&ns, &rule);
         }
+    }
+}
+
+/// Rules before routing, or `post` after it, behind `takes:` those by which forwarded packets or connections lose bits of
+/// their marks.
+const LOST: &str = r#"
+    takes: nft ct mark set 20
+    takes: nft ct mark set ct mark and 0xff
+    takes: nft ct mark set meta mark and 0xff
+    nft ct mark set ct mark and 0xff000000 or 0x14
+    nft ct mark set meta mark
+    nft ip daddr 192.0.2.1 meta mark set 3; ct mark set meta mark
+    takes: post ip daddr 192.0.2.1 meta mark set 3; ct mark set meta mark
+    post ip daddr 192.0.2.1 meta mark set 3
+    post ct mark set meta mark
+    takes: post ct mark set 20
+    nft meta mark set ct mark; meta mark & 0xff != 0 accept; ip saddr 10.40.0.2 meta mark set 1; ct mark set meta mark
+    takes: nft meta length < 100 meta mark set 3
+    takes: nft ct state new meta mark set 3
+    takes: nft ct state established accept; meta mark set 3
+    nft meta mark set ct mark and 0xff
+    nft ct state established accept; meta mark set meta mark or 3
+    nft ct state invalid drop; meta mark set 3
+    nft iifname "x" ip saddr 10.0.0.0/8 ip daddr 192.0.2.1 tcp dport 80 meta mark set 3
+    nft meta mark set ct mark
+    takes: ipt -j CONNMARK --set-mark 20
+    takes: ipt -j CONNMARK --save-mark --nfmask 0xff --ctmask 0xffffffff
+    ipt -j CONNMARK --set-xmark 20/0xff
+    ipt -j CONNMARK --save-mark
+    ipt -j CONNMARK --restore-mark
+    takes: ipt -p tcp --tcp-flags ACK ACK -j MARK --set-mark 3
+    takes: ipt -m length --length :100 -j MARK --set-mark 3
+    ipt -m length --length :100 -j MARK --set-xmark 3/0xff
+    ipt -i x -s 10.0.0.0/8 -p tcp --dport 80 -j MARK --set-mark 3"#;
+
+/// The rules that set marks without the bits of another program in them are found.
+#[test]
+fn rules_that_take_bits_of_marks_are_found() {
+    let ns = Ns::new("lost");
+    for case in LOST.trim().lines().map(str::trim) {
+        let expected = case.starts_with("takes: ");
+        for rule in of_backends(case.trim_start_matches("takes: ")) {
+            load(&ns, &rule);
+            let takes = |packets| read(&ns).takes_marks(packets, 0xff00_0000);
+            let found = takes(Packets::Ipv4);
+            assert_eq!(found.is_some(), expected, "{rule}: {found:?}");
+            assert_eq!(takes(Packets::Ipv6), None, "{rule}");
+            flush(&ns, &rule);
+        }
+    }
+}
+
+/// A rule before routing of `case`: as of nft, or of either iptables.
+fn of_backends(case: &str) -> Vec<String> {
+    match case.split_once(' ').unwrap() {
+        (hook @ ("nft" | "post"), rule) => vec![format!(
+            "table ip t {{ chain more {{ meta mark 7 accept; }}\n\
+             chain c {{ type filter hook {} priority mangle;\n{rule}\n}} }}",
+            if hook == "nft" {
+                "prerouting"
+            } else {
+                "postrouting"
+            }
+        )],
+        (_, rule) => ["iptables-legacy", "iptables-nft"]
+            .map(|program| format!("{program} -t mangle -A PREROUTING {rule}"))
+            .to_vec(),
+    }
+}
+
+fn load(ns: &Ns, rule: &str) {
+    match rule.starts_with("table") {
+        true => ns.nft(rule),
+        false => drop(ns.run(rule)),
+    }
+}
+
+fn flush(ns: &Ns, rule: &str) {
+    ns.run("nft flush ruleset");
+    if rule.contains("legacy") {
+        ns.run("iptables-legacy -t mangle -F");
     }
 }
 

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Marks that the owner's firewall gives forwarded packets and their connections.
+
+use crate::net::*;
+use crate::support::*;
+
+/// As of a proxy or a VPN whose table is loaded while connections run, and then anew: its chain comes after Mountain's or
+/// before it. `fwmark 1` without a mask would not be met with bits of Mountain's.
+#[test]
+fn running_connections_follow_a_routing_rule_by_the_owners_mark() {
+    let net = Home::new().with_lan().running();
+    let mut flows = net.inner_flows();
+    let opened = flows.open_by_both(&["udp"], SERVER[0]);
+    net.home.run("ip route add blackhole default table 77");
+    net.home.run("ip rule add fwmark 1 lookup 77 priority 77");
+    let is_left = || {
+        let table = net.home.run("nft list table inet mountain_start");
+        table.contains("0x00000001 accept")
+    };
+    wait_until("Mountain knows the mark", LEAVE, is_left);
+    let owner = "table inet owner { chain put { type filter hook prerouting priority mangle\n\
+                 iifname lan0 meta mark set 1\n} }";
+    net.home.nft(owner);
+    for loaded in ["loaded", "loaded anew"] {
+        assert_eq!(by_uplink(&flows.ask()), [0, 0], "{loaded}: nowhere else");
+        net.home.nft(&format!("delete table inet owner\n{owner}"));
+    }
+    net.home.run("nft delete table inet owner");
+    assert_eq!(flows.ask(), opened, "where they began");
+    assert_eq!(net.refused(), 0);
+    // Without the rule nothing is left out of the way.
+    net.home.run("ip rule del priority 77");
+    wait_until("Mountain forgets the mark", LEAVE, || !is_left());
+}
+
+/// As shapers set them, without a mask.
+#[test]
+fn forwarded_connections_whose_marks_are_taken_are_the_kernels() {
+    let forward = "filter hook forward priority mangle";
+    let prerouting = "filter hook prerouting priority mangle";
+    for (hook, rule, taken) in [
+        (forward, "ct mark set 20", true),
+        (forward, "ct mark set ct mark and 0xff000000 or 0x14", false),
+        (prerouting, "meta length < 100 meta mark set 3", true),
+        (prerouting, "ip daddr 203.0.113.77 meta mark set 3", false),
+    ] {
+        let net = Home::new().with_lan();
+        net.home.chain("inet owner put", hook, rule);
+        net.up();
+        let mut flows = net.inner_flows();
+        if taken {
+            flows.assert_all_open(EACH, SERVER[0], [EACH, 0]);
+            let left = net.placement().left.join("\n");
+            let expected = "forwarded connections are left to the kernel: the firewall sets marks without mountain's bits";
+            assert_has(&left, &[expected, "inet owner put"]);
+            assert_has(
+                &stdout(&net.home.mountain("check")),
+                &["marks without mountain's bits"],
+            );
+        } else {
+            let opened = flows.open_by_both(&["tcp", "udp"], SERVER[0]);
+            assert_eq!(flows.ask(), opened, "{rule}");
+        }
+        assert_eq!(net.refused(), 0, "{rule}");
+    }
+}
