@@ -96,17 +96,17 @@ unpacked() {
 
 # taken_apart FOLDER DEB...: makes bzImage and modules/RELEASE/ there of a kernel's packages.
 taken_apart() {
-    local folder=$1 root=$1/root file release
-    for file in "${@:2}"; do dpkg-deb -x "$file" "$root"; done
+    local folder=$1 at=$1/root file release
+    for file in "${@:2}"; do dpkg-deb -x "$file" "$at"; done
     # Ubuntu's have them there.
-    [[ -d $root/usr/lib/modules || ! -d $root/lib/modules ]] || cp -al "$root/lib" "$root/usr/"
-    [[ -d $root/usr/lib/modules ]] || die "there are no modules among these packages; --list has other kernels"
-    release=$(basename "$(echo "$root"/usr/lib/modules/*)")
-    file=$root/boot/vmlinuz-$release
-    [[ -e $file ]] || file=$root/usr/lib/modules/$release/vmlinuz
+    [[ -d $at/usr/lib/modules || ! -d $at/lib/modules ]] || cp -al "$at/lib" "$at/usr/"
+    [[ -d $at/usr/lib/modules ]] || die "there are no modules among these packages; --list has other kernels"
+    release=$(basename "$(echo "$at"/usr/lib/modules/*)")
+    file=$at/boot/vmlinuz-$release
+    [[ -e $file ]] || file=$at/usr/lib/modules/$release/vmlinuz
     cp "$file" "$folder/bzImage"
     some_modules "$folder" "$release"
-    rm -r "$root"
+    rm -r "$at"
 }
 
 # some_modules FOLDER RELEASE: the network's modules and what they need. Not compressed: an emulated processor
