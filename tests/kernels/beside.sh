@@ -380,3 +380,92 @@ multi_isp() {
     within "settled after Shorewall" 30 settled 2
     spread "after Shorewall" tcp
 }
+
+# As sqm-scripts have it: CAKE where packets leave, and an ifb for those that come in.
+shaped() {
+    local wan
+    for wan in "$wan0" "$wan1"; do
+        works "CAKE on $wan" tc qdisc replace dev "$wan" root cake bandwidth 100mbit diffserv4
+        ip link add "ifb-$wan" type ifb
+        ip link set "ifb-$wan" up
+        tc qdisc replace dev "ifb-$wan" root cake bandwidth 100mbit ingress wash
+        tc qdisc add dev "$wan" handle ffff: ingress
+        works "what comes in by $wan" tc filter add dev "$wan" parent ffff: protocol all u32 match u32 0 0 action \
+            mirred egress redirect dev "ifb-$wan"
+    done
+}
+not_shaped() {
+    local wan
+    for wan in "$wan0" "$wan1"; do
+        tc qdisc del dev "$wan" ingress
+        tc qdisc del dev "$wan" root
+        ip link del "ifb-$wan"
+    done
+}
+# sent DEVICE CLASS: packets that left by that class.
+sent() { tc -s -j class show dev "$1" | jq "[.[] | select(.class == \"htb\" and .handle == \"$2\")] | .[0].stats.packets"; }
+steered() { bpftool -j net show | jq '[.[0].tc[] | select(.name == "mountain_steer")] | length'; }
+shaping() {
+    local wan class
+    shaped
+    within "settled beside CAKE" 30 settled 2
+    spread "beside CAKE, TCP" tcp
+    spread "beside CAKE, UDP" udp
+    not_shaped
+    goes_on "a shaper starts anew" shaped
+    dark "$wan0"
+    within "a dead uplink with CAKE is left" 10 is_left "$wan0"
+    only_by "during an outage beside CAKE" tcp $internet "$(address_of "$wan1")"
+    light
+    within "it is used again, with CAKE" 30 settled 2
+    not_shaped
+    for wan in "$wan0" "$wan1"; do
+        tc qdisc replace dev "$wan" root handle 1: htb default 30 r2q 1000
+        for class in 10 20 30; do
+            tc class add dev "$wan" parent 1: classid 1:$class htb rate 30mbit
+            tc qdisc add dev "$wan" parent 1:$class fq_codel
+        done
+        tc filter add dev "$wan" parent 1: protocol ip prio 1 u32 match ip dport 7001 0xffff flowid 1:10
+        tc filter add dev "$wan" parent 1: protocol ip prio 2 handle 20 fw flowid 1:20
+    done
+    # It takes the place of Mountain's mark.
+    iptables -t mangle -A OUTPUT -p udp --dport 7000 -j MARK --set-mark 20
+    sleep 2
+    spread "beside HTB, TCP" tcp
+    spread "beside HTB, UDP" udp
+    for wan in "$wan0" "$wan1"; do
+        check "a class by u32, $wan" "$(sent "$wan" 1:10)" '>=' 4
+        check "a class by fw, $wan" "$(sent "$wan" 1:20)" '>=' 4
+        tc qdisc del dev "$wan" root
+        # Its hooks are Mountain's, too.
+        works "clsact on $wan" tc qdisc add dev "$wan" clsact
+        tc filter add dev "$wan" egress protocol ip u32 match ip dport 7001 0xffff action skbedit priority 1:10
+    done
+    iptables -t mangle -F
+    nft delete table ip mangle
+    goes_on "beside clsact" systemctl restart mountain
+    for wan in "$wan0" "$wan1"; do works "clsact goes from $wan" tc qdisc del dev "$wan" clsact; done
+    check "devices with Mountain's program" "$(steered)" == 2
+    spread "without clsact" tcp
+}
+
+# A tunnel broker's 6in4: IPv6 by the tunnel, which is nobody's uplink, IPv4 by the uplinks.
+six_in_four() {
+    local wan
+    for wan in "$wan0" "$wan1"; do
+        in_isp ip tunnel add sit1 mode sit local $other remote "$(address_of "$wan")" ttl 64
+        in_isp ip address add 2001:db8:aaaa::1/64 dev sit1 nodad
+        in_isp ip link set sit1 up
+        ip tunnel add sit1 mode sit local "$(address_of "$wan")" remote $other ttl 255
+        ip address add 2001:db8:aaaa::2/64 dev sit1 nodad
+        ip link set sit1 up
+        ip route add ::/0 dev sit1
+        sleep 2
+        within "settled beside 6in4 by $wan" 30 settled 2
+        only_by "6in4 by $wan, TCP" tcp $internet6 2001:db8:aaaa::2
+        only_by "6in4 by $wan, UDP" udp $internet6 2001:db8:aaaa::2
+        spread "beside 6in4 by $wan" tcp
+        ip link del sit1
+        in_isp ip link del sit1
+    done
+}

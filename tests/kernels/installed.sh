@@ -561,7 +561,7 @@ fi
 before=$(settings)
 part install_it
 # Shorewall's comes last: it leaves a rule for the main table that networkd takes for somebody's, and deletes.
-for name in ${only:-outage cable reconnected sleeps crash upgrade ipv6 wifi vpn openvpn ipsec firewall simple_firewall workstation queue services containers libvirt podman rootless incus nspawn proxmox redirects congestion_control pppoe strongswan bgp ospf mptcp tailscale mesh vrrp connectivity upnp dhcpcd_alone classic netplan_tables networkd multi_isp}; do
+for name in ${only:-outage cable reconnected sleeps crash upgrade ipv6 wifi vpn openvpn ipsec firewall simple_firewall workstation queue services containers libvirt podman rootless incus nspawn proxmox redirects congestion_control pppoe strongswan bgp ospf mptcp tailscale mesh vrrp six_in_four shaping connectivity upnp dhcpcd_alone classic netplan_tables networkd multi_isp}; do
     part "$name"
 done
 part remove
