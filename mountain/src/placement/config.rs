@@ -190,7 +190,10 @@ fn dscp<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u8>, D::Err
 
 /// A number or its text.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "a list: give one number, or one text such as \"53\" or \"5000-6000\", and a [[rule]] for each"
+)]
 enum Text {
     Number(u32),
     Text(String),
