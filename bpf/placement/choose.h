@@ -15,9 +15,9 @@ struct mtn_new_flow {
 	__u32 uid;
 	__u32 prefer;			/* path to stay with if it will do, or MTN_MAX_PATHS */
 	__u8 dsfield;
-	__u8 left;			/* the kernel's to place, unless a rule names the path */
+	__u8 left;			/* the kernel's to place, unless a rule names the path; result: it was */
 	__u8 by_rule;			/* result: a rule decided */
-	__u8 pad;
+	__u8 to_dns;			/* to a DNS server of MTN_DEST_DNS */
 	__u32 pad2;			/* all of it is read by other functions, as the verifier sees it */
 };
 
@@ -44,6 +44,17 @@ static __always_inline bool mtn_is_member(__u32 group, __u32 path)
 	barrier_var(path);
 	return groups[group & (MTN_MAX_GROUPS - 1)].member_of[path & (MTN_MAX_PATHS - 1)] <
 	       MTN_MAX_MEMBERS;
+}
+
+/* The group of the flow's destination, or MTN_NOT_OURS. */
+static __always_inline __u32 mtn_group_for(struct mtn_new_flow *s)
+{
+	__u32 group = mtn_group_of(&s->key);
+
+	if (group == MTN_NOT_OURS)
+		return MTN_NOT_OURS;
+	s->to_dns = !!(group & MTN_DEST_DNS);
+	return group & ~MTN_DEST_DNS;
 }
 
 /* Does @r match? Whoever may call for the current task's cgroup says so by the constant @local. */
@@ -90,6 +101,12 @@ static __always_inline __u32 mtn_rule_for(const struct mtn_new_flow *s, const bo
 static __always_inline bool mtn_is_preferred_dead(__u32 ipv6)
 {
 	return *(volatile __u32 *)&config.preferred_dead >> (ipv6 & 1) & 1;
+}
+
+/* Does the kernel take one path for all of a family, and is that alive? */
+static __always_inline bool mtn_is_preferred_alive(__u32 ipv6)
+{
+	return *(volatile __u32 *)&config.preferred_known >> (ipv6 & 1) & 1 && !mtn_is_preferred_dead(ipv6);
 }
 
 /* Members of @g among the paths in @wanted. */
@@ -158,6 +175,11 @@ static __always_inline __u32 mtn_place(struct mtn_new_flow *s, __u32 group, __u3
 			may = asked;
 		if (asked && r->wants == MTN_USE_PATHS)
 			is_left = false;
+	}
+	if (s->to_dns && !s->by_rule && mtn_is_preferred_alive(key.ipv6)) {
+		s->left = true;
+		mtn_count(MTN_PLACE_PASS_DNS);
+		return MTN_MAX_PATHS;
 	}
 	if (is_left) {
 		mtn_count(MTN_PLACE_PASS_FIREWALL);

@@ -106,14 +106,14 @@ static __noinline int mtn_begin(struct __sk_buff *skb, const struct mtn_pkt *pkt
 
 	if (mtn_dest_is_local(&pkt->key))
 		return MTN_MAX_PATHS;
-	group = mtn_group_of(&pkt->key);
+	s.key = pkt->key;
+	group = mtn_group_for(&s);
 	if (group >= MTN_MAX_GROUPS)
 		return MTN_MAX_PATHS;
 	if (!mtn_is_inner(&pkt->key) || mtn_is_left_net(&pkt->key, &s.left)) {
 		mtn_count(MTN_PLACE_PASS_SOURCE);
 		return MTN_MAX_PATHS;
 	}
-	s.key = pkt->key;
 	s.mark = skb->mark;
 	s.dsfield = pkt->dsfield;
 	/* The kernel looks up forwarded packets as the superuser's (net/ipv4/route.c, net/ipv6/route.c). */

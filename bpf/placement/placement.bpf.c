@@ -38,8 +38,8 @@
  * sockets that are bound to an address or device or marked by their owner, UDP sockets that asked for a
  * port of their own unless a rule names them (servers; others may have been told the address),
  * destinations with a route of their own, local ones, multicast; what an ip rule of the user's selects; sockets
- * below a cgroup with a program at its egress, which may let them leave by one device only; for sendmsg, a
- * source per packet. (A device per packet without a source, IP_PKTINFO, cannot be seen here.) Everything, when no
+ * below a cgroup with a program at its egress, which may let them leave by one device only; what goes to DNS
+ * servers, unless the path is dead that the kernel takes; for sendmsg, a source per packet. (A device per packet without a source, IP_PKTINFO, cannot be seen here.) Everything, when no
  * path is known good, and while the daemon hangs or is stopped (alive.h).
  *
  * Nothing here ever refuses a call: each program returns 1.
@@ -296,7 +296,7 @@ static __always_inline int mtn_connect(struct bpf_sock_addr *ctx, struct mtn_new
 	s->key.proto = ctx->protocol;
 	s->key.dport = ctx->user_port;
 	s->prefer = MTN_MAX_PATHS;
-	group = mtn_dest_is_local(&s->key) ? MTN_NOT_OURS : mtn_group_of(&s->key);
+	group = mtn_dest_is_local(&s->key) ? MTN_NOT_OURS : mtn_group_for(s);
 	if (group >= MTN_MAX_GROUPS)
 		goto out;
 	s->uid = mtn_uid(sk);
@@ -423,7 +423,7 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 	s->key.dport = ctx->user_port;
 	s->prefer = MTN_MAX_PATHS;
 	/* Asked each time: a route, a rule or an option may have come since the exchange began. */
-	group = mtn_group_of(&s->key);
+	group = mtn_group_for(s);
 	if (group >= MTN_MAX_GROUPS)
 		return MTN_MAX_PATHS;
 	if (mtn_has_own_device(sk, s->key.ipv6)) {
@@ -495,7 +495,7 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 			return was;
 		/* Where the kernel has several, it may have taken a dead one. */
 		if (config.preferred_known >> (s->key.ipv6 & 1) & 1)
-			mtn_leave(was < MTN_MAX_PATHS || last ? &pair : &whole, now);
+			mtn_leave(was < MTN_MAX_PATHS || last || s->to_dns ? &pair : &whole, now);
 		return MTN_MAX_PATHS;
 	}
 	if (was < MTN_MAX_PATHS && was != path)

@@ -292,6 +292,7 @@ impl Paths {
                     .filter_map(|m| Some((self.id(m.path)?, inv_weight(m.weight))))
                     .collect(),
                 prefixes,
+                ..ProgramGroup::default()
             })
             .collect()
     }

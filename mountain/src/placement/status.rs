@@ -70,7 +70,8 @@ impl Placer {
             mark_mask: format!("{:#x}", self.config.mark_mask.bits()),
             forwarding: self.forwarding.is_placing,
             inner_devices: self.programs.attached(),
-            left: (self.said_left.iter().chain(&self.forwarding.left))
+            left: (self.said_left.iter().chain(&self.said_dns))
+                .chain(&self.forwarding.left)
                 .cloned()
                 .collect(),
             unresolved: self.unresolved.clone(),

@@ -5,6 +5,7 @@
 mod support;
 
 mod dead;
+mod dns;
 mod flows;
 mod lost;
 mod marks;

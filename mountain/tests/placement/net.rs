@@ -12,6 +12,7 @@
 //! Both default routes of the home are there, with metrics 100 and 600.
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
@@ -186,6 +187,18 @@ impl Home {
         let mut up = self.home.command(MOUNTAIN);
         up.args(["up", "--config"]).arg(self.config.path());
         let output = up.env("PATH", folders).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
+
+    /// `mountain up` that finds this file as /etc/resolv.conf.
+    pub fn start_with_resolv_conf(&self, file: &Path) {
+        let script = format!(
+            "mount --bind {} /etc/resolv.conf && exec {MOUNTAIN} up --config {}",
+            file.display(),
+            self.config.path().display()
+        );
+        let args = ["--mount", "sh", "-c", &script];
+        let output = self.home.output("unshare", &args);
         assert!(output.status.success(), "{output:?}");
     }
 

@@ -92,6 +92,7 @@ impl Home {
         let groups = [ProgramGroup {
             members: members.map(|m| (m.path, inv_weight(m.weight))).collect(),
             prefixes: group.prefixes.clone(),
+            ..ProgramGroup::default()
         }];
         let known = |(index, path): (usize, &mountain::topology::Path)| {
             let name = path.ifname.clone();
