@@ -109,6 +109,12 @@ static __always_inline bool mtn_is_preferred_alive(__u32 ipv6)
 	return *(volatile __u32 *)&config.preferred_known >> (ipv6 & 1) & 1 && !mtn_is_preferred_dead(ipv6);
 }
 
+/* Is a flow to a DNS server the kernel's? */
+static __always_inline bool mtn_is_left_dns(const struct mtn_new_flow *s, __u32 rule)
+{
+	return s->to_dns && rule >= MTN_MAX_RULES && mtn_is_preferred_alive(s->key.ipv6);
+}
+
 /* Members of @g among the paths in @wanted. */
 static __always_inline __u32 mtn_members_of(const struct mtn_group *g, __u64 wanted)
 {
@@ -176,7 +182,7 @@ static __always_inline __u32 mtn_place(struct mtn_new_flow *s, __u32 group, __u3
 		if (asked && r->wants == MTN_USE_PATHS)
 			is_left = false;
 	}
-	if (s->to_dns && !s->by_rule && mtn_is_preferred_alive(key.ipv6)) {
+	if (mtn_is_left_dns(s, rule)) {
 		s->left = true;
 		mtn_count(MTN_PLACE_PASS_DNS);
 		return MTN_MAX_PATHS;

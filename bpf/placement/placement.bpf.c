@@ -457,7 +457,9 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 	    mtn_is_member(group, known->path)) {
 		was = known->path;
 		known->last_ns = now;
-		if (mtn_is_alive(was))
+		rule = s->to_dns && config.n_rules ? mtn_local_rule(s) : MTN_MAX_RULES;
+		/* The path of a DNS server may be alive again. */
+		if (mtn_is_alive(was) && !mtn_is_left_dns(s, rule))
 			return was;
 	}
 

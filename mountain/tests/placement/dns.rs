@@ -57,6 +57,8 @@ fn flows_to_dns_servers_are_left_to_the_kernel_while_its_uplink_is_alive() {
         net.inner_flows().open_by_both(&["tcp"], other);
     }
 
+    let mut resolver = net.flows();
+    resolver.assert_opens("msg", 1, first, [1, 0]);
     net.blackhole(0);
     wait_until("the kernel's uplink is dead", LEAVE, || {
         [false, true]
@@ -67,9 +69,11 @@ fn flows_to_dns_servers_are_left_to_the_kernel_while_its_uplink_is_alive() {
         net.flows().assert_all_open(8, server, [0, 8]);
         net.inner_flows().assert_opens("udp", 8, server, [0, 8]);
     }
+    assert_eq!(by_uplink(&resolver.ask()), [0, 1]);
     net.no_blackhole();
     net.wait_good();
     assert_left(&net);
+    assert_eq!(by_uplink(&resolver.ask()), [1, 0], "a socket that asks on");
 
     fs::write(named.path(), format!("nameserver {second}\n")).unwrap();
     wait_until("the first is no DNS server any more", NOTICED, || {
