@@ -145,7 +145,7 @@ pub(crate) fn status_text(status: &Status) -> String {
         let _ = writeln!(out, "not adopted: {reason}");
     }
     if let Some(placement) = placement {
-        for line in placement.left.iter().chain(&placement.unresolved) {
+        for line in (placement.left.iter().chain(&placement.dns)).chain(&placement.unresolved) {
             let _ = writeln!(out, "{line}");
         }
         push_held_addresses(&mut out, &placement.held_addresses);

@@ -34,6 +34,9 @@ pub struct PlacementStatus {
     /// What of new flows is left to the kernel, each with the reason.
     #[serde(default)]
     pub left: Vec<String>,
+    /// That flows to the DNS servers of this host are left to it, and which these are.
+    #[serde(default)]
+    pub dns: Option<String>,
     /// Rules that are not in force, each with the reason.
     pub unresolved: Vec<String>,
     /// TCP connections on dead uplinks that were reset.
@@ -70,10 +73,10 @@ impl Placer {
             mark_mask: format!("{:#x}", self.config.mark_mask.bits()),
             forwarding: self.forwarding.is_placing,
             inner_devices: self.programs.attached(),
-            left: (self.said_left.iter().chain(&self.said_dns))
-                .chain(&self.forwarding.left)
+            left: (self.said_left.iter().chain(&self.forwarding.left))
                 .cloned()
                 .collect(),
+            dns: self.said_dns.clone(),
             unresolved: self.unresolved.clone(),
             connections_reset: self.dead.reset as u64,
             suspended: self.suspensions.families.clone(),
