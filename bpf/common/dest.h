@@ -39,7 +39,7 @@ struct {
 	__type(value, __u32);
 } dest6 SEC(".maps");
 
-/* The value of a destination; MTN_NOT_OURS if there is none. */
+/* The group of a destination with what stands beside it, or MTN_NOT_OURS. */
 static __always_inline __u32 mtn_group_of(const struct mtn_flow_key *key)
 {
 	__u32 *group;

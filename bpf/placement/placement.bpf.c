@@ -38,9 +38,10 @@
  * sockets that are bound to an address or device or marked by their owner, UDP sockets that asked for a
  * port of their own unless a rule names them (servers; others may have been told the address),
  * destinations with a route of their own, local ones, multicast; what an ip rule of the user's selects; sockets
- * below a cgroup with a program at its egress, which may let them leave by one device only; what goes to DNS
- * servers, unless the path is dead that the kernel takes; for sendmsg, a source per packet. (A device per packet without a source, IP_PKTINFO, cannot be seen here.) Everything, when no
- * path is known good, and while the daemon hangs or is stopped (alive.h).
+ * below a cgroup with a program at its egress, which may let them leave by one device only; flows to DNS
+ * servers, unless the path is dead that the kernel takes; for sendmsg, a source per packet. (A device per
+ * packet without a source, IP_PKTINFO, cannot be seen here.) Everything, when no path is known good, and
+ * while the daemon hangs or is stopped (alive.h).
  *
  * Nothing here ever refuses a call: each program returns 1.
  */
@@ -458,7 +459,7 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 		was = known->path;
 		known->last_ns = now;
 		rule = s->to_dns && config.n_rules ? mtn_local_rule(s) : MTN_MAX_RULES;
-		/* The path of a DNS server may be alive again. */
+		/* The kernel's path, by which it asks DNS servers, may be alive again. */
 		if (mtn_is_alive(was) && !mtn_is_left_dns(s, rule))
 			return was;
 	}

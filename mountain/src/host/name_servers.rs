@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Which DNS servers this host asks.
+//! The DNS servers that this host asks, read from resolv.conf(5) and its like.
 
 use std::collections::BTreeSet;
 use std::fs;

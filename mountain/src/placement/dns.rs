@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! What goes to the DNS servers that this host asks is left to the kernel, while the uplink lives that it takes: a
-//! provider's servers answer its own customers only.
+//! Leaves flows to the DNS servers that this host asks to the kernel, while the uplink that it takes is alive. Many
+//! providers' servers answer their own customers only.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

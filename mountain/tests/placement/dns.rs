@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! DNS servers of a provider, which answer its own customers only: the kernel's uplink is the one to ask them by.
+//! Two providers, and DNS servers that may answer one's customers only: they are asked by the kernel's uplink.
 
 use std::fs;
 use std::time::Duration;
@@ -98,7 +98,7 @@ fn a_rule_decides_about_dns_servers_too() {
     net.flows().assert_all_open(EACH, second, [EACH, 0]);
 }
 
-/// What has a route of its own is not chosen for, and the kernel that has several next hops has no uplink for all.
+/// Neither is a server with a route of its own, nor one behind a default route with several next hops.
 #[test]
 fn servers_by_other_routes_are_not_concerned() {
     let net = Home::new();
