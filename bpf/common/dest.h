@@ -8,8 +8,6 @@
 
 /* Value of the destination tries: a group, or MTN_NOT_OURS. */
 #define MTN_NOT_OURS	0xffffffff
-/* Beside a group, for the placement of new flows: a DNS server, which may answer its provider's customers only. */
-#define MTN_DEST_DNS	0x10000
 /* Of one family: twice the Internet's. Entries are allocated as they are written. */
 #define MTN_MAX_DESTS	(1 << 21)
 
@@ -39,7 +37,7 @@ struct {
 	__type(value, __u32);
 } dest6 SEC(".maps");
 
-/* The group of a destination with what stands beside it, or MTN_NOT_OURS. */
+/* The group of a destination, or MTN_NOT_OURS. */
 static __always_inline __u32 mtn_group_of(const struct mtn_flow_key *key)
 {
 	__u32 *group;

@@ -275,6 +275,19 @@ static __always_inline int mtn_parse(struct __sk_buff *skb, struct mtn_pkt *pkt)
 	return -1;
 }
 
+/* 10/8, 172.16/12, 192.168/16 (RFC 1918), 100.64/10 (RFC 6598), 192.0.0/24 (RFC 7335), for a host order word. */
+static __always_inline bool mtn_is_private4(__u32 a)
+{
+	return a >> 24 == 10 || a >> 20 == 0xac1 || a >> 16 == 0xc0a8 ||
+	       a >> 22 == 0x64400000 >> 22 || a >> 8 == 0xc00000;
+}
+
+/* fc00::/7 (RFC 4193). */
+static __always_inline bool mtn_is_private6(const __u32 *addr)
+{
+	return bpf_ntohl(addr[0]) >> 25 == 0xfc >> 1;
+}
+
 /* Multicast, limited broadcast, loopback, unspecified and link-local destinations stay. */
 static __always_inline bool mtn_dest_is_local(const struct mtn_flow_key *key)
 {

@@ -17,7 +17,7 @@ struct mtn_new_flow {
 	__u8 dsfield;
 	__u8 left;			/* the kernel's to place, unless a rule names the path; result: it was */
 	__u8 by_rule;			/* result: a rule decided */
-	__u8 to_dns;			/* to a DNS server of MTN_DEST_DNS */
+	__u8 is_mptcp;
 	__u32 pad2;			/* all of it is read by other functions, as the verifier sees it */
 };
 
@@ -44,17 +44,6 @@ static __always_inline bool mtn_is_member(__u32 group, __u32 path)
 	barrier_var(path);
 	return groups[group & (MTN_MAX_GROUPS - 1)].member_of[path & (MTN_MAX_PATHS - 1)] <
 	       MTN_MAX_MEMBERS;
-}
-
-/* The group of the flow's destination, or MTN_NOT_OURS. */
-static __always_inline __u32 mtn_group_for(struct mtn_new_flow *s)
-{
-	__u32 group = mtn_group_of(&s->key);
-
-	if (group == MTN_NOT_OURS)
-		return MTN_NOT_OURS;
-	s->to_dns = !!(group & MTN_DEST_DNS);
-	return group & ~MTN_DEST_DNS;
 }
 
 /* Does @r match? Whoever may call for the current task's cgroup says so by the constant @local. */
@@ -109,10 +98,31 @@ static __always_inline bool mtn_is_preferred_alive(__u32 ipv6)
 	return *(volatile __u32 *)&config.preferred_known >> (ipv6 & 1) & 1 && !mtn_is_preferred_dead(ipv6);
 }
 
-/* Is a flow to a DNS server the kernel's? */
-static __always_inline bool mtn_is_left_dns(const struct mtn_new_flow *s, __u32 rule)
+/*
+ * May the destination be a provider's own, which is not there, or not the same, by another uplink? So may private
+ * networks (a modem's page, television), a translator to IPv4 (64:ff9b::/96, RFC 6052; 64:ff9b:1::/48, RFC 8215), and
+ * DNS servers (ports 53 and 853), many of which answer their customers only.
+ */
+static __always_inline bool mtn_is_to_provider(const struct mtn_flow_key *key)
 {
-	return s->to_dns && rule >= MTN_MAX_RULES && mtn_is_preferred_alive(s->key.ipv6);
+	__u16 port = bpf_ntohs(key->dport);
+
+	if (port == 53 || port == 853)
+		return true;
+	if (!key->ipv6)
+		return mtn_is_private4(bpf_ntohl(key->daddr[0]));
+	return mtn_is_private6(key->daddr) ||
+	       (key->daddr[0] == bpf_htonl(0x0064ff9b) &&
+		(!(key->daddr[1] | key->daddr[2]) || bpf_ntohl(key->daddr[1]) >> 16 == 1));
+}
+
+/* Is it the kernel's path alone that will do, if that is alive and no rule decides? A counter, or MTN_PLACE_STAT_MAX. */
+static __always_inline __u32 mtn_why_preferred(const struct mtn_new_flow *s, __u32 rule)
+{
+	if (rule < MTN_MAX_RULES || !mtn_is_preferred_alive(s->key.ipv6))
+		return MTN_PLACE_STAT_MAX;
+	return mtn_is_to_provider(&s->key) ? MTN_PLACE_PASS_PROVIDER :
+	       s->is_mptcp ? MTN_PLACE_PASS_MPTCP : MTN_PLACE_STAT_MAX;
 }
 
 /* Members of @g among the paths in @wanted. */
@@ -155,7 +165,7 @@ static __always_inline __u32 mtn_place(struct mtn_new_flow *s, __u32 group, __u3
 	struct mtn_flow_key key = s->key;
 	union mtn_masks masks;
 	struct mtn_group *g;
-	__u32 may, path;
+	__u32 may, path, why;
 	bool is_left = s->left;
 
 	if (*(volatile __u32 *)&config.paused) {
@@ -182,9 +192,10 @@ static __always_inline __u32 mtn_place(struct mtn_new_flow *s, __u32 group, __u3
 		if (asked && r->wants == MTN_USE_PATHS)
 			is_left = false;
 	}
-	if (mtn_is_left_dns(s, rule)) {
+	why = mtn_why_preferred(s, rule);
+	if (why < MTN_PLACE_STAT_MAX) {
 		s->left = true;
-		mtn_count(MTN_PLACE_PASS_DNS);
+		mtn_count(why);
 		return MTN_MAX_PATHS;
 	}
 	if (is_left) {

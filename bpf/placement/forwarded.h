@@ -22,16 +22,11 @@ static __always_inline bool mtn_is_others(struct __sk_buff *skb)
 
 /*
  * An address that means nothing to the provider, so that the source will be translated on whichever
- * uplink the packet leaves by: RFC 1918, RFC 6598; RFC 4193. Any other belongs to one uplink.
+ * uplink the packet leaves by. Any other belongs to one uplink.
  */
 static __always_inline bool mtn_is_inner(const struct mtn_flow_key *key)
 {
-	__u32 first = bpf_ntohl(key->saddr[0]);
-
-	if (key->ipv6)
-		return (first & 0xfe000000) == 0xfc000000;
-	return (first & 0xff000000) == 0x0a000000 || (first & 0xfff00000) == 0xac100000 ||
-	       (first & 0xffff0000) == 0xc0a80000 || (first & 0xffc00000) == 0x64400000;
+	return key->ipv6 ? mtn_is_private6(key->saddr) : mtn_is_private4(bpf_ntohl(key->saddr[0]));
 }
 
 /*
@@ -106,14 +101,14 @@ static __noinline int mtn_begin(struct __sk_buff *skb, const struct mtn_pkt *pkt
 
 	if (mtn_dest_is_local(&pkt->key))
 		return MTN_MAX_PATHS;
-	s.key = pkt->key;
-	group = mtn_group_for(&s);
+	group = mtn_group_of(&pkt->key);
 	if (group >= MTN_MAX_GROUPS)
 		return MTN_MAX_PATHS;
 	if (!mtn_is_inner(&pkt->key) || mtn_is_left_net(&pkt->key, &s.left)) {
 		mtn_count(MTN_PLACE_PASS_SOURCE);
 		return MTN_MAX_PATHS;
 	}
+	s.key = pkt->key;
 	s.mark = skb->mark;
 	s.dsfield = pkt->dsfield;
 	/* The kernel looks up forwarded packets as the superuser's (net/ipv4/route.c, net/ipv6/route.c). */

@@ -38,8 +38,8 @@
  * sockets that are bound to an address or device or marked by their owner, UDP sockets that asked for a
  * port of their own unless a rule names them (servers; others may have been told the address),
  * destinations with a route of their own, local ones, multicast; what an ip rule of the user's selects; sockets
- * below a cgroup with a program at its egress, which may let them leave by one device only; flows to DNS
- * servers, unless the path is dead that the kernel takes; for sendmsg, a source per packet. (A device per
+ * below a cgroup with a program at its egress, which may let them leave by one device only; MPTCP
+ * and what may be a provider's own (choose.h), unless the path is dead that the kernel takes; for sendmsg, a source per packet. (A device per
  * packet without a source, IP_PKTINFO, cannot be seen here.) Everything, when no path is known good, and
  * while the daemon hangs or is stopped (alive.h).
  *
@@ -97,11 +97,16 @@ struct ipv6_pinfo {
 		int ipi6_ifindex;
 	} sticky_pktinfo;
 	int ucast_oif;
+	unsigned char srcprefs : 3;
 };
 
 struct inet_sock {
 	struct ipv6_pinfo *pinet6;
 	int uc_index;
+};
+
+struct tcp_sock {
+	bool is_mptcp;
 };
 #pragma clang attribute pop
 
@@ -195,6 +200,28 @@ static __always_inline bool mtn_has_own_device(struct bpf_sock *sk, bool ipv6)
 	struct inet_sock *inet = bpf_rdonly_cast(sk, bpf_core_type_id_kernel(struct inet_sock));
 
 	return ipv6 ? inet->pinet6->ucast_oif | inet->pinet6->sticky_pktinfo.ipi6_ifindex : inet->uc_index;
+}
+
+/*
+ * Does the socket ask for a kind of source address (IPV6_ADDR_PREFERENCES, RFC 5014), such as a temporary one? Which
+ * it has is the kernel's to say.
+ */
+static __always_inline bool mtn_wants_source(struct bpf_sock *sk)
+{
+	struct inet_sock *inet = bpf_rdonly_cast(sk, bpf_core_type_id_kernel(struct inet_sock));
+
+	return BPF_CORE_READ_BITFIELD(inet->pinet6, srcprefs);
+}
+
+/* The first subflow of an MPTCP connection? The kernel adds others by the addresses that are left. */
+static __always_inline bool mtn_is_mptcp(struct bpf_sock_addr *ctx)
+{
+	struct tcp_sock *tcp;
+
+	if (ctx->protocol != IPPROTO_TCP || !bpf_core_field_exists(struct tcp_sock, is_mptcp))
+		return false;
+	tcp = bpf_rdonly_cast(ctx->sk, bpf_core_type_id_kernel(struct tcp_sock));
+	return tcp->is_mptcp;
 }
 
 /* Does the socket have a source address? An IPv6 one bound to IPv6 has a stand-in for IPv4. */
@@ -297,11 +324,12 @@ static __always_inline int mtn_connect(struct bpf_sock_addr *ctx, struct mtn_new
 	s->key.proto = ctx->protocol;
 	s->key.dport = ctx->user_port;
 	s->prefer = MTN_MAX_PATHS;
-	group = mtn_dest_is_local(&s->key) ? MTN_NOT_OURS : mtn_group_for(s);
+	group = mtn_dest_is_local(&s->key) ? MTN_NOT_OURS : mtn_group_of(&s->key);
 	if (group >= MTN_MAX_GROUPS)
 		goto out;
 	s->uid = mtn_uid(sk);
 	s->dsfield = mtn_dsfield(ctx, s->key.ipv6);
+	s->is_mptcp = mtn_is_mptcp(ctx);
 	if (mtn_passes_cgroup(sk) || mtn_passes_fib_rule(s))
 		goto out;
 	rule = config.n_rules ? mtn_local_rule(s) : MTN_MAX_RULES;
@@ -415,6 +443,7 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 	struct bpf_sock *sk = ctx->sk;
 	struct mtn_unconnected new = {}, *known, *last;
 	__u32 group, rule, path, was = MTN_MAX_PATHS;
+	bool to_provider;
 	__u64 now;
 
 	if (!sk || sk->bound_dev_if || mtn_dest_is_local(&s->key))
@@ -424,10 +453,10 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 	s->key.dport = ctx->user_port;
 	s->prefer = MTN_MAX_PATHS;
 	/* Asked each time: a route, a rule or an option may have come since the exchange began. */
-	group = mtn_group_for(s);
+	group = mtn_group_of(&s->key);
 	if (group >= MTN_MAX_GROUPS)
 		return MTN_MAX_PATHS;
-	if (mtn_has_own_device(sk, s->key.ipv6)) {
+	if (mtn_has_own_device(sk, s->key.ipv6) || (s->key.ipv6 && mtn_wants_source(sk))) {
 		mtn_count(MTN_PLACE_PASS_BOUND);
 		return MTN_MAX_PATHS;
 	}
@@ -458,9 +487,10 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 	    mtn_is_member(group, known->path)) {
 		was = known->path;
 		known->last_ns = now;
-		rule = s->to_dns && config.n_rules ? mtn_local_rule(s) : MTN_MAX_RULES;
-		/* The kernel's path, by which it asks DNS servers, may be alive again. */
-		if (mtn_is_alive(was) && !mtn_is_left_dns(s, rule))
+		to_provider = mtn_is_to_provider(&s->key) && mtn_is_preferred_alive(s->key.ipv6);
+		/* The kernel's path, whose provider's the destination may be, may be alive again. */
+		if (mtn_is_alive(was) &&
+		    (!to_provider || (config.n_rules && mtn_local_rule(s) < MTN_MAX_RULES)))
 			return was;
 	}
 
@@ -498,7 +528,7 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 			return was;
 		/* Where the kernel has several, it may have taken a dead one. */
 		if (config.preferred_known >> (s->key.ipv6 & 1) & 1)
-			mtn_leave(was < MTN_MAX_PATHS || last || s->to_dns ? &pair : &whole, now);
+			mtn_leave(was < MTN_MAX_PATHS || last || mtn_is_to_provider(&s->key) ? &pair : &whole, now);
 		return MTN_MAX_PATHS;
 	}
 	if (was < MTN_MAX_PATHS && was != path)

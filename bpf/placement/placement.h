@@ -37,7 +37,8 @@ enum mtn_placement_stat {
 	MTN_PLACE_PASS_UNATTENDED, /* the daemon hangs or is stopped */
 	MTN_PLACE_PASS_CGROUP,	/* a program at the egress of a cgroup may judge by device */
 	MTN_PLACE_PASS_FIREWALL, /* the firewall may stop it on another uplink than the kernel's */
-	MTN_PLACE_PASS_DNS,	/* to a DNS server, which may answer on the kernel's uplink only */
+	MTN_PLACE_PASS_PROVIDER, /* to what may be a provider's own: a private network, a DNS server */
+	MTN_PLACE_PASS_MPTCP,	/* which chooses paths by itself */
 	MTN_PLACE_STAT_MAX,
 };
 

@@ -90,17 +90,10 @@ static __always_inline bool mtn_is_global6(const __u32 *addr)
 	       (a == 0x0064ff9b && !addr[1] && !addr[2]);
 }
 
-/* 10/8, 172.16/12, 192.168/16 (RFC 1918), 100.64/10 (RFC 6598), 192.0.0/24 (RFC 7335). */
-static __always_inline bool mtn_is_private4(__u32 a)
-{
-	return a >> 24 == 10 || a >> 20 == 0xac1 || a >> 16 == 0xc0a8 ||
-	       a >> 22 == 0x64400000 >> 22 || a >> 8 == 0xc00000;
-}
-
 static __always_inline bool mtn_is_translated_later(const struct mtn_flow_key *key)
 {
-	if (key->ipv6) /* fc00::/7 (RFC 4193) */
-		return bpf_ntohl(key->saddr[0]) >> 25 == 0xfc >> 1 && mtn_is_global6(key->daddr);
+	if (key->ipv6)
+		return mtn_is_private6(key->saddr) && mtn_is_global6(key->daddr);
 	return mtn_is_private4(bpf_ntohl(key->saddr[0])) && mtn_is_global4(bpf_ntohl(key->daddr[0]));
 }
 

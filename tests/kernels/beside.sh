@@ -321,7 +321,9 @@ mptcp() {
     local wan pid port=7101
     TCP_PORT=$port in_isp mptcpize run python3 /tests/installed.py serve &
     sleep 3
-    spread_of "MPTCP" 4 "$(TCP_PORT=$port mptcpize run python3 /tests/installed.py flows tcp 30 $internet)"
+    same "MPTCP starts by the kernel's uplink" \
+        "$(TCP_PORT=$port mptcpize run python3 /tests/installed.py flows tcp 30 $internet | jq -c .seen)" \
+        "{\"$(address_of "$(defaults | head -n 1)")\":30}"
     TCP_PORT=$port mptcpize run python3 /tests/installed.py long $other >/run/long &
     pid=$!
     for wan in "$wan0" "$wan1"; do

@@ -121,6 +121,11 @@ install_it() {
     sed -i 's/^#tolerance_ms .*/tolerance_ms = 1000.0/' /etc/mountain/mountain.toml
     works "the service starts" systemctl enable --now mountain
     within "both uplinks are measured" 60 settled 2
+    same "one server, one uplink" "$(say flows tcp 30 $internet | jq '.failed == 0 and (.seen | length == 1)')" true
+    # One server stands for all from here on.
+    sed -i 's/^#spread .*/spread = "flow"/' /etc/mountain/mountain.toml
+    works "the service starts anew" systemctl restart mountain
+    within "both uplinks are measured again" 60 settled 2
     spread "TCP" tcp
     spread "UDP" udp
 }

@@ -42,9 +42,8 @@ pub use program::SteerProgram;
 pub use settings::Settings;
 pub use skel::types;
 
-/// Value of the destination tries for "not ours", and the bit for DNS servers (bpf/common/dest.h).
+/// Value of the destination tries for "not ours".
 const NOT_OURS: u32 = u32::MAX;
-const DEST_DNS: u32 = 0x10000;
 
 /// Whether flows are moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,14 +78,12 @@ pub struct ProgramPath {
 }
 
 /// A group: path ids and their [`crate::steer::rendezvous::inv_weight`]s, and the prefixes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramGroup {
     /// Path ids, each with its inverse weight.
     pub members: Vec<(usize, u32)>,
     /// Destinations that are reached by any of the members.
     pub prefixes: Vec<IpNet>,
-    /// Those among them that are DNS servers. Only the placement of new flows asks.
-    pub dns_servers: Vec<IpNet>,
 }
 
 /// Packets and bytes sent by a path since the program was loaded.
@@ -140,7 +137,6 @@ pub fn destinations(groups: &[ProgramGroup], not_ours: &[IpNet]) -> tries::Entri
     let mut dests: tries::Entries = not_ours.iter().map(|p| (*p, NOT_OURS)).collect();
     for (i, group) in groups.iter().enumerate() {
         dests.extend(group.prefixes.iter().map(|p| (*p, i as u32)));
-        dests.extend(group.dns_servers.iter().map(|p| (*p, i as u32 | DEST_DNS)));
     }
     tries::sorted(dests)
 }

@@ -385,18 +385,6 @@ impl PlacementPrograms {
         bss.config.n_fib_rules = fib_rules.len() as u32;
         bss.config.fib_rules_need_dscp = fib_rules.iter().any(|rule| rule.tos.is_some()).into();
         self.groups = members;
-        self.set_destinations(groups, not_ours)
-    }
-
-    /// Replaces the destinations of the groups.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub(crate) fn set_destinations(
-        &mut self,
-        groups: &[ProgramGroup],
-        not_ours: &[IpNet],
-    ) -> Result<()> {
         tries::lock(&self.dests).write(super::destinations(groups, not_ours))?;
         self.forget_recent();
         Ok(())

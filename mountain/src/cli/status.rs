@@ -145,8 +145,19 @@ pub(crate) fn status_text(status: &Status) -> String {
         let _ = writeln!(out, "not adopted: {reason}");
     }
     if let Some(placement) = placement {
-        for line in (placement.left.iter().chain(&placement.dns)).chain(&placement.unresolved) {
+        for line in placement.left.iter().chain(&placement.unresolved) {
             let _ = writeln!(out, "{line}");
+        }
+        if placement
+            .counters
+            .get("pass_provider")
+            .is_some_and(|flows| *flows > 0)
+        {
+            let _ = writeln!(
+                out,
+                "left to the kernel: flows to private networks and DNS servers, which may be its uplink's provider's own \
+                 (a [[rule]] decides otherwise)"
+            );
         }
         push_held_addresses(&mut out, &placement.held_addresses);
     }

@@ -353,8 +353,8 @@ impl Daemon {
         // As they will be written: what the firewall holds is not to be moved, not even until then.
         let held = self.firewall.held(&topology);
         let group = |prefixes| ProgramGroup {
+            members: Vec::new(),
             prefixes,
-            ..ProgramGroup::default()
         };
         let groups = moved(&topology, &held).into_iter().map(group);
         let groups: Vec<ProgramGroup> = groups.collect();

@@ -292,7 +292,6 @@ impl Paths {
                     .filter_map(|m| Some((self.id(m.path)?, inv_weight(m.weight))))
                     .collect(),
                 prefixes,
-                ..ProgramGroup::default()
             })
             .collect()
     }

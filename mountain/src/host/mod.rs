@@ -11,7 +11,6 @@ pub mod cgroup;
 pub mod descriptors;
 pub(crate) mod folder;
 pub(crate) mod kernel;
-pub(crate) mod name_servers;
 pub mod namespaces;
 pub mod program;
 pub(crate) mod signals;

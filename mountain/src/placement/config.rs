@@ -23,8 +23,8 @@ pub struct PlacementConfig {
     /// Whether forwarded connections are placed: `always`, `never`, or `auto`: where this host
     /// forwards and translates sources. Default `auto`.
     pub forward: Forward,
-    /// What takes one path: each `flow`, or all flows from one address to one other
-    /// (`destination`), for services that want a client to keep its address. Default `flow`.
+    /// What takes one path: all flows from one address to one other (`destination`), as some services want a client
+    /// to keep its address, or each `flow`. Default `destination`.
     pub spread: SpreadBy,
     /// The bits of packet and connection marks that mountain may use, next to each other. Default
     /// 0xff000000.
@@ -64,9 +64,9 @@ pub enum Forward {
 #[serde(rename_all = "lowercase")]
 pub enum SpreadBy {
     /// Each flow for itself.
-    #[default]
     Flow,
     /// All flows from one address to one other together.
+    #[default]
     Destination,
 }
 
@@ -76,7 +76,7 @@ impl Default for PlacementConfig {
             enabled: true,
             adopt: false,
             forward: Forward::Auto,
-            spread: SpreadBy::Flow,
+            spread: SpreadBy::Destination,
             mark_mask: MarkMask::DEFAULT,
             reset_stuck_s: 0,
             cgroup: None,

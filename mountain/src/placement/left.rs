@@ -254,7 +254,6 @@ impl Placer {
     pub(crate) fn follow_preferred(&mut self, alive: [Option<bool>; 2]) {
         if std::mem::replace(&mut self.preferred, alive) != alive {
             self.programs.set_preferred(alive);
-            self.say_dns();
         }
     }
 

@@ -11,7 +11,6 @@
 mod aside;
 pub mod config;
 mod dead;
-mod dns;
 pub(crate) mod forwarding;
 mod held;
 mod left;
@@ -36,7 +35,6 @@ use crate::bpf::placement::{PathMark, PlacementPrograms, PlacementRule, Placemen
 use crate::bpf::tries::{Entries, Shared};
 use crate::bpf::{self, ProgramGroup, SteerMode};
 use crate::host::cgroup;
-use crate::host::name_servers::name_servers;
 use crate::netlink;
 use crate::topology::{Kind, PathMasks, Placed, Topology};
 use config::{NewFlows, PlacementConfig, RuleConfig, RuleUse, SpreadBy};
@@ -78,12 +76,8 @@ pub struct Placer {
     /// Bits of the paths that deliver at all.
     alive: u64,
     dead: Dead,
-    /// Destinations that no uplink's default route decides about, and the groups of the others.
+    /// Destinations that no uplink's default route decides about.
     not_ours: Vec<IpNet>,
-    groups: Vec<ProgramGroup>,
-    /// The DNS servers that this host asks, and what was said of them.
-    name_servers: BTreeSet<IpAddr>,
-    said_dns: Option<String>,
     /// Networks that the uplinks' addresses are in.
     uplink_nets: Vec<IpNet>,
     mode: SteerMode,
@@ -137,9 +131,6 @@ impl Placer {
             alive: 0,
             dead: Dead::default(),
             not_ours: Vec::new(),
-            groups: Vec::new(),
-            name_servers: BTreeSet::new(),
-            said_dns: None,
             uplink_nets: Vec::new(),
             mode: SteerMode::Pass,
             forwarding: Forwarding::default(),
@@ -225,19 +216,17 @@ impl Placer {
         self.closed = closed;
         self.programs.set_paths(&marks);
         self.dead.retain(|id| marks.contains_key(&id));
-        self.name_servers = name_servers();
-        let (groups, not_ours) = destinations(topology, groups, &self.name_servers);
+        let (groups, not_ours) = destinations(topology, groups);
         self.uplink_nets.clone_from(&topology.uplink_nets);
         self.write_nets();
         self.programs
             .set_topology(&groups, &not_ours, &topology.fib_rules)
             .context("cannot write the routes of new flows to the program's tables")?;
-        (self.groups, self.not_ours) = (groups, not_ours);
+        self.not_ours = not_ours;
         self.known.clone_from(known);
         self.look_at_rules();
         self.say_suspended(topology);
         self.say_left();
-        self.say_dns();
         self.forwarding.follow(topology);
         self.look_at_forwarding();
         Ok(())
@@ -261,7 +250,7 @@ impl Placer {
         topology: &Topology,
         groups: &[ProgramGroup],
     ) -> (Shared, Entries) {
-        let (groups, not_ours) = destinations(topology, groups, &self.name_servers);
+        let (groups, not_ours) = destinations(topology, groups);
         let wanted = bpf::destinations(&groups, &not_ours);
         (self.programs.dests(), wanted)
     }
@@ -316,7 +305,6 @@ impl Placer {
         if let Err(e) = self.follow_cgroup() {
             debug!("{e:#}");
         }
-        self.look_at_name_servers();
         self.look_at_forwarding();
     }
 
@@ -524,11 +512,7 @@ fn marks_of(uplinks: &BTreeMap<usize, Uplink>) -> Vec<(usize, u32)> {
 
 /// Groups with the destinations of new flows that choose, which is default routes only, and all other
 /// prefixes as not ours.
-fn destinations(
-    topology: &Topology,
-    groups: &[ProgramGroup],
-    name_servers: &BTreeSet<IpAddr>,
-) -> (Vec<ProgramGroup>, Vec<IpNet>) {
+fn destinations(topology: &Topology, groups: &[ProgramGroup]) -> (Vec<ProgramGroup>, Vec<IpNet>) {
     let mut not_ours = topology.not_ours.clone();
     let mut ours = Vec::new();
     for (group, config) in topology.groups.iter().zip(groups) {
@@ -539,11 +523,7 @@ fn destinations(
         ours.push(ProgramGroup {
             members: config.members.clone(),
             prefixes: choose,
-            dns_servers: Vec::new(),
         });
-    }
-    for group in &mut ours {
-        group.dns_servers = dns::servers_of(group, &not_ours, name_servers);
     }
     (ours, not_ours)
 }

@@ -34,9 +34,6 @@ pub struct PlacementStatus {
     /// What of new flows is left to the kernel, each with the reason.
     #[serde(default)]
     pub left: Vec<String>,
-    /// That flows to the DNS servers of this host are left to it, and which these are.
-    #[serde(default)]
-    pub dns: Option<String>,
     /// Rules that are not in force, each with the reason.
     pub unresolved: Vec<String>,
     /// TCP connections on dead uplinks that were reset.
@@ -76,7 +73,6 @@ impl Placer {
             left: (self.said_left.iter().chain(&self.forwarding.left))
                 .cloned()
                 .collect(),
-            dns: self.said_dns.clone(),
             unresolved: self.unresolved.clone(),
             connections_reset: self.dead.reset as u64,
             suspended: self.suspensions.families.clone(),

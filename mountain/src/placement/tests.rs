@@ -29,18 +29,11 @@ fn only_default_routes_of_groups_that_start_are_destinations() {
     let configs = [3, 4].map(|path| ProgramGroup {
         members: vec![(path, 1)],
         prefixes: nets(&["10.9.0.0/16"]),
-        ..ProgramGroup::default()
     });
-    let servers = ["10.1.2.3", "192.0.2.53", "198.51.100.53", "2001:db8::53"];
-    let servers = servers.map(|server| server.parse().unwrap()).into();
-    let (groups, not_ours) = destinations(&topology, &configs, &servers);
+    let (groups, not_ours) = destinations(&topology, &configs);
     assert_eq!(groups[0].prefixes, nets(&["0.0.0.0/0"]));
     assert_eq!(groups[0].members, [(3, 1)]);
-    assert_eq!(groups[0].dns_servers, nets(&["198.51.100.53/32"]));
-    assert_eq!(
-        (&groups[1].prefixes[..], &groups[1].dns_servers[..]),
-        (&[][..], &[][..])
-    );
+    assert_eq!(groups[1].prefixes, []);
     assert_eq!(not_ours, nets(&["192.0.2.0/24", "10.0.0.0/8", "::/0"]));
 }
 

@@ -112,7 +112,6 @@ fn next_hops_that_are_the_same_on_the_wire_are_told_apart_by_the_route() {
         groups.push(ProgramGroup {
             members: vec![(4, inv_weight(1)), (5, inv_weight(1))],
             prefixes: vec!["10.99.0.0/16".parse().unwrap()],
-            ..ProgramGroup::default()
         });
         rig.regroup(&groups, &[], &all_but(&[]));
         rig.masks(only(1));

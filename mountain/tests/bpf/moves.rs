@@ -100,7 +100,6 @@ impl RandomGroup {
         let group = ProgramGroup {
             members: self.members.clone(),
             prefixes: vec![prefix.parse().unwrap()],
-            ..ProgramGroup::default()
         };
         rig.regroup(&[group], &[], &all_but(&[]));
         let masks = Masks {

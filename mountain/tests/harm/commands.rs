@@ -53,7 +53,7 @@ fn a_status_shows_flows_that_were_placed_and_plain_probes_as_round_trips() {
         // Nobody has to answer: the choice is taken when the socket connects.
         let _ = net.client.with(|| {
             let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
-            let connected = socket.connect("10.98.1.1:9");
+            let connected = socket.connect("198.18.98.1:9");
             connected.and_then(|()| socket.send(b"x"))
         });
         let paths = net.client.status().paths;
@@ -260,8 +260,8 @@ fn a_check_reads_the_configuration_as_up_would() {
     for (text, told, fails) in [
         ("[[path]]\ndev = \"nope0\"\n", "path 1 (nope0)", false),
         (
-            "[[path]]\ndev = \"u0\"\nprobe_target = \"10.98.1.1\"\n",
-            "u0 is measured to 10.98.1.1, u1 to its gateway",
+            "[[path]]\ndev = \"u0\"\nprobe_target = \"198.18.98.1\"\n",
+            "u0 is measured to 198.18.98.1, u1 to its gateway",
             false,
         ),
         (
@@ -275,7 +275,7 @@ fn a_check_reads_the_configuration_as_up_would() {
             true,
         ),
         (
-            "[steer]\nroutes = [\"10.98.0.0/16\"]\n",
+            "[steer]\nroutes = [\"198.18.0.0/16\"]\n",
             "no multipath route",
             true,
         ),
@@ -292,7 +292,7 @@ fn a_check_reads_the_configuration_as_up_would() {
 fn what_stands_for_more_than_it_says_is_refused() {
     let net = Net::new();
     for (from, to) in [
-        ("10.30.0.255:80", "10.98.1.1:80"),
+        ("10.30.0.255:80", "198.18.98.1:80"),
         ("10.30.0.1:80", "10.30.1.255:80"),
     ] {
         let rule = format!("--proto udp --from {from} --to {to}");
@@ -301,8 +301,11 @@ fn what_stands_for_more_than_it_says_is_refused() {
                 .mountain_fails(&format!("{command} {rule}"), "is the broadcast address");
         }
     }
-    for command in ["up --route 10.98.1.1/16", "cc enable --route 10.98.1.1/16"] {
-        net.client.mountain_fails(command, "write 10.98.0.0/16");
+    for command in [
+        "up --route 198.18.98.1/16",
+        "cc enable --route 198.18.98.1/16",
+    ] {
+        net.client.mountain_fails(command, "write 198.18.0.0/16");
     }
 }
 

@@ -25,8 +25,8 @@ pub const U1: &str = "10.30.1.1";
 /// Two uplinks with addresses of their own, and default routes that differ in metric.
 pub fn two_providers() -> Net {
     let net = Net::new();
-    net.client.ip("route del 10.98.1.0/24");
-    net.client.ip("-6 route del fd98:1::/64");
+    net.client.ip("route del 198.18.98.0/24");
+    net.client.ip("-6 route del 2001:db8:98::/64");
     for (i, metric) in [(0, 100), (1, 600)] {
         let route = format!("default via 10.30.{i}.2 dev u{i} metric {metric}");
         net.client.ip(&format!("route add {route}"));
@@ -35,8 +35,14 @@ pub fn two_providers() -> Net {
     net
 }
 
+/// Has flows to one server spread: it stands for all.
+const SPREAD: &str = "[placement]\nspread = \"flow\"\n";
+
 pub fn up(net: &Net) {
-    net.client.mountain_ok("up --adopt");
+    let config = config(SPREAD);
+    let path = config.path().display();
+    net.client
+        .mountain_ok(&format!("up --adopt --config {path}"));
     for device in ["u0", "u1"] {
         net.wait_used(device);
     }
@@ -111,7 +117,7 @@ fn datagrams_under_way_keep_their_address_when_mountain_starts() {
 #[test]
 fn no_flow_starts_on_a_metered_uplink_while_another_is_good() {
     let net = two_providers();
-    let config = config("[[path]]\ndev = \"u1\"\nmetered = true\n");
+    let config = config(&format!("{SPREAD}[[path]]\ndev = \"u1\"\nmetered = true\n"));
     let path = config.path().display();
     // Nothing of that would arrive when it is used.
     let rule = "oifname u1 udp dport 9 drop";
@@ -223,7 +229,7 @@ fn only_a_rule_that_names_an_uplink_goes_before_a_firewall_that_tells_them_apart
     let rule = |port, wants| {
         format!("[[rule]]\nmatch = {{ proto = \"udp\", ports = {port} }}\nuse = \"{wants}\"\n")
     };
-    let config = config(&(rule(5353, "steadiest") + &rule(5354, "u1")));
+    let config = config(&(SPREAD.to_owned() + &rule(5353, "steadiest") + &rule(5354, "u1")));
     client.mountain_ok(&format!("up --adopt --config {}", config.path().display()));
     for device in ["u0", "u1"] {
         net.wait_used(device);

@@ -69,7 +69,13 @@ else
     [[ $again == nothing* ]] || { echo "found once more: $again" >&2; exit 1; }
 fi
 for pid in $running; do
-    if kill -0 "$pid" 2>/dev/null; then echo "a daemon still runs: $pid" >&2; exit 1; fi
+    # One that has ended is there until this shell, the first process, has waited for it.
+    for i in {1..50}; do
+        kill -0 "$pid" 2>/dev/null || continue 2
+        sleep 0.1
+    done
+    echo "a daemon still runs: $pid" >&2
+    exit 1
 done
 for ns in /run/netns/running /run/netns/killed $unnamed; do
     left=$(left_in $ns)

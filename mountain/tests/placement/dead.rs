@@ -155,12 +155,12 @@ fn neighbours_are_left_alone_and_everybody_while_the_kernel_decides() {
     let _serving = serve(&net.providers, 7101);
     net.up();
     wait_until("the neighbour answers", LEAVE, || {
-        let seen = net.flows().open_at("tcp", NEAR, 7101);
+        let seen = net.flows().open_at("tcp", 1, (NEAR, 7101));
         seen[0].server.is_some()
     });
     net.home.mountain_ok("policy ecmp");
     let (mut near, mut far) = (net.flows(), net.flows());
-    assert!(near.open_at("tcp", NEAR, 7101)[0].server.is_some());
+    assert!(near.open_at("tcp", 1, (NEAR, 7101))[0].server.is_some());
     let opened = far.open_with("tcp", EACH, SERVER[0], "bind=10.41.0.2");
     assert_eq!(by_uplink(&opened), [0, EACH]);
     net.blackhole(1);

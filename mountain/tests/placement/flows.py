@@ -2,8 +2,8 @@
 """Opens flows and asks over them where they seem to come from; told what to do line by line.
 
 open KIND COUNT SERVER PORT [bind=ADDRESS[:PORT]] [dev=NAME] [out=NAME] [info=NAME] [mark=N]
-                        KIND: tcp, udp (connected), msg; out: IP_UNICAST_IF, IPV6_UNICAST_IF;
-                        info: IPV6_PKTINFO, for all packets
+                        KIND: tcp, mptcp, udp (connected), msg; out: IP_UNICAST_IF, IPV6_UNICAST_IF;
+                        info: IPV6_PKTINFO, for all packets; prefer: IPV6_ADDR_PREFERENCES
 ask                     asks over every open flow
 again SERVER PORT [...] connects every udp flow anew, after it was dissolved; options as for open
 errors                  says how flows have ended: [[own address, name of the error, or null], ...]
@@ -42,13 +42,17 @@ def choose(s, server, options):
             index = socket.if_nametoindex(value)
             device = bytes(16) + index.to_bytes(4, sys.byteorder)
             s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, device)
+        elif key == "prefer":
+            s.setsockopt(socket.IPPROTO_IPV6, 72, int(value))
         elif key == "mark":
             s.setsockopt(socket.SOL_SOCKET, 36, int(value, 0))
 
 
 def open_flow(kind, server, port, options):
     family = socket.AF_INET6 if ":" in server else socket.AF_INET
-    s = socket.socket(family, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM)
+    is_stream = kind in ("tcp", "mptcp")
+    proto = socket.IPPROTO_MPTCP if kind == "mptcp" else 0
+    s = socket.socket(family, socket.SOCK_STREAM if is_stream else socket.SOCK_DGRAM, proto)
     s.setblocking(False)
     choose(s, server, options)
     if kind != "msg":
@@ -100,7 +104,7 @@ def ask(wait=1.2):
         now = time.monotonic()
         for flow in flows:
             # Datagrams once more in case one was lost; a stream as soon as it is connected.
-            again = flow["sent"] == 0 or (flow["kind"] != "tcp" and now - flow["sent"] > 0.4)
+            again = flow["sent"] == 0 or (not flow["kind"].endswith("tcp") and now - flow["sent"] > 0.4)
             if flow["seen"] is None and again and send(flow):
                 flow["sent"] = now
         readable, _, _ = select.select([f["socket"] for f in flows], [], [], 0.02)

@@ -172,8 +172,8 @@ fn sockets_that_have_chosen_stay_with_their_choice() {
         }
     }
     // Nor do those of other namespaces.
-    let near = net.flows_in(&net.server).open("udp", 4, "10.50.0.1");
-    assert!(near.iter().all(|f| f.own == "10.50.0.2"), "{near:?}");
+    let near = net.flows_in(&net.server).open("udp", 4, "198.18.50.1");
+    assert!(near.iter().all(|f| f.own == "198.18.50.2"), "{near:?}");
     assert_eq!(net.counter("placed_connect"), 0, "none of these was placed");
     net.blackhole(0);
     let mut flows = net.flows();
@@ -206,6 +206,11 @@ fn sockets_that_have_chosen_stay_with_their_choice() {
     // Its address leads out by its uplink.
     let bound = flows.open_with("tcp", 2, SERVER[0], "bind=10.41.0.2");
     assert_eq!(by_uplink(&bound), [0, 2]);
+    // Which address is a temporary one, only the kernel knows.
+    net.wait_good();
+    let temporary = net.flows().open_with("msg", EACH, SERVER[1], "prefer=1");
+    assert_eq!(by_uplink(&temporary), [EACH, 0]);
+    assert_by_both(&net.flows().open_with("udp", EACH, SERVER[1], "prefer=1"));
     assert_eq!(net.refused(), 0);
 }
 
@@ -454,15 +459,15 @@ fn connections_from_outside_are_answered_by_the_uplink_that_they_came_by() {
     let net = Home::new().with_lan().running();
     let lan = net.lan.as_ref().unwrap();
     let _serving = serve(lan, PORT);
-    net.server.ip("route add 10.41.0.0/24 via 10.50.0.1");
-    net.server.ip("route add 10.40.0.0/24 via 10.50.0.1");
+    net.server.ip("route add 10.41.0.0/24 via 198.18.50.1");
+    net.server.ip("route add 10.40.0.0/24 via 198.18.50.1");
     let mut outside = net.flows_in(&net.server);
     let mut answered = Vec::new();
     for address in OWN[0] {
         wait_until("the server on the inner network answers", LEAVE, || {
-            let seen = outside.open_at("tcp", address, 8080);
+            let seen = outside.open_at("tcp", 1, (address, 8080));
             answered.push(seen[0].server.clone());
-            seen[0].server.as_deref() == Some("10.50.0.2")
+            seen[0].server.as_deref() == Some("198.18.50.2")
         });
     }
     let all = outside.ask();
@@ -474,7 +479,7 @@ fn connections_from_outside_are_answered_by_the_uplink_that_they_came_by() {
 #[test]
 fn rules_say_which_path() {
     let net = Home::with_config(
-        "[[rule]]\nmatch = { proto = \"tcp\", ports = 7100, prefix = \"10.50.0.0/24\" }\nuse = \"u1\"\n\
+        "[[rule]]\nmatch = { proto = \"tcp\", ports = 7100, prefix = \"198.18.50.0/24\" }\nuse = \"u1\"\n\
          [[rule]]\nmatch = { uid = 0, proto = \"udp\" }\nuse = \"nonesuch\"\n",
     ).running();
     let mut flows = net.flows();

@@ -5,11 +5,11 @@
 mod support;
 
 mod dead;
-mod dns;
 mod flows;
 mod lost;
 mod marks;
 mod net;
 mod programs;
+mod provider;
 mod reload;
 mod routing;

@@ -2,17 +2,16 @@
 //! A home with two providers.
 //!
 //! ```text
-//!            u0 10.40.0.2 ── r0 10.40.0.1            w 10.50.0.1 ── 10.50.0.2
+//!            u0 10.40.0.2 ── r0 10.40.0.1            w 198.18.50.1 ── 198.18.50.2
 //!   [lan] ── home                          providers                  server
 //!            u1 10.41.0.2 ── r1 10.41.0.1
 //! ```
 //!
-//! Likewise fd40::, fd41::, fd50::. The providers accept nothing but the address that they gave out, and
-//! translate it: to the server what comes by u0 is from 10.50.0.10, what comes by u1 from 10.50.0.11.
+//! Likewise fd40::, fd41::, 2001:db8:50::. The providers accept nothing but the address that they gave out, and
+//! translate it: to the server what comes by u0 is from 198.18.50.10, what comes by u1 from 198.18.50.11.
 //! Both default routes of the home are there, with metrics 100 and 600.
 
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
@@ -29,11 +28,14 @@ pub const PORT: u16 = 7100;
 pub const EACH: usize = 40;
 /// What [`Flows::open`] opens.
 pub const KINDS: [&str; 3] = ["tcp", "udp", "msg"];
-pub const SERVER: [&str; 2] = ["10.50.0.2", "fd50::2"];
+pub const SERVER: [&str; 2] = ["198.18.50.2", "2001:db8:50::2"];
 const FLOWS: &str = include_str!("flows.py");
 
 /// What the server sees of a flow by each uplink, of each family.
-pub const SEEN: [[&str; 2]; 2] = [["10.50.0.10", "10.50.0.11"], ["fd50::10", "fd50::11"]];
+pub const SEEN: [[&str; 2]; 2] = [
+    ["198.18.50.10", "198.18.50.11"],
+    ["2001:db8:50::10", "2001:db8:50::11"],
+];
 /// The home's address on each uplink.
 pub const OWN: [[&str; 2]; 2] = [["10.40.0.2", "10.41.0.2"], ["fd40::2", "fd41::2"]];
 
@@ -52,8 +54,13 @@ impl Home {
         Self::with_config("")
     }
 
-    /// `more`: further lines of the configuration.
+    /// `more`: further lines of the configuration, those of `[placement]` first. Flows to one server spread.
     pub fn with_config(more: &str) -> Self {
+        Self::by_default(&format!("spread = \"flow\"\n{more}"))
+    }
+
+    /// The same, but flows go where they do by default.
+    pub fn by_default(more: &str) -> Self {
         let (home, providers, server) = (Ns::new("h"), Ns::new("p"), Ns::new("s"));
         let cgroup = Cgroup::new("placed");
         for ns in [&home, &providers] {
@@ -62,13 +69,13 @@ impl Home {
         }
         providers.sysctl("net.ipv4.ip_forward", "1");
         providers.sysctl("net.ipv6.conf.all.forwarding", "1");
-        let exits = "10.50.0.1/24 10.50.0.10/24 10.50.0.11/24 fd50::1/64 fd50::10/64 fd50::11/64";
+        let exits = "198.18.50.1/24 198.18.50.10/24 198.18.50.11/24 2001:db8:50::1/64 2001:db8:50::10/64 2001:db8:50::11/64";
         let exits: Vec<&str> = exits.split(' ').collect();
-        let end: (_, &[&str]) = ("w", &["10.50.0.2/24", "fd50::2/64"]);
+        let end: (_, &[&str]) = ("w", &["198.18.50.2/24", "2001:db8:50::2/64"]);
         providers.wire(("w", &exits), &server, end);
         let group = cgroup.path().display();
         let config = config(&format!(
-            "[start]\ncgroup = \"{group}\"\nadopt = true\n{more}"
+            "[placement]\ncgroup = \"{group}\"\nadopt = true\n{more}"
         ));
         let serving = serve(&server, PORT);
         let net = Self {
@@ -118,8 +125,8 @@ impl Home {
                iifname rI ip6 saddr != { ::, fd4I::2, fe80::/10 } counter drop\n",
         );
         let nat = each(
-            "  oifname w ip saddr 10.4I.0.2 snat to 10.50.0.1I\n  \
-               oifname w ip6 saddr fd4I::2 snat to fd50::1I\n",
+            "  oifname w ip saddr 10.4I.0.2 snat to 198.18.50.1I\n  \
+               oifname w ip6 saddr fd4I::2 snat to 2001:db8:50::1I\n",
         );
         let rules = format!(
             "table inet providers {{\n chain strict {{\n  \
@@ -187,18 +194,6 @@ impl Home {
         let mut up = self.home.command(MOUNTAIN);
         up.args(["up", "--config"]).arg(self.config.path());
         let output = up.env("PATH", folders).output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-    }
-
-    /// `mountain up` that finds this file as /etc/resolv.conf.
-    pub fn start_with_resolv_conf(&self, file: &Path) {
-        let script = format!(
-            "mount --bind {} /etc/resolv.conf && exec {MOUNTAIN} up --config {}",
-            file.display(),
-            self.config.path().display()
-        );
-        let args = ["--mount", "sh", "-c", &script];
-        let output = self.home.output("unshare", &args);
         assert!(output.status.success(), "{output:?}");
     }
 
@@ -344,7 +339,7 @@ impl Flows {
         serde_json::from_str(&answer).expect("an answer of flows.py")
     }
 
-    /// Opens flows to the server and asks over them; `kind` is `tcp`, `udp` or `msg` (not connected).
+    /// Opens flows to the server and asks over them; `kind` is `tcp`, `mptcp`, `udp` or `msg` (not connected).
     pub fn open(&mut self, kind: &str, count: usize, server: &str) -> Vec<Seen> {
         self.open_with(kind, count, server, "")
     }
@@ -352,8 +347,14 @@ impl Flows {
     /// Opens flows as [`Self::open`]: so many are answered by each uplink.
     #[track_caller]
     pub fn assert_opens(&mut self, kind: &str, count: usize, server: &str, by: [usize; 2]) {
-        let opened = self.open(kind, count, server);
-        assert_eq!(by_uplink(&opened), by, "{kind} to {server}: {opened:?}");
+        self.assert_opens_at(kind, count, (server, PORT), by);
+    }
+
+    /// The same to another port.
+    #[track_caller]
+    pub fn assert_opens_at(&mut self, kind: &str, count: usize, to: (&str, u16), by: [usize; 2]) {
+        let opened = self.open_at(kind, count, to);
+        assert_eq!(by_uplink(&opened), by, "{kind} to {to:?}: {opened:?}");
     }
 
     /// The same of all kinds.
@@ -386,8 +387,8 @@ impl Flows {
         self.tell(&format!("open {kind} {count} {server} {PORT} {options}"))
     }
 
-    pub fn open_at(&mut self, kind: &str, server: &str, port: u16) -> Vec<Seen> {
-        self.tell(&format!("open {kind} 1 {server} {port}"))
+    pub fn open_at(&mut self, kind: &str, count: usize, to: (&str, u16)) -> Vec<Seen> {
+        self.tell(&format!("open {kind} {count} {} {}", to.0, to.1))
     }
 
     /// Asks over all open flows.

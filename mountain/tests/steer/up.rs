@@ -142,11 +142,11 @@ fn sockets_that_chose_their_uplink_stay() {
 #[test]
 fn an_fwmark_rule_and_a_more_specific_route_keep_their_packets() {
     let net = Net::new();
-    net.server.ip("addr add 10.98.1.77/32 dev lo");
+    net.server.ip("addr add 198.18.98.77/32 dev lo");
     for line in [
         "rule add fwmark 0xca6c lookup 88 priority 90",
         "route add default via 10.30.1.2 dev u1 table 88",
-        "route add 10.98.1.64/26 via 10.30.1.2 dev u1 src 10.98.0.1",
+        "route add 198.18.98.64/26 via 10.30.1.2 dev u1 src 10.98.0.1",
     ] {
         net.client.ip(line);
     }
@@ -154,9 +154,9 @@ fn an_fwmark_rule_and_a_more_specific_route_keep_their_packets() {
     net.wait_good();
     net.lose(1);
     let ping = |args| net.client.pings(&format!("-c 3 -i 0.1 -W 1 {args}"));
-    let marked = ping("-m 51820 10.98.1.1");
+    let marked = ping("-m 51820 198.18.98.1");
     assert!(!marked, "marked packets stay on u1, into the black hole");
-    assert!(!ping("10.98.1.77"), "the more specific route stays on u1");
+    assert!(!ping("198.18.98.77"), "the more specific route stays on u1");
     assert!(ping(SERVER4), "others do not");
 }
 
@@ -200,7 +200,7 @@ fn large_packets_keep_working_when_the_other_path_is_smaller() {
     let net = Net::new();
     // The server's packets all come by the first path, and would not fit if that were the small one.
     let (large, small) = (0, 1);
-    let server = server_by(&net, large, "10.98.1.");
+    let server = server_by(&net, large, "198.18.98.");
     net.client.ip(&format!("link set u{small} mtu 1280"));
     let ping = |args: &str| answered(&net, args, &server);
     net.steer();
@@ -220,7 +220,7 @@ fn large_packets_keep_working_when_the_other_path_is_smaller() {
 #[test]
 fn a_smaller_mtu_of_ipv6_is_followed_though_nothing_announces_it() {
     let net = Net::new();
-    let server = server_by(&net, 0, "fd98:1::");
+    let server = server_by(&net, 0, "2001:db8:98::");
     let ping = |args: &str| answered(&net, args, &server);
     net.steer();
     net.lose(0);
@@ -286,7 +286,7 @@ fn a_device_that_is_deleted_and_made_again_is_adopted_again() {
     });
     // The kernel drops an IPv4 multipath route with the first of its devices that is deleted.
     net.client
-        .ip("route replace 10.98.1.0/24 src 10.98.0.1 via 10.30.0.2 dev u0");
+        .ip("route replace 198.18.98.0/24 src 10.98.0.1 via 10.30.0.2 dev u0");
     traffic.during(HALF).assert_by(0, "u0 alone");
     net.join(1);
     net.multipath();
@@ -320,8 +320,8 @@ fn a_link_flap_moves_traffic_away_and_back() {
 /// Leaves one next hop of IPv4 and none of IPv6, as while BGP gives up a next hop and takes it again.
 fn without_multipath(net: &Net) {
     net.client
-        .ip("route replace 10.98.1.0/24 src 10.98.0.1 via 10.30.0.2 dev u0");
-    net.client.ip("-6 route del fd98:1::/64");
+        .ip("route replace 198.18.98.0/24 src 10.98.0.1 via 10.30.0.2 dev u0");
+    net.client.ip("-6 route del 2001:db8:98::/64");
     wait_until("nothing is steered", LEAVE, || {
         net.client.status().paths.is_empty()
     });
@@ -374,7 +374,7 @@ fn a_path_that_is_dead_when_its_routes_come_back_is_left() {
 #[test]
 fn an_idle_host_is_probed_seldom_until_something_is_sent() {
     let net = Net::new();
-    net.client.ip("-6 route del fd98:1::/64");
+    net.client.ip("-6 route del 2001:db8:98::/64");
     net.up();
     net.wait_used("u0");
     net.wait_used("u1");

@@ -186,7 +186,6 @@ pub fn steer(flow_entries: u32, only_routed: bool) -> Result<Steer> {
     let group = ProgramGroup {
         members: vec![(0, inv_weight(1)), (1, inv_weight(1))],
         prefixes: vec![format!("{SERVER}/32").parse()?],
-        ..ProgramGroup::default()
     };
     steer.set_topology(
         &[group],

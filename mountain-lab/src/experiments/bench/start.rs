@@ -3,7 +3,7 @@
 //! connection. All that `mountain up` adds is compared with none of it.
 //!
 //! ```text
-//! inner 192.168.7.2 ── 192.168.7.1 home 10.40.0.2 ── 10.40.0.1 far, with 10.50.0.2
+//! inner 192.168.7.2 ── 192.168.7.1 home 10.40.0.2 ── 10.40.0.1 far, with 198.18.50.2
 //!                                       10.41.0.2 ── 10.41.0.1
 //! ```
 
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{ensure, Result};
 use mountain::bpf::{PathMasks as Masks, ProgramGroup, SteerMode};
 use mountain::config::Config;
+use mountain::placement::config::SpreadBy;
 use mountain::placement::{PlacementPath, Placer};
 use mountain::steer::rendezvous::{inv_weight, path_salt};
 use mountain::topology::{read_topology_blocking, Filter};
@@ -30,7 +31,7 @@ use crate::emulate::wire::lan;
 
 const INNER: Ipv4Addr = Ipv4Addr::new(192, 168, 7, 2);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(192, 168, 7, 1);
-const FAR: Ipv4Addr = Ipv4Addr::new(10, 50, 0, 2);
+const FAR: Ipv4Addr = Ipv4Addr::new(198, 18, 50, 2);
 
 /// Limits of the checks.
 const MAX_CONNECT_NS: f64 = 5_000.0;
@@ -92,7 +93,6 @@ impl Home {
         let groups = [ProgramGroup {
             members: members.map(|m| (m.path, inv_weight(m.weight))).collect(),
             prefixes: group.prefixes.clone(),
-            ..ProgramGroup::default()
         }];
         let known = |(index, path): (usize, &mountain::topology::Path)| {
             let name = path.ifname.clone();
@@ -103,6 +103,7 @@ impl Home {
             topology.paths.iter().enumerate().map(known).collect();
         let mut config = Config::default();
         config.placement.cgroup = Some(cgroup.path().to_owned());
+        config.placement.spread = SpreadBy::Flow;
         let mut placer = Placer::new(&config.placement, &config.rule)?;
         placer.update(&topology, &groups, &known)?;
         let both = Masks {

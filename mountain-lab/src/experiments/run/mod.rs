@@ -303,7 +303,9 @@ fn product_config(scenario: &Scenario, hosts: &Hosts, server: bool) -> String {
 /// Flows choose when they start in scenarios that are about that, of sockets in the run's own cgroup.
 fn start_config(cgroup: Option<&Cgroup>) -> String {
     match cgroup.map(|cgroup| cgroup.path().display()) {
-        Some(path) => format!("\n[placement]\nadopt = true\ncgroup = \"{path}\"\n"),
+        Some(path) => {
+            format!("\n[placement]\nadopt = true\nspread = \"flow\"\ncgroup = \"{path}\"\n")
+        }
         None => "\n[placement]\nenabled = false\n".to_owned(),
     }
 }

@@ -190,7 +190,6 @@ pub fn rig_groups() -> Vec<ProgramGroup> {
     let group = |first: usize, prefix: &str| ProgramGroup {
         members: vec![(first, inv_weight(1)), (first + 1, inv_weight(1))],
         prefixes: vec![prefix.parse().unwrap()],
-        ..ProgramGroup::default()
     };
     vec![group(0, "0.0.0.0/0"), group(2, "::/0")]
 }

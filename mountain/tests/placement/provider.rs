@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Two providers, and what only one of them may have: private networks, DNS servers. Such flows are left to the kernel,
+//! and so is MPTCP.
+
+use crate::net::*;
+use crate::support::*;
+
+/// Destinations that the first provider leads to the server, and their ports.
+const ITS_OWN: [(&str, u16); 6] = [
+    ("192.168.100.1", PORT),
+    ("fd98::1", PORT),
+    ("64:ff9b::c633:6401", PORT),
+    ("64:ff9b:1::c633:6401", PORT),
+    (SERVER[0], 53),
+    (SERVER[1], 853),
+];
+/// Some that look like these.
+const OTHERS: [&str; 2] = ["192.169.100.1", "64:ff9b:2::c633:6401"];
+
+/// Has both providers lead all of these to the server: by which a flow came tells where it was placed.
+fn lead_there(net: &Home) {
+    let mut rules = String::new();
+    let served = ITS_OWN.iter().map(|(address, _)| *address);
+    for address in served.chain(OTHERS) {
+        let (family, server) = match address.contains(':') {
+            false => ("ip", SERVER[0]),
+            true => ("ip6", SERVER[1]),
+        };
+        let to = match family {
+            "ip" => format!("{server}:{PORT}"),
+            _ => format!("[{server}]:{PORT}"),
+        };
+        rules += &format!("  {family} daddr {address} meta l4proto {{ tcp, udp }} dnat to {to}\n");
+    }
+    net.providers
+        .chain("inet led in", "nat hook prerouting priority dstnat", &rules);
+}
+
+/// So many flows of each kind to each of them come by each uplink, forwarded ones too.
+#[track_caller]
+fn assert_placed(net: &Home, count: usize, by: [usize; 2]) {
+    for (address, port) in ITS_OWN {
+        for kind in KINDS {
+            net.flows()
+                .assert_opens_at(kind, count, (address, port), by);
+        }
+        for kind in ["tcp", "udp"] {
+            let mut flows = net.inner_flows();
+            flows.assert_opens_at(kind, count, (address, port), by);
+        }
+    }
+}
+
+fn lose_the_kernels_uplink(net: &Home) {
+    net.blackhole(0);
+    wait_until("the kernel's uplink is dead", LEAVE, || {
+        let is_dead = |ipv6: bool| net.path(0, ipv6).judged.state == "dead";
+        [false, true].into_iter().all(is_dead)
+    });
+}
+
+#[test]
+fn what_may_be_a_providers_own_is_left_to_the_kernel_while_its_uplink_is_alive() {
+    let net = Home::new().with_lan().running();
+    lead_there(&net);
+    net.wait_forwarding();
+    assert_placed(&net, 8, [8, 0]);
+    let counted = net.counter("pass_provider");
+    assert!(counted >= 6 * 5 * 8, "{counted}");
+    let said = net.home.run(&format!("{MOUNTAIN} status"));
+    let expected = "left to the kernel: flows to private networks and DNS servers";
+    assert_has(&said, &[expected]);
+    for address in SERVER.into_iter().chain(OTHERS) {
+        net.flows().open_by_both(&KINDS, address);
+        net.inner_flows().open_by_both(&["tcp", "udp"], address);
+    }
+
+    let mut resolver = net.flows();
+    resolver.assert_opens_at("msg", 1, ITS_OWN[4], [1, 0]);
+    lose_the_kernels_uplink(&net);
+    assert_placed(&net, 4, [0, 4]);
+    assert_eq!(by_uplink(&resolver.ask()), [0, 1]);
+    net.no_blackhole();
+    net.wait_good();
+    assert_placed(&net, 8, [8, 0]);
+    assert_eq!(by_uplink(&resolver.ask()), [1, 0], "a socket that asks on");
+    assert_eq!(net.refused(), 0);
+}
+
+#[test]
+fn a_rule_decides_about_that_too() {
+    let rules = "[[rule]]\nmatch = { ports = 53 }\nuse = \"steadiest\"\n\
+                 [[rule]]\nmatch = { prefix = \"192.168.0.0/16\" }\nuse = \"u1\"\n";
+    let net = Home::with_config(rules).running();
+    lead_there(&net);
+    for kind in KINDS {
+        let opened = net.flows().open_at(kind, EACH, (SERVER[0], 53));
+        assert_by_both(&opened);
+        let mut flows = net.flows();
+        flows.assert_opens_at(kind, 8, (ITS_OWN[0].0, PORT), [0, 8]);
+        flows.assert_opens_at(kind, 8, (ITS_OWN[1].0, PORT), [8, 0]);
+    }
+}
+
+/// Neither is a destination with a route of its own, nor one behind a default route with several next hops.
+#[test]
+fn other_routes_are_not_concerned() {
+    let net = Home::new();
+    lead_there(&net);
+    let near = ITS_OWN[0].0;
+    net.home
+        .ip(&format!("route add {near} via 10.41.0.1 dev u1"));
+    for family in ["-4", "-6"] {
+        net.home.ip(&format!("{family} route flush default"));
+    }
+    net.home
+        .ip("route add default nexthop via 10.40.0.1 dev u0 nexthop via 10.41.0.1 dev u1");
+    net.home
+        .ip("-6 route add default nexthop via fd40::1 dev u0 nexthop via fd41::1 dev u1");
+    net.up();
+    let mut flows = net.flows();
+    for kind in KINDS {
+        flows.assert_opens_at(kind, 8, (near, PORT), [0, 8]);
+        for address in &ITS_OWN[1..] {
+            assert_by_both(&net.flows().open_at(kind, EACH, *address));
+        }
+    }
+    assert_eq!(net.counter("pass_provider"), 0);
+    let said = net.home.run(&format!("{MOUNTAIN} status"));
+    assert!(!said.contains("private networks"), "{said}");
+}
+
+#[test]
+fn mptcp_starts_where_the_kernel_has_it() {
+    let net = Home::new().running();
+    for server in SERVER {
+        net.flows().assert_opens("mptcp", EACH, server, [EACH, 0]);
+    }
+    assert_eq!(net.counter("pass_mptcp"), 2 * EACH as u64);
+    net.flows().open_by_both(&["tcp"], SERVER[0]);
+    lose_the_kernels_uplink(&net);
+    net.flows().assert_opens("mptcp", 8, SERVER[0], [0, 8]);
+}
+
+/// All that a host sends to one server comes from one address: some servers want that.
+#[test]
+fn one_server_is_spoken_to_by_one_uplink() {
+    let net = Home::by_default("").with_lan().running();
+    net.wait_forwarding();
+    let rule = format!("ip daddr 192.0.2.0/24 dnat to {}", SERVER[0]);
+    net.providers
+        .chain("inet led in", "nat hook prerouting priority dstnat", &rule);
+    let mut servers_by = [[0; 2]; 2];
+    for host in 1..=20 {
+        let server = format!("192.0.2.{host}");
+        for (is_inner, by) in servers_by.iter_mut().enumerate() {
+            let mut flows = match is_inner {
+                0 => net.flows(),
+                _ => net.inner_flows(),
+            };
+            let opened = KINDS.map(|kind| by_uplink(&flows.open(kind, 3, &server)));
+            let first = usize::from(opened[0][0] == 0);
+            let together = [[3, 0], [0, 3]][first];
+            assert_eq!(opened, [together; 3], "{server}");
+            by[first] += 1;
+        }
+    }
+    let both_used = servers_by.iter().all(|by| by.iter().all(|n| *n > 0));
+    assert!(both_used, "servers differ: {servers_by:?}");
+}
