@@ -38,10 +38,10 @@
  * sockets that are bound to an address or device or marked by their owner, UDP sockets that asked for a
  * port of their own unless a rule names them (servers; others may have been told the address),
  * destinations with a route of their own, local ones, multicast; what an ip rule of the user's selects; sockets
- * below a cgroup with a program at its egress, which may let them leave by one device only; MPTCP
- * and what may be a provider's own (choose.h), unless the path is dead that the kernel takes; for sendmsg, a source per packet. (A device per
- * packet without a source, IP_PKTINFO, cannot be seen here.) Everything, when no path is known good, and
- * while the daemon hangs or is stopped (alive.h).
+ * below a cgroup with a program at its egress, which may let them leave by one device only; MPTCP and what may
+ * be a provider's own (choose.h), unless the path is dead that the kernel takes; for sendmsg, a source per
+ * packet. (A device per packet without a source, IP_PKTINFO, cannot be seen here.) Everything, when no path is
+ * known good, and while the daemon hangs or is stopped (alive.h).
  *
  * Nothing here ever refuses a call: each program returns 1.
  */

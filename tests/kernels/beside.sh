@@ -405,7 +405,7 @@ not_shaped() {
     done
 }
 # sent DEVICE CLASS: packets that left by that class.
-sent() { tc -s -j class show dev "$1" | jq "[.[] | select(.class == \"htb\" and .handle == \"$2\")] | .[0].stats.packets"; }
+sent() { tc -s class show dev "$1" | awk -v class="$2" '$1 == "class" { is = $2 == "htb" && $3 == class } is && $1 == "Sent" { print $4; exit }'; }
 steered() { bpftool -j net show | jq '[.[0].tc[] | select(.name == "mountain_steer")] | length'; }
 shaping() {
     local wan class

@@ -187,8 +187,12 @@ upnp() {
     nft add rule ip n out oifname "{ $wan0, $wan1 }" masquerade
     within "forwarded connections are placed" 30 sh -c 'nft list tables | grep -q mountain_start'
     stray_counters
-    printf '%s\n' "ext_ifname=$wan1" listening_ip=br0 ext_allow_private_ipv4=yes secure_mode=yes \
+    printf '%s\n' "ext_ifname=$wan1" listening_ip=br0 secure_mode=yes \
         'allow 1024-65535 10.8.0.0/24 1024-65535' 'deny 0-65535 0.0.0.0/0 0-65535' >/etc/miniupnpd/miniupnpd.conf
+    # Older ones do not know it.
+    if grep -aq ext_allow_private_ipv4 /usr/sbin/miniupnpd; then
+        echo ext_allow_private_ipv4=yes >>/etc/miniupnpd/miniupnpd.conf
+    fi
     ip netns exec inner python3 /tests/installed.py long $other >/run/long &
     pid=$!
     for times in once twice; do
