@@ -34,7 +34,7 @@ use tracing::{debug, info, warn};
 use crate::bpf::placement::{PathMark, PlacementPrograms, PlacementRule, PlacementSettings, Wants};
 use crate::bpf::tries::{Entries, Shared};
 use crate::bpf::{self, ProgramGroup, SteerMode};
-use crate::host::cgroup;
+use crate::host::{cgroup, sysctl};
 use crate::netlink;
 use crate::topology::{Kind, PathMasks, Placed, Topology};
 use config::{NewFlows, PlacementConfig, RuleConfig, RuleUse, SpreadBy};
@@ -433,9 +433,17 @@ impl Drop for Placer {
     }
 }
 
+/// The same until the next boot: a restart of Mountain changes no server's uplink.
+fn hash_seed() -> u32 {
+    let id = sysctl::text("kernel/random/boot_id").unwrap_or_default();
+    let id = u128::from_str_radix(&id.trim().replace('-', ""), 16);
+    let fold = |id: u128| (id ^ id >> 32 ^ id >> 64 ^ id >> 96) as u32;
+    id.map_or_else(|_| rand::random(), fold)
+}
+
 fn settings(config: &PlacementConfig) -> PlacementSettings {
     PlacementSettings {
-        hash_seed: rand::random(),
+        hash_seed: hash_seed(),
         mark_mask: config.mark_mask.bits(),
         by_destination: config.spread == SpreadBy::Destination,
     }

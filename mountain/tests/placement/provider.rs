@@ -142,6 +142,20 @@ fn mptcp_starts_where_the_kernel_has_it() {
     net.flows().assert_opens("mptcp", 8, SERVER[0], [0, 8]);
 }
 
+/// The uplink of each of twenty servers: all that goes there takes it, of any kind.
+#[track_caller]
+fn uplinks_of_servers(flows_of: &dyn Fn() -> Flows) -> Vec<usize> {
+    let uplink = |host: u8| {
+        let server = format!("192.0.2.{host}");
+        let mut flows = flows_of();
+        let opened = KINDS.map(|kind| by_uplink(&flows.open(kind, 3, &server)));
+        let uplink = usize::from(opened[0][0] == 0);
+        assert_eq!(opened, [[[3, 0], [0, 3]][uplink]; 3], "{server}");
+        uplink
+    };
+    (1..=20).map(uplink).collect()
+}
+
 /// All that a host sends to one server comes from one address: some servers want that.
 #[test]
 fn one_server_is_spoken_to_by_one_uplink() {
@@ -150,21 +164,17 @@ fn one_server_is_spoken_to_by_one_uplink() {
     let rule = format!("ip daddr 192.0.2.0/24 dnat to {}", SERVER[0]);
     net.providers
         .chain("inet led in", "nat hook prerouting priority dstnat", &rule);
-    let mut servers_by = [[0; 2]; 2];
-    for host in 1..=20 {
-        let server = format!("192.0.2.{host}");
-        for (is_inner, by) in servers_by.iter_mut().enumerate() {
-            let mut flows = match is_inner {
-                0 => net.flows(),
-                _ => net.inner_flows(),
-            };
-            let opened = KINDS.map(|kind| by_uplink(&flows.open(kind, 3, &server)));
-            let first = usize::from(opened[0][0] == 0);
-            let together = [[3, 0], [0, 3]][first];
-            assert_eq!(opened, [together; 3], "{server}");
-            by[first] += 1;
-        }
+    let all = || {
+        let (own, inner) = (|| net.flows(), || net.inner_flows());
+        [uplinks_of_servers(&own), uplinks_of_servers(&inner)]
+    };
+    let before = all();
+    for uplinks in &before {
+        let second = uplinks.iter().sum::<usize>();
+        assert!((1..20).contains(&second), "servers differ: {uplinks:?}");
     }
-    let both_used = servers_by.iter().all(|by| by.iter().all(|n| *n > 0));
-    assert!(both_used, "servers differ: {servers_by:?}");
+    net.home.mountain_ok("down");
+    net.up();
+    net.wait_forwarding();
+    assert_eq!(all(), before, "a restart changes no server's uplink");
 }
