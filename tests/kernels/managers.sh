@@ -131,7 +131,8 @@ netplan_tables() {
     goes_on "beside tables, networkd starts anew" systemctl restart systemd-networkd
     goes_on "an uplink is configured again" networkctl reconfigure "$wan1"
     same "netplan's own rules" "$(ip rule | grep -cE 'lookup (100|101) ')" 2
-    rm /etc/netplan/two.yaml
+    # Ubuntu's NetworkManager takes no wired device unless told so.
+    printf '%s\n' 'network:' '  version: 2' '  renderer: NetworkManager' >/etc/netplan/two.yaml
     netplan generate
     systemctl stop systemd-networkd.socket systemd-networkd
     for n in 100 101; do
@@ -139,6 +140,7 @@ netplan_tables() {
         ip route flush table $n
     done
     take_back
+    rm /etc/netplan/two.yaml
 }
 
 # A host behind this one has ports of the uplink that the kernel does not prefer.

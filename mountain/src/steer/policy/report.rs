@@ -262,15 +262,19 @@ impl Policy {
             .collect()
     }
 
+    /// How many probes a second the target of a path answers at most, where that is known to be too few.
+    pub(in crate::steer) fn answer_limit_hz(&self, path: usize) -> Option<f64> {
+        let pace = &self.paths[path].pace;
+        let is_known = pace.trial.is_none() && pace.limit_us > 0;
+        is_known.then(|| 1e6 / pace.limit_us as f64)
+    }
+
     fn path_status(&self, g: usize, m: usize, now_us: u64) -> PathInGroup {
         let member: &JudgedPath = &self.groups[g].members[m];
         let path = &self.paths[member.path];
         let gr = self.grounds(g, m, now_us);
         let delays = path.probes.answers().map(|(_, us)| us as u64).collect();
-        let answer_limit_hz = match path.pace.trial {
-            None if path.pace.limit_us > 0 => Some(1e6 / path.pace.limit_us as f64),
-            _ => None,
-        };
+        let answer_limit_hz = self.answer_limit_hz(member.path);
         let mut reason = self.why(g, m, member.used, &gr, now_us);
         if let Some(hz) = answer_limit_hz {
             reason += &format!("; its target limits answers: probed {hz:.1} times a second");

@@ -201,7 +201,7 @@ fn an_outage_while_a_limit_is_tried_out_is_none() {
 }
 
 fn limit_hz(sim: &Sim) -> Option<f64> {
-    sim.policy.status(sim.now)[0].answer_limit_hz
+    sim.policy.answer_limit_hz(0)
 }
 
 /// What is missing then is the limit's doing only up to the newest answer.
