@@ -211,7 +211,6 @@ impl Placer {
     fn make_sure_of_table(&mut self) -> Result<bool> {
         let made_for = MadeFor {
             uplinks: self.plan.uplinks.clone(),
-            addresses: self.plan.addresses.clone(),
             whole_marks: self.forwarding.whole_marks.clone(),
         };
         if let Some(made) = self.forwarding.making.ended() {

@@ -8,10 +8,6 @@
 //! kernel's way: what the program has put on its packets is taken off again. Older is what is confirmed: "new"
 //! is every packet until there is an answer, and to some datagrams there never is one.
 //!
-//! A connection that is translated to an uplink's address can be that uplink's only, whatever its mark is. The mark may
-//! be another router's, where conntrackd has carried the connection over from one that has other numbers for
-//! the uplinks, or somebody may have taken it away.
-//!
 //! The marks are in the kernel's connections, so they outlive the daemon; when it was killed, so does
 //! the table. Nothing here asks for `meta mark or ct mark` with two variables, which nft and the kernel
 //! can only since 6.13: there is a chain for each uplink instead.
@@ -20,8 +16,7 @@
 //! for each family. Their elements end by themselves after a few seconds, and so does the resetting when
 //! the daemon was killed.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::collections::BTreeSet;
 
 use anyhow::{Context, Result};
 
@@ -42,8 +37,6 @@ const STUCK_S: u32 = 5;
 pub(crate) struct MadeFor {
     /// Mark and device of each uplink.
     pub uplinks: Vec<(u32, String)>,
-    /// Addresses of the uplinks, with the uplink's mark.
-    pub addresses: BTreeMap<IpAddr, u32>,
     /// Marks of others with their masks, of IPv4 and of IPv6, that stay as they are
     /// ([`Topology::whole_marks`](crate::topology::Topology::whole_marks)).
     pub whole_marks: [BTreeSet<(u32, u32)>; 2],
@@ -60,7 +53,7 @@ pub(crate) fn table(mask: MarkMask, made_for: &MadeFor, resets: bool) -> String 
     for (mark, _) in uplinks {
         text += &format!(
             "\tchain to_{mark:x} {{\n\t\tmeta mark set meta mark and {others:#010x} or {mark:#010x}\n\t}}\n\
-             \tchain keep_{mark:x} {{\n\t\tct mark and {mask:#010x} != {mark:#010x} ct mark set ct mark and {others:#010x} or {mark:#010x}\n\t}}\n"
+             \tchain keep_{mark:x} {{\n\t\tct mark set ct mark and {others:#010x} or {mark:#010x}\n\t}}\n"
         );
     }
     let map = |entry: &dyn Fn(&(u32, String)) -> String| {
@@ -86,22 +79,6 @@ pub(crate) fn table(mask: MarkMask, made_for: &MadeFor, resets: bool) -> String 
         "\tchain prerouting {\n\t\ttype filter hook prerouting priority mangle; policy accept;\n";
     // Who began a connection by way of an uplink is sent on as the kernel would; only answers go back by it.
     text += &format!("\t\tct direction original iifname {{ {devices} }} goto came\n");
-    // A connection's first packet is translated behind this chain. Answers to one that came by an uplink go back by that,
-    // also where it is translated to another one's address on its way.
-    for (family, is_ipv6) in [("ip", false), ("ip6", true)] {
-        let own = made_for
-            .addresses
-            .iter()
-            .filter(|(a, _)| a.is_ipv6() == is_ipv6);
-        let own = own.map(|(address, mark)| format!("{address} : jump keep_{mark:x}"));
-        let own: Vec<String> = own.collect();
-        if !own.is_empty() {
-            let own = own.join(", ");
-            text += &format!(
-                "\t\tct direction original ct status snat ct mark and {mask:#010x} {{ 0, {members} }} ct reply {family} daddr vmap {{ {own} }}\n"
-            );
-        }
-    }
     // Nearly all packets, by the fewest steps: those without a mark of others', whose bits would be lost.
     text += &format!(
         "\t\tct mark and {mask:#010x} {{ {members} }} meta mark and {others:#010x} == 0 \
@@ -222,11 +199,6 @@ mod tests {
                 (0x0200_0000, "eth0".to_owned()),
                 (0x0300_0000, "wwan0".to_owned()),
             ],
-            addresses: BTreeMap::from([
-                ("192.0.2.1".parse().unwrap(), 0x0200_0000),
-                ("192.0.2.2".parse().unwrap(), 0x0200_0000),
-                ("2001:db8::3".parse().unwrap(), 0x0300_0000),
-            ]),
             whole_marks: [BTreeSet::from([(1, u32::MAX)]), BTreeSet::new()],
         };
         let mask = MarkMask::DEFAULT;
@@ -239,13 +211,13 @@ table inet mountain_start {
 \t\tmeta mark set meta mark and 0x00ffffff or 0x02000000
 \t}
 \tchain keep_2000000 {
-\t\tct mark and 0xff000000 != 0x02000000 ct mark set ct mark and 0x00ffffff or 0x02000000
+\t\tct mark set ct mark and 0x00ffffff or 0x02000000
 \t}
 \tchain to_3000000 {
 \t\tmeta mark set meta mark and 0x00ffffff or 0x03000000
 \t}
 \tchain keep_3000000 {
-\t\tct mark and 0xff000000 != 0x03000000 ct mark set ct mark and 0x00ffffff or 0x03000000
+\t\tct mark set ct mark and 0x00ffffff or 0x03000000
 \t}
 \tchain came {
 \t\tmeta mark and 0xff000000 { 0x02000000, 0x03000000 } meta mark set meta mark and 0x00ffffff
@@ -254,8 +226,6 @@ table inet mountain_start {
 \tchain prerouting {
 \t\ttype filter hook prerouting priority mangle; policy accept;
 \t\tct direction original iifname { \"eth0\", \"wwan0\" } goto came
-\t\tct direction original ct status snat ct mark and 0xff000000 { 0, 0x02000000, 0x03000000 } ct reply ip daddr vmap { 192.0.2.1 : jump keep_2000000, 192.0.2.2 : jump keep_2000000 }
-\t\tct direction original ct status snat ct mark and 0xff000000 { 0, 0x02000000, 0x03000000 } ct reply ip6 daddr vmap { 2001:db8::3 : jump keep_3000000 }
 \t\tct mark and 0xff000000 { 0x02000000, 0x03000000 } meta mark and 0x00ffffff == 0 meta mark set ct mark and 0xff000000 accept
 \t\tmeta nfproto ipv4 meta mark and 0xffffffff == 0x00000001 accept
 \t\tct mark and 0xff000000 vmap { 0x02000000 : goto to_2000000, 0x03000000 : goto to_3000000 }

@@ -173,8 +173,6 @@ pub(crate) struct PlacementPlan {
     pub marks: BTreeMap<usize, u32>,
     /// Mark and device of each uplink.
     pub uplinks: Vec<(u32, String)>,
-    /// Their addresses that lead out by them, each with the uplink's mark.
-    pub addresses: BTreeMap<IpAddr, u32>,
     /// Number of each device.
     pub numbers: BTreeMap<u32, u32>,
 }
@@ -250,10 +248,8 @@ pub(crate) fn plan(
             }
             if uplink.whole {
                 rules.push(rule(Selects::Specific, TABLE_MAIN));
-                for address in path.addresses.iter().filter(|a| !held.contains(*a)) {
-                    rules.push(rule(Selects::From(*address), table));
-                    plan.addresses.insert(*address, mark);
-                }
+                let own = path.addresses.iter().filter(|a| !held.contains(*a));
+                rules.extend(own.map(|address| rule(Selects::From(*address), table)));
                 rules.push(rule(Selects::Mark { mark, mask }, table));
                 plan.routing.routes.push(default_route(path, table));
             }

@@ -64,27 +64,3 @@ fn forwarded_connections_whose_marks_are_taken_are_the_kernels() {
         assert_eq!(net.refused(), 0, "{rule}");
     }
 }
-
-/// As conntrackd carries connections over from a router that has other numbers for the uplinks, and as a shaper's rule that is
-/// loaded while connections run.
-#[test]
-fn translated_connections_whose_marks_are_changed_go_on() {
-    let net = Home::new().with_lan().running();
-    net.wait_forwarding();
-    let mut flows = net.inner_flows();
-    for server in SERVER {
-        flows.open_by_both(&["tcp", "udp"], server);
-    }
-    let opened = flows.ask();
-    let [first, second] = [0, 1].map(|i| net.placement().uplinks[i].mark.clone());
-    let swapped = format!("ct mark set ct mark map {{ {first} : {second}, {second} : {first} }}");
-    for (priority, rule) in [("-160", &*swapped), ("-140", "ct mark set 20")] {
-        let hook = format!("filter hook prerouting priority {priority}");
-        let rule = format!("iifname lan0 ct state established {rule}");
-        net.home.chain("inet owner put", &hook, &rule);
-        assert_eq!(flows.ask(), opened, "{rule}");
-        net.home.run("nft delete table inet owner");
-        assert_eq!(flows.ask(), opened, "without {rule}");
-    }
-    assert_eq!(net.refused(), 0);
-}
