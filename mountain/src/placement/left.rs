@@ -75,9 +75,11 @@ impl Left {
             why
         };
         let marks = |own: bool| {
-            let mut questions = starting(topology)
-                .filter_map(move |group| Question::of_marks(group, topology, own));
-            questions.find_map(|question| answer(&question))
+            let mut groups = starting(topology);
+            groups.find_map(|group| {
+                let questions = of_marks(group, topology, own);
+                questions.iter().find_map(&answer)
+            })
         };
         let all = marks(true);
         let own = [false, true].map(|ipv6| {
@@ -183,7 +185,7 @@ impl Left {
     pub(crate) fn questions(topology: &Topology, reserves: &BTreeSet<usize>) -> Vec<Question> {
         let of_group = |group| {
             let leaving = Question::of_leaving(group, topology, reserves);
-            let marks = [true, false].map(|own| Question::of_marks(group, topology, own));
+            let marks = [true, false].map(|own| of_marks(group, topology, own));
             let nat = Question::of_new(group, topology);
             let lost = Question::of_lost(group, topology);
             let nets = Question::of_nets(group, topology, reserves).into_iter();
@@ -195,6 +197,13 @@ impl Left {
         };
         starting(topology).flat_map(of_group).collect()
     }
+}
+
+/// All about marks of ours, of this host's `own` packets or of forwarded ones.
+fn of_marks(group: &Group, topology: &Topology, own: bool) -> Vec<Question> {
+    let by_fib = Question::of_marks(group, topology, own);
+    let ours = Question::of_ours(group, topology, own);
+    by_fib.into_iter().chain([ours]).collect()
 }
 
 fn starting(topology: &Topology) -> impl Iterator<Item = &Group> {
@@ -336,7 +345,8 @@ mod tests {
             (None, &LeftNets::default())
         );
         let asked = Left::questions(&topology(NETS_MAX + 2), &BTreeSet::new());
-        assert_eq!(asked.len(), NETS_MAX + 2);
+        // Further ones: which of ours are lost, what is translated, and by marks of this host's and of others'.
+        assert_eq!(asked.len(), NETS_MAX + 4);
 
         let left = all_translated(NETS_MAX + 2);
         let (why, nets) = left.of_forwarded(Forward::Auto);

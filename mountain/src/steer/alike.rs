@@ -66,6 +66,13 @@ pub(crate) enum About {
         /// Packets of this host; otherwise forwarded ones.
         own: bool,
     },
+    /// Whether it lets packets that bear marks of ours go on as it does others.
+    Ours {
+        /// The bits of these marks.
+        bits: u32,
+        /// Packets of this host; otherwise forwarded ones.
+        own: bool,
+    },
 }
 
 impl Question {
@@ -157,6 +164,17 @@ impl Question {
             ..question
         })
     }
+
+    /// Whether the marks of the flows that begin in a group, of this host's `own` or of forwarded ones, get them through
+    /// the firewall, or stop them there.
+    pub(crate) fn of_ours(group: &Group, topology: &Topology, own: bool) -> Self {
+        let bits = topology.our_bits;
+        Self {
+            about: About::Ours { bits, own },
+            devices: BTreeSet::new(),
+            ..Self::of_new(group, topology)
+        }
+    }
 }
 
 /// What is asked about a network behind this host.
@@ -218,6 +236,7 @@ impl Firewall {
     pub(crate) fn difference(&self, question: &Question) -> Option<Difference> {
         match question.about {
             About::Marks { by, own } => return self.marks(question.ipv6, by, own),
+            About::Ours { bits, own } => return self.ours(question.ipv6, bits, own),
             About::Lost(ours) => return self.lost(question.ipv6, ours),
             _ => {}
         }
@@ -374,6 +393,43 @@ impl Firewall {
                 "the routing rule of priority {} goes by packet marks, and the firewall reads mountain's bits ({:#x}) \
                  as part of such a mark, by {rule}: have it read other bits only, as by a mask (MARK/{:#x})",
                 by.priority, by.ours, !by.ours
+            ),
+            rule: Some(rule.to_string()),
+        })
+    }
+
+    /// The first rule that lets packets through where they bear a mark of ours, and not where they bear none, or the other
+    /// way round.
+    fn ours(&self, ipv6: bool, bits: u32, own: bool) -> Option<Difference> {
+        let hooks: &[Hook] = match own {
+            true => &[Hook::Output, Hook::Postrouting],
+            false => &[Hook::Prerouting, Hook::Forward, Hook::Postrouting],
+        };
+        let iif = match own {
+            true => DeviceFact::Absent,
+            false => DeviceFact::Open,
+        };
+        let residue = |hook: &Hook, mark: u32| {
+            let facts = Facts {
+                iif: iif.clone(),
+                mark: Some(mark),
+                begins: true,
+                ..Facts::default()
+            };
+            let place = Place::new(Packets::of(ipv6), *hook);
+            self.ruleset.residue(&place, &facts)
+        };
+        let with = |mark: u32| {
+            let residues = hooks.iter().map(|hook| residue(hook, mark));
+            Residue::in_turn(residues).verdicts()
+        };
+        let lowest = bits & bits.wrapping_neg();
+        let rule = with(0).difference(&with(lowest))?;
+        Some(Difference {
+            what: format!(
+                "the firewall lets packets through by whether mountain's bits ({bits:#x}) are in their mark, by {rule}: have \
+                 it read other bits only, as by a mask (MARK/{:#x})",
+                !bits
             ),
             rule: Some(rule.to_string()),
         })

@@ -64,3 +64,42 @@ fn forwarded_connections_whose_marks_are_taken_are_the_kernels() {
         assert_eq!(net.refused(), 0, "{rule}");
     }
 }
+
+/// As before a captive portal, which marks whom it knows, and where programs are marked that may go out. A mark of Mountain's
+/// must get nobody through.
+#[test]
+fn where_a_mark_gets_packets_through_nothing_is_placed() {
+    let forward = ("filter hook forward priority filter", "iifname lan0");
+    let output = ("filter hook output priority filter", "oifname { u0, u1 }");
+    for ((hook, from), rule, is_own, is_left) in [
+        (forward, "ct state new meta mark 0 drop", false, true),
+        (
+            forward,
+            "ct state new meta mark and 0xff == 0 drop",
+            false,
+            false,
+        ),
+        (output, "tcp dport 7100 meta mark 0 reject", true, true),
+        (forward, "ct state new meta mark 2 drop", false, false),
+    ] {
+        let net = Home::new().with_lan();
+        net.home
+            .chain("inet owner judges", hook, &format!("{from} {rule}"));
+        net.up();
+        let opened = match is_own {
+            true => net.flows().open("tcp", EACH, SERVER[0]),
+            false => net.inner_flows().open("tcp", EACH, SERVER[0]),
+        };
+        if rule.contains("and 0xff") {
+            assert_eq!(by_uplink(&opened), [0, 0], "{rule}");
+        } else if is_left {
+            assert_eq!(by_uplink(&opened), [0, 0], "{rule}: {opened:?}");
+            let left = net.placement().left.join("\n");
+            let expected = "the firewall lets packets through by whether mountain's bits (0xff000000) are in their mark";
+            assert_has(&left, &[expected, "inet owner judges"]);
+        } else {
+            assert_by_both(&opened);
+        }
+        assert_eq!(net.refused(), 0, "{rule}");
+    }
+}
