@@ -92,6 +92,16 @@ struct Tuple {
     destination_port: Option<u16>,
 }
 
+/// The addresses of a flow.
+pub(crate) struct Ends {
+    /// Who has begun it.
+    pub source: IpAddr,
+    /// To where.
+    pub to: IpAddr,
+    /// From where it leaves.
+    pub from: IpAddr,
+}
+
 impl Entry<'_> {
     fn tuple(&self, kind: u16) -> Tuple {
         let tuple = self.0.inside(kind);
@@ -122,15 +132,21 @@ impl Entry<'_> {
     }
 
     /// Whether it bears this mark, and is of a flow that can go on from another address. `is_there`: whether a flow with
-    /// this source that leaves from this address does so there.
-    fn is_stuck(&self, mark: u32, mask: u32, is_there: impl Fn(IpAddr, IpAddr) -> bool) -> bool {
-        let source = self.tuple(CTA_TUPLE_ORIG).source;
-        let from = self.tuple(CTA_TUPLE_REPLY).destination;
+    /// these addresses leaves there.
+    fn is_stuck(&self, mark: u32, mask: u32, is_there: impl Fn(&Ends) -> bool) -> bool {
         let marked = self.0.be32(CTA_MARK);
-        let is_there = source
-            .zip(from)
-            .is_some_and(|(source, from)| is_there(source, from));
-        is_there && marked.is_some_and(|found| found & mask == mark) && self.can_go_on()
+        self.ends().is_some_and(|ends| is_there(&ends))
+            && marked.is_some_and(|found| found & mask == mark)
+            && self.can_go_on()
+    }
+
+    fn ends(&self) -> Option<Ends> {
+        let (original, reply) = (self.tuple(CTA_TUPLE_ORIG), self.tuple(CTA_TUPLE_REPLY));
+        Some(Ends {
+            source: original.source?,
+            to: original.destination?,
+            from: reply.destination?,
+        })
     }
 
     /// Whether its flow can go on from another address: it has no connection, or was never answered.
@@ -267,7 +283,7 @@ pub(crate) fn forget_marked(
     ipv6: bool,
     mark: u32,
     mask: u32,
-    is_there: impl Fn(IpAddr, IpAddr) -> bool,
+    is_there: impl Fn(&Ends) -> bool,
 ) -> Result<usize> {
     let mut request = header(ipv6);
     push_attribute(&mut request, CTA_MARK, &mark.to_be_bytes());
@@ -416,6 +432,7 @@ mod tests {
     use super::*;
 
     const CLIENT: &str = "10.0.0.1";
+    const SERVER: &str = "198.51.100.1";
     const SEEN: &str = "192.0.2.1";
 
     /// Of a flow of `CLIENT`'s whose other end sees `SEEN`.
@@ -423,7 +440,10 @@ mod tests {
         let number = attribute(CTA_PROTO_NUM, &[proto as u8]);
         let mut entry = tuple(
             CTA_TUPLE_ORIG,
-            &[source(CLIENT.parse().unwrap())],
+            &[
+                source(CLIENT.parse().unwrap()),
+                destination(SERVER.parse().unwrap()),
+            ],
             &[number],
         );
         let seen = destination(SEEN.parse().unwrap());
@@ -498,11 +518,12 @@ mod tests {
         ] {
             let bytes = entry(proto, mark, status);
             let entry = Entry(Attributes::after(&bytes, 0));
-            let stuck = entry.is_stuck(MARK, 0xff00_0000, |source, from| {
-                (source.to_string(), from.to_string()) == (CLIENT.to_owned(), SEEN.to_owned())
+            let stuck = entry.is_stuck(MARK, 0xff00_0000, |ends| {
+                let ends = [ends.source, ends.from].map(|address| address.to_string());
+                ends == [CLIENT, SEEN]
             });
             assert_eq!(stuck, expected, "protocol {proto}, mark {mark:#x}");
-            assert!(!entry.is_stuck(MARK, 0xff00_0000, |_, _| false));
+            assert!(!entry.is_stuck(MARK, 0xff00_0000, |_| false));
         }
     }
 }

@@ -13,6 +13,7 @@ use super::aside::Aside;
 use super::config::Forward;
 use super::{nft, Placer};
 use crate::bpf::SteerMode;
+use crate::netlink::conntrack::Ends;
 use crate::netlink::{self, conntrack};
 
 /// For so long forwarded flows wait for an uplink that is dead: another address costs some of them more
@@ -112,9 +113,13 @@ impl Placer {
         let elsewhere = &elsewhere - &uplink.addresses.iter().copied().collect();
         let mask = self.config.mark_mask.bits();
         // What has gone another way all the same, as by a routing rule of the owner's, is not stuck. Nor is what was
-        // not placed here, but came in by an uplink, or was passed on by a bridge.
+        // not placed here, but came in by an uplink, or was passed on by a bridge. Its other end knows no other address.
         let may_keep = self.config.forward == Forward::Always;
-        let is_there = |source, from| (may_keep || source != from) && !elsewhere.contains(&from);
+        let is_there = |flow: &Ends| {
+            let came_in = uplink.addresses.contains(&flow.to);
+            let is_placed = may_keep || flow.source != flow.from;
+            is_placed && !came_in && !elsewhere.contains(&flow.from)
+        };
         let marked = conntrack::forget_marked(uplink.ipv6, uplink.mark, mask, is_there);
         // What was left to the kernel bears no mark.
         let (_, left) = self.left.of_forwarded(self.config.forward);
@@ -122,8 +127,9 @@ impl Placer {
             Some(false) => &left.stopped[..],
             _ => &[],
         };
-        let is_there = |source, from| {
-            uplink.addresses.contains(&from) && stopped.iter().any(|net| net.contains(&source))
+        let is_there = |flow: &Ends| {
+            let is_stopped = stopped.iter().any(|net| net.contains(&flow.source));
+            is_stopped && uplink.addresses.contains(&flow.from)
         };
         let forget = |n| match stopped {
             [] => Ok(n),

@@ -146,6 +146,41 @@ fn without_the_setting_datagrams_leave_a_dead_uplink_and_no_stream_is_reset() {
     assert_eq!(net.refused(), 0);
 }
 
+/// A port forward whose packets get the inner address, as by a rule `oifname lan0 masquerade`: the server inside answers to
+/// that, and nobody else translates it back.
+#[test]
+fn a_flow_that_came_in_by_a_dead_uplink_waits_for_it() {
+    let net = Home::new().with_lan();
+    let forward = "iifname { u0, u1 } udp dport 8080 dnat ip to 192.168.7.2:7100";
+    net.home.chain(
+        "inet in pre",
+        "nat hook prerouting priority dstnat",
+        forward,
+    );
+    let translate = "oifname lan0 masquerade";
+    net.home.chain(
+        "inet in post",
+        "nat hook postrouting priority srcnat",
+        translate,
+    );
+    net.up();
+    net.server.ip("route add 10.41.0.0/24 via 198.18.50.1");
+    let _serving = serve(net.lan.as_ref().unwrap(), PORT);
+    let mut outside = net.flows_in(&net.server);
+    let seen = outside.open_at("udp", 1, ("10.41.0.2", 8080));
+    assert_eq!(seen[0].server.as_deref(), Some("192.168.7.1"));
+    let mut inner = net.inner_flows();
+    inner.open_by_both(&["udp"], SERVER[0]);
+    net.blackhole(1);
+    wait_until("those that can have left", 3 * LEAVE, || {
+        by_uplink(&inner.ask()) == [EACH, 0]
+    });
+    let known = net.home.run("cat /proc/net/nf_conntrack");
+    assert_has(&known, &["src=198.18.50.2 dst=10.41.0.2"]);
+    net.no_blackhole();
+    wait_until("it goes on", 3 * LEAVE, || outside.ask() == seen);
+}
+
 /// A neighbour is nobody that the provider leads to; and while the kernel decides, what begins anew might
 /// begin on the dead uplink again.
 #[test]
