@@ -77,7 +77,7 @@ use std::ops::{Bound, RangeBounds};
 
 use expr::{Expr, Verdict};
 
-pub use facts::{DeviceFact, Facts};
+pub use facts::{DeviceFact, Facts, MarkFact};
 pub use marks::Strange;
 pub use read::{changed, notifications, translates_sources, Elements};
 pub use residue::{Effect, EffectKind, Residue};

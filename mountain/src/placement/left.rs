@@ -286,7 +286,7 @@ pub(crate) fn but_for(nets: &LeftNets) -> String {
     let left = [
         (
             &nets.untranslated,
-            "the firewall does not translate them on all uplinks",
+            "the firewall does not translate them to each uplink's own address",
         ),
         (
             &nets.stopped,

@@ -18,6 +18,8 @@
 //! translates their sources, and whether it lets the same packets leave by all uplinks. Programs at its hooks and
 //! filters of traffic control are not evaluated for those.
 
+mod marks;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -26,7 +28,7 @@ use libc::{IPPROTO_TCP, IPPROTO_UDP};
 use serde::{Deserialize, Serialize};
 
 use crate::netlink::ruleset::{
-    Chains, DeviceFact, EffectKind, Facts, Hook, Packets, Place, Residue, Ruleset, Strange,
+    Chains, DeviceFact, EffectKind, Facts, Hook, MarkFact, Packets, Place, Residue, Ruleset,
 };
 use crate::netlink::Link;
 use crate::topology::{ByMark, Group, InnerNet, Rewritable, Topology};
@@ -66,7 +68,7 @@ pub(crate) enum About {
         /// Packets of this host; otherwise forwarded ones.
         own: bool,
     },
-    /// Whether it lets packets that bear marks of ours go on as it does others.
+    /// Whether it lets packets that bear marks of ours go on as it does others, to where it does.
     Ours {
         /// The bits of these marks.
         bits: u32,
@@ -338,9 +340,10 @@ impl Firewall {
         })
     }
 
-    /// The first device by which connections from a network, which come in by `from`, begin untranslated. Those to
-    /// anywhere, of any port and without a mark, have to be translated: rules for single servers and ports are about
-    /// ways back into the network, and those by mark (as of Kubernetes) for what somebody has chosen.
+    /// The first device by which connections from a network, which come in by `from`, begin untranslated, or translated to
+    /// another one's address. Those to anywhere, of any port and without a mark, have to be translated: rules for single
+    /// servers and ports are about ways back into the network, and those by mark (as of Kubernetes) for what somebody has
+    /// chosen.
     fn untranslated(
         &self,
         net: IpNet,
@@ -349,101 +352,43 @@ impl Firewall {
         devices: &[&Link],
     ) -> Option<Difference> {
         let ipv6 = net.addr().is_ipv6();
-        let is_translated = |device: &Link, source: IpAddr, protocol: i32| {
+        let residue = |device: &Link, source: IpNet, protocol: Option<i32>| {
             let facts = Facts {
                 iif: from.clone(),
-                protocol: u8::try_from(protocol).ok(),
+                protocol: protocol.and_then(|protocol| u8::try_from(protocol).ok()),
                 source: Some(source),
                 destination: Some(ANYWHERE[usize::from(ipv6)]),
                 source_port: Some(ANY_PORT),
                 destination_port: Some(ANY_PORT),
-                mark: Some(0),
+                mark: MarkFact::of(0),
                 begins: true,
                 ..facts(nat.hook, device)
             };
-            let effects = self.ruleset.residue(&nat, &facts).effects();
-            effects.iter().any(|effect| effect.kind == EffectKind::Nat)
+            self.ruleset.residue(&nat, &facts)
         };
         let are_translated = |device: &Link| {
             let ends = ends(net).into_iter();
             let mut each = ends.flat_map(|end| [IPPROTO_UDP, IPPROTO_TCP].map(|p| (end, p)));
-            each.all(|(end, protocol)| is_translated(device, end, protocol))
+            each.all(|(end, protocol)| {
+                let effects = residue(device, end.into(), Some(protocol)).effects();
+                effects.iter().any(|effect| effect.kind.is_nat())
+            })
         };
-        let device = devices.iter().find(|device| !are_translated(device))?;
-        Some(Difference::new(format!(
-            "the firewall does not translate packets from {net} that leave by {}",
-            device.name
-        )))
-    }
-
-    /// The first rule before routing to which marks of ours are strange, as it gives packets marks of its own: these
-    /// packets would not get the mark by which a rule of the FIB leads them elsewhere, into a VPN above all.
-    fn marks(&self, ipv6: bool, by: ByMark, own: bool) -> Option<Difference> {
-        let hooks: &[Hook] = match own {
-            true => &[Hook::Output],
-            false => &[Hook::Ingress, Hook::Prerouting],
-        };
-        let strange = Strange {
-            bits: by.ours,
-            kept: by.compared & by.ours != 0,
-        };
-        let rule = (self.ruleset).by_mark(Packets::of(ipv6), hooks, strange)?;
+        if let Some(device) = devices.iter().find(|device| !are_translated(device)) {
+            return Some(Difference::new(format!(
+                "the firewall does not translate packets from {net} that leave by {}",
+                device.name
+            )));
+        }
+        let residues = devices.iter().map(|device| residue(device, net, None));
+        let residues: Vec<Residue<'_>> = residues.collect();
+        let pairs = residues.iter().enumerate();
+        let mut pairs = pairs.flat_map(|(i, a)| residues[i + 1..].iter().map(move |b| (a, b)));
+        let rule = pairs.find_map(|(a, b)| a.same_nat(b))?;
         Some(Difference {
             what: format!(
-                "the routing rule of priority {} goes by packet marks, and the firewall reads mountain's bits ({:#x}) \
-                 as part of such a mark, by {rule}: have it read other bits only, as by a mask (MARK/{:#x})",
-                by.priority, by.ours, !by.ours
-            ),
-            rule: Some(rule.to_string()),
-        })
-    }
-
-    /// The first rule that lets packets through where they bear a mark of ours, and not where they bear none, or the other
-    /// way round.
-    fn ours(&self, ipv6: bool, bits: u32, own: bool) -> Option<Difference> {
-        let hooks: &[Hook] = match own {
-            true => &[Hook::Output, Hook::Postrouting],
-            false => &[Hook::Prerouting, Hook::Forward, Hook::Postrouting],
-        };
-        let iif = match own {
-            true => DeviceFact::Absent,
-            false => DeviceFact::Open,
-        };
-        let residue = |hook: &Hook, mark: u32| {
-            let facts = Facts {
-                iif: iif.clone(),
-                mark: Some(mark),
-                begins: true,
-                ..Facts::default()
-            };
-            let place = Place::new(Packets::of(ipv6), *hook);
-            self.ruleset.residue(&place, &facts)
-        };
-        let with = |mark: u32| {
-            let residues = hooks.iter().map(|hook| residue(hook, mark));
-            Residue::in_turn(residues).verdicts()
-        };
-        let lowest = bits & bits.wrapping_neg();
-        let rule = with(0).difference(&with(lowest))?;
-        Some(Difference {
-            what: format!(
-                "the firewall lets packets through by whether mountain's bits ({bits:#x}) are in their mark, by {rule}: have \
-                 it read other bits only, as by a mask (MARK/{:#x})",
-                !bits
-            ),
-            rule: Some(rule.to_string()),
-        })
-    }
-
-    /// The first rule that takes marks of ours off forwarded packets or their connections. They would go on by another
-    /// uplink, with an address that is not its.
-    fn lost(&self, ipv6: bool, ours: u32) -> Option<Difference> {
-        let rule = self.ruleset.takes_marks(Packets::of(ipv6), ours)?;
-        Some(Difference {
-            what: format!(
-                "the firewall sets marks without mountain's bits ({ours:#x}), by {rule}: have it set other bits only, as \
-                 by a mask (MARK/{:#x})",
-                !ours
+                "the firewall gives packets from {net} the same address on several uplinks, by {rule}: have it name the \
+                 device (oifname)"
             ),
             rule: Some(rule.to_string()),
         })

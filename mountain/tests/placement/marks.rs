@@ -95,11 +95,76 @@ fn where_a_mark_gets_packets_through_nothing_is_placed() {
         } else if is_left {
             assert_eq!(by_uplink(&opened), [0, 0], "{rule}: {opened:?}");
             let left = net.placement().left.join("\n");
-            let expected = "the firewall lets packets through by whether mountain's bits (0xff000000) are in their mark";
+            let expected = "the firewall lets packets through, or translates them, by whether mountain's bits (0xff000000)";
             assert_has(&left, &[expected, "inet owner judges"]);
         } else {
             assert_by_both(&opened);
         }
         assert_eq!(net.refused(), 0, "{rule}");
+    }
+}
+
+/// What `check` says of new flows where a firewall goes by marks, or translates to one address.
+#[test]
+fn check_names_rules_by_which_marks_or_uplinks_matter() {
+    let net = Home::new().with_lan();
+    let check = || stdout(&net.home.mountain("check --adopt"));
+    let by_mark = "by whether mountain's bits";
+    let one_address = "the firewall does not translate them to each uplink's own address";
+    let prerouting = "type nat hook prerouting priority dstnat;";
+    let postrouting = "type nat hook postrouting priority srcnat - 1;";
+    let forward = "type filter hook forward priority filter;";
+    let accept_20 = format!("chain f {{ {forward} policy drop; ct mark 20 accept\n}}");
+    let label = |value: &str| {
+        let hook = "type filter hook prerouting priority mangle - 1;";
+        format!("chain p {{ {hook} ct mark set {value}\n}}\n{accept_20}")
+    };
+    let output = "type nat hook output priority -100;";
+    for (chains, expected) in [
+        // A transparent proxy that spares what has a mark; by a mask, or by one mark of its own, it may.
+        (format!("chain p {{ {prerouting} meta mark != 0 return; tcp dport 80 redirect to :3128\n}}"), by_mark),
+        (format!("chain p {{ {prerouting} meta mark & 0xff != 0 return; tcp dport 80 redirect to :3128\n}}"), ""),
+        (format!("chain o {{ {output} meta mark 255 return; tcp dport 80 redirect to :3128\n}}"), ""),
+        (format!("chain o {{ {output} meta mark 0 tcp dport 80 redirect to :3128\n}}"), by_mark),
+        // By the connection's mark.
+        (format!("chain f {{ {forward} iifname lan0 ct state new ct mark 0 drop\n}}"), by_mark),
+        (format!("chain f {{ {forward} iifname lan0 ct state new ct mark & 0xff == 0 drop\n}}"), ""),
+        // Mountain's bits stay in it, and the rule that asks for it does not expect them.
+        (label("ct mark and 0xff000000 or 20"), by_mark),
+        (label("ct mark and 0xff000000 or 20").replace("ct mark 20", "ct mark & 0xff == 20"), ""),
+        (format!("chain p {{ {postrouting} ip saddr 192.168.7.50 snat to 10.40.0.2\n}}"), one_address),
+        (format!("chain p {{ {postrouting} ip saddr 192.168.7.50 oifname u0 snat to 10.40.0.2\n}}"), ""),
+        (format!("chain p {{ {postrouting} ip saddr 192.168.0.0/16 snat to oifname map {{ u0 : 10.40.0.2, u1 : 10.41.0.2 }}\n}}"), ""),
+        // Another network's; back into this one.
+        (format!("chain p {{ {postrouting} ip saddr 10.8.0.0/24 snat to 10.40.0.2\n}}"), ""),
+        (format!("chain p {{ {postrouting} ip saddr 192.168.7.0/24 ip daddr 192.168.7.9 snat to 192.168.7.1\n}}"), ""),
+    ] {
+        net.home.nft(&format!("table ip owner {{ {chains} }}"));
+        let said = check();
+        match expected {
+            "" => {
+                for what in [by_mark, one_address, "without mountain's bits"] {
+                    assert!(!said.contains(what), "{chains}: {said}");
+                }
+            }
+            expected => assert_has(&said, &[expected]),
+        }
+        net.home.run("nft delete table ip owner");
+    }
+    for (table, rules) in [
+        (
+            "nat",
+            &[
+                "PREROUTING -m mark ! --mark 0 -j RETURN",
+                "PREROUTING -p tcp -j REDIRECT --to-ports 3128",
+            ][..],
+        ),
+        ("filter", &["FORWARD -m connmark --mark 0 -j DROP"]),
+    ] {
+        for rule in rules {
+            net.home.run(&format!("iptables -t {table} -A {rule}"));
+        }
+        assert_has(&check(), &[by_mark, table]);
+        net.home.run(&format!("iptables -t {table} -F"));
     }
 }

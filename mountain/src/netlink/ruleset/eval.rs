@@ -25,22 +25,18 @@ const INLINE_MAX: usize = 4096;
 impl Ruleset {
     /// What the base chains at a place may still do to a packet of which these facts are known.
     pub fn residue(&self, place: &Place, facts: &Facts) -> Residue<'_> {
+        use EffectKind as E;
         let residue = self.evaluate(place, facts);
         // What rules change on the way is not known after.
-        let mut open = facts.clone();
-        if residue.writes(&[EffectKind::Mark, EffectKind::Unknown]) {
-            open.mark = None;
-        }
-        if residue.writes(&[
-            EffectKind::Nat,
-            EffectKind::Address,
-            EffectKind::Modify,
-            EffectKind::Unknown,
-        ]) {
-            open.source = None;
-            open.destination = None;
-            open.source_port = None;
-            open.destination_port = None;
+        let mut open = residue.left_of(facts);
+        // A connection is translated once: no rule of NAT meets the address that another one has given it.
+        let writes = [E::Address, E::Modify, E::Unknown];
+        if place.chains == Chains::Nat && !residue.does(&writes) {
+            open = Facts {
+                mark: open.mark,
+                ct_mark: open.ct_mark,
+                ..facts.clone()
+            };
         }
         match open == *facts {
             true => residue,

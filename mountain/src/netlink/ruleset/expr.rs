@@ -244,7 +244,7 @@ fn known(name: &str, a: &Attributes<'_>) -> Option<Expr> {
         "objref" => statement(E::Object, OBJECT, a, &[3]),
         "match" | "target" => compat(name, a)?,
         "nat" => statement(E::Nat, "nat", a, &[3, 4, 5, 6]),
-        "masq" => statement(E::Nat, "masquerade", a, &[2, 3]),
+        "masq" => statement(E::Masquerade, "masquerade", a, &[2, 3]),
         "redir" => statement(E::Nat, "redirect", a, &[1, 2]),
         "tproxy" => statement(E::Forward, "tproxy", a, &[2, 3]),
         "dup" => statement(E::Copy, "dup", a, &[1, 2]),

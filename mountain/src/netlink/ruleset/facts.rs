@@ -3,6 +3,8 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
+
 use super::expr::{self, Source};
 use super::{Hook, Packets, Place};
 use crate::netlink::link::Link;
@@ -34,6 +36,53 @@ impl DeviceFact {
     }
 }
 
+/// A mark, of which some bits are known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MarkFact {
+    /// The known bits.
+    value: u32,
+    /// Which they are.
+    known: u32,
+    /// Those of them that stay as they are where rules set marks.
+    kept: u32,
+}
+
+impl MarkFact {
+    /// This mark, until a rule sets another one.
+    pub fn of(value: u32) -> Self {
+        Self::kept(value, 0)
+    }
+
+    /// This mark, of which rules leave some bits as they are.
+    pub fn kept(value: u32, kept: u32) -> Self {
+        Self {
+            value,
+            known: u32::MAX,
+            kept,
+        }
+    }
+
+    /// What is still known once rules may have set it.
+    pub(super) fn once_set(self) -> Self {
+        let known = self.known & self.kept;
+        Self {
+            value: self.value & known,
+            known,
+            ..self
+        }
+    }
+
+    /// As a rule loads it. A byte of which only some bits are known is open.
+    fn bytes(self) -> Vec<Option<u8>> {
+        let bytes = self.value.to_ne_bytes().into_iter();
+        let known = self.known.to_ne_bytes().into_iter();
+        let bytes = bytes.zip(known);
+        bytes
+            .map(|(byte, known)| (known == 0xff).then_some(byte))
+            .collect()
+    }
+}
+
 /// What is known of a packet; all else is open. Addresses and ports are those that the packet bears
 /// at the hook in question.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,8 +93,8 @@ pub struct Facts {
     pub oif: DeviceFact,
     /// IPPROTO_*.
     pub protocol: Option<u8>,
-    /// Source address in its IP header.
-    pub source: Option<IpAddr>,
+    /// The network of the source address in its IP header.
+    pub source: Option<IpNet>,
     /// Destination address in its IP header.
     pub destination: Option<IpAddr>,
     /// Source port, of protocols with ports.
@@ -53,7 +102,9 @@ pub struct Facts {
     /// Destination port, of protocols with ports.
     pub destination_port: Option<u16>,
     /// Mark of the packet, as it bears it at the hook.
-    pub mark: Option<u32>,
+    pub mark: MarkFact,
+    /// Mark of its connection.
+    pub ct_mark: MarkFact,
     /// It begins a connection, of which nothing is translated yet but, with `translated`, the destination.
     pub begins: bool,
     /// It is a reply of a connection that was let through.
@@ -72,6 +123,8 @@ impl Facts {
     ) -> Option<Vec<Option<u8>>> {
         let open = vec![None; len];
         Some(match source {
+            Source::Meta(expr::META_MARK) => self.mark.bytes(),
+            Source::Other(name) if name == "ct mark" => self.ct_mark.bytes(),
             Source::Meta(key) => self.meta(*key, place)?.map_or(open, |mut bytes| {
                 bytes.resize(len, 0);
                 bytes.into_iter().map(Some).collect()
@@ -141,7 +194,6 @@ impl Facts {
             expr::META_OIFGROUP => of_device(&self.oif, group, None),
             expr::META_IIFKIND => kind(&self.iif),
             expr::META_OIFKIND => kind(&self.oif),
-            expr::META_MARK => Some(self.mark.map(|mark| mark.to_ne_bytes().to_vec())),
             expr::META_L4PROTO => Some(self.protocol.map(|protocol| vec![protocol])),
             expr::META_NFPROTO if at_device => Some(None),
             expr::META_NFPROTO => Some(Some(match place.packets {
@@ -163,10 +215,13 @@ impl Facts {
             Packets::Ipv4 => (12, 16, 4),
             Packets::Ipv6 => (8, 24, 16),
         };
-        let address = |address: Option<IpAddr>, at: u32| {
-            let bytes = ip_bytes(address?);
-            (bytes.len() == length as usize).then_some(())?;
-            bytes.get((offset - at) as usize).copied()
+        let address = |net: Option<IpNet>, at: u32| {
+            let net = net?;
+            let bytes = ip_bytes(net.addr());
+            let byte = offset - at;
+            let is_known = (byte + 1) * 8 <= u32::from(net.prefix_len());
+            (bytes.len() == length as usize && is_known).then_some(())?;
+            bytes.get(byte as usize).copied()
         };
         let port = |port: Option<u16>, byte: u32| Some(port?.to_be_bytes()[byte as usize]);
         match base {
@@ -175,7 +230,7 @@ impl Facts {
                 address(self.source, source_at)
             }
             NETWORK if (destination_at..destination_at + length).contains(&offset) => {
-                address(self.destination, destination_at)
+                address(self.destination.map(IpNet::from), destination_at)
             }
             TRANSPORT if offset < 2 => port(self.source_port, offset),
             TRANSPORT if offset < 4 => port(self.destination_port, offset - 2),

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use sha2::{Digest, Sha256};
 
 use super::expr::hex;
+use super::facts::Facts;
 use super::{marks, text, Family, FirewallRule, FirewallTable, RuleRef};
 
 /// What a statement does to a packet, or because of it.
@@ -17,6 +18,8 @@ pub enum EffectKind {
     Drop,
     /// Changes an address or a port of a connection.
     Nat,
+    /// Changes the source of a connection to an address of the device that it leaves by.
+    Masquerade,
     /// Sets the packet's mark, by which it may be routed.
     Mark,
     /// Sets something else that only programs and queues read: priority, class, the connection's mark.
@@ -42,17 +45,22 @@ pub enum EffectKind {
 }
 
 impl EffectKind {
-    /// Whether it may keep a packet from going on as it was routed.
+    /// Whether it may keep a packet from going on to where it was sent.
     fn stops(self) -> bool {
         matches!(
             self,
             Self::Drop | Self::Queue | Self::Forward | Self::Unknown
-        )
+        ) || self.is_nat()
+    }
+
+    /// Whether it translates connections.
+    pub fn is_nat(self) -> bool {
+        matches!(self, Self::Nat | Self::Masquerade)
     }
 
     /// Whether all that do this end the packet's way through the chain.
     pub(super) fn ends(self) -> bool {
-        matches!(self, Self::Nat | Self::Queue | Self::Drop)
+        self.is_nat() || matches!(self, Self::Queue | Self::Drop)
     }
 
     /// Whether a rule that does this may end there for some packets, as by a condition: what is not known may be one,
@@ -312,6 +320,18 @@ fn statements<'a>(chains: &[Hooked<'a>]) -> Vec<(EffectKind, Origin<'a>)> {
     found
 }
 
+/// To what addresses and ports connections are translated, at which line.
+fn translations<'a, 'b>(chains: &'b [Hooked<'a>]) -> Vec<(&'b str, Origin<'a>)> {
+    let of_line = |line: &'b ResidueLine<'a>| {
+        let nat = line.steps.iter().filter_map(|step| match step {
+            Step::Do(EffectKind::Nat, what) => Some(what.as_str()),
+            _ => None,
+        });
+        nat.map(|what| (what, line.origin))
+    };
+    lines(chains).into_iter().flat_map(of_line).collect()
+}
+
 impl<'a> Residue<'a> {
     /// What a packet meets at one place after another.
     pub fn in_turn(residues: impl IntoIterator<Item = Self>) -> Self {
@@ -334,6 +354,17 @@ impl<'a> Residue<'a> {
         found.into_iter().map(effect).collect()
     }
 
+    /// The first rule that translates packets to the same address or port here and there.
+    pub fn same_nat(&self, other: &Residue<'_>) -> Option<RuleRef> {
+        let there: HashSet<_> = translations(&other.chains)
+            .into_iter()
+            .map(|(what, origin)| (what, origin.address()))
+            .collect();
+        let mut here = translations(&self.chains).into_iter();
+        let (_, origin) = here.find(|(what, origin)| there.contains(&(*what, origin.address())))?;
+        Some(origin.rule_ref())
+    }
+
     /// The rule, or the policy, that drops what is left of all packets, none of which gets through before. `None`:
     /// some may get through, also by a condition that cannot be evaluated.
     pub fn drops_all(&self) -> Option<RuleRef> {
@@ -345,13 +376,32 @@ impl<'a> Residue<'a> {
         })
     }
 
-    pub(super) fn writes(&self, kinds: &[EffectKind]) -> bool {
+    pub(super) fn does(&self, kinds: &[EffectKind]) -> bool {
         let statements = statements(&self.chains);
         statements.iter().any(|(kind, _)| kinds.contains(kind))
     }
 
-    /// Only what may keep a packet from leaving, and what decides about that: also the marks that a chain sets, where a
-    /// later one goes by marks.
+    /// What is still known of a packet that has met all this.
+    pub fn left_of(&self, facts: &Facts) -> Facts {
+        use EffectKind as E;
+        let mut left = facts.clone();
+        if self.does(&[E::Mark, E::Unknown]) {
+            left.mark = left.mark.once_set();
+        }
+        if self.does(&[E::Label, E::Unknown]) {
+            left.ct_mark = left.ct_mark.once_set();
+        }
+        if self.does(&[E::Nat, E::Masquerade, E::Address, E::Modify, E::Unknown]) {
+            left.source = None;
+            left.destination = None;
+            left.source_port = None;
+            left.destination_port = None;
+        }
+        left
+    }
+
+    /// Only what may keep a packet from going where it was sent, and what decides about that: also the marks that a chain
+    /// sets, where a later one goes by marks.
     pub fn verdicts(&self) -> Self {
         let mut known = HashMap::new();
         let chains = self.chains.iter().map(|chain| {

@@ -63,12 +63,8 @@ pub(super) fn as_exprs(found: &Extension) -> Option<Vec<Expr>> {
             _ => None,
         },
         ("udp", 0) => ports(info, *info.get(8)?),
-        ("mark", 1) => Some(masked(
-            expr::META_MARK,
-            u32_at(info, 0)?,
-            u32_at(info, 4)?,
-            *info.get(8)? != 0,
-        )),
+        ("mark", 1) => by_mark(info, Source::Meta(expr::META_MARK)),
+        ("connmark", 1) => by_mark(info, Source::Other("ct mark".to_owned())),
         ("devgroup", 0) => devgroup(info),
         _ => None,
     }
@@ -130,9 +126,15 @@ fn ports(info: &[u8], inverted: u8) -> Option<Vec<Expr>> {
     Some(exprs)
 }
 
-fn masked(key: u32, value: u32, mask: u32, invert: bool) -> Vec<Expr> {
+/// struct xt_mark_mtinfo1, xt_connmark_mtinfo1: mark, mask, whether it is inverted.
+fn by_mark(info: &[u8], mark: Source) -> Option<Vec<Expr>> {
+    let inverted = *info.get(8)? != 0;
+    Some(masked(mark, u32_at(info, 0)?, u32_at(info, 4)?, inverted))
+}
+
+fn masked(source: Source, value: u32, mask: u32, invert: bool) -> Vec<Expr> {
     let (value, mask) = (value.to_ne_bytes(), mask.to_ne_bytes());
-    compare(Source::Meta(key), &mask, &value, invert)
+    compare(source, &mask, &value, invert)
 }
 
 /// struct xt_devgroup_info: flags, then group and mask of either side.
@@ -143,7 +145,7 @@ fn devgroup(info: &[u8]) -> Option<Vec<Expr>> {
         if flags & (1 << side) != 0 {
             let invert = flags & (2 << side) != 0;
             exprs.extend(masked(
-                key,
+                Source::Meta(key),
                 u32_at(info, at)?,
                 u32_at(info, at + 4)?,
                 invert,
@@ -175,7 +177,8 @@ pub(super) fn target(found: &Extension) -> Option<EffectKind> {
         "LOG" | "NFLOG" | "ULOG" | "TRACE" | "AUDIT" | "RATEEST" | "LED" => return None,
         "ACCEPT" | "RETURN" => return None,
         "DROP" | "REJECT" | "SYNPROXY" => E::Drop,
-        "MASQUERADE" | "SNAT" | "DNAT" | "REDIRECT" | "NETMAP" => E::Nat,
+        "MASQUERADE" => E::Masquerade,
+        "SNAT" | "DNAT" | "REDIRECT" | "NETMAP" => E::Nat,
         "NFQUEUE" | "QUEUE" => E::Queue,
         "MARK" | "HMARK" => E::Mark,
         "CONNMARK" => match connmark_mode(found) {

@@ -133,7 +133,7 @@ impl<'a> Look<'a> {
                 false => self.passed.target.clone(),
             },
             protocol: Some(self.rule.proto.number()),
-            source: Some(source.ip()),
+            source: Some(source.ip().into()),
             source_port: Some(source.port()),
             ..Facts::default()
         }
@@ -209,7 +209,7 @@ impl<'a> Look<'a> {
         for (place, facts) in &reply {
             // Only the first packet of a connection is asked about translations: no reply.
             let effects = self.effects(*place, facts);
-            found.extend(effects.into_iter().filter(|e| e.kind != EffectKind::Nat));
+            found.extend(effects.into_iter().filter(|e| !e.kind.is_nat()));
         }
         names(found)
     }
@@ -296,7 +296,7 @@ impl<'a> Look<'a> {
         let place = self.place(Hook::Prerouting).priorities(..=DNAT);
         let found = self.effects(place, &self.to(self.rule.from));
         let is_never = |e: &Effect| match e.kind {
-            EffectKind::Nat => true,
+            kind if kind.is_nat() => true,
             EffectKind::Track => e.rule.text.contains("notrack") || e.rule.text.contains("NOTRACK"),
             _ => false,
         };

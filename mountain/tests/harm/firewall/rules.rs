@@ -2,7 +2,7 @@
 //! What the evaluator says of rulesets that nft(8) and iptables(8) have loaded.
 
 use mountain::netlink::ruleset::{
-    DeviceFact, EffectKind, Elements, Facts, Hook, Packets, Place, Ruleset, Strange,
+    DeviceFact, EffectKind, Elements, Facts, Hook, MarkFact, Packets, Place, Ruleset, Strange,
 };
 use mountain::netlink::{translates_sources, Link};
 use mountain::redirect::preflight::firewall::ruleset;
@@ -236,7 +236,7 @@ fn rules_that_could_matter_to_some_packets_are_listed() {
         protocol: Some(17),
         destination: Some("203.0.113.1".parse().unwrap()),
         destination_port: Some(53),
-        mark: Some(0),
+        mark: MarkFact::of(0),
         ..Facts::default()
     };
     let place = Place::new(Packets::Ipv4, Hook::Prerouting);

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Where marks of Mountain's and the firewall's rules get in each other's way.
+
+use super::{Difference, Firewall};
+use crate::netlink::ruleset::{
+    DeviceFact, Facts, Hook, MarkFact, Packets, Place, Residue, Strange,
+};
+use crate::topology::ByMark;
+
+impl Firewall {
+    /// The first rule before routing to which marks of ours are strange, as it gives packets marks of its own: these
+    /// packets would not get the mark by which a rule of the FIB leads them elsewhere, into a VPN above all.
+    pub(super) fn marks(&self, ipv6: bool, by: ByMark, own: bool) -> Option<Difference> {
+        let hooks: &[Hook] = match own {
+            true => &[Hook::Output],
+            false => &[Hook::Ingress, Hook::Prerouting],
+        };
+        let strange = Strange {
+            bits: by.ours,
+            kept: by.compared & by.ours != 0,
+        };
+        let rule = (self.ruleset).by_mark(Packets::of(ipv6), hooks, strange)?;
+        Some(Difference {
+            what: format!(
+                "the routing rule of priority {} goes by packet marks, and the firewall reads mountain's bits ({:#x}) \
+                 as part of such a mark, by {rule}: have it read other bits only, as by a mask (MARK/{:#x})",
+                by.priority, by.ours, !by.ours
+            ),
+            rule: Some(rule.to_string()),
+        })
+    }
+
+    /// The first rule that lets packets through, or sends them elsewhere, where they bear a mark of ours, and not where
+    /// they bear none, or the other way round.
+    pub(super) fn ours(&self, ipv6: bool, bits: u32, own: bool) -> Option<Difference> {
+        let hooks: &[Hook] = match own {
+            true => &[Hook::Output, Hook::Postrouting],
+            false => &[Hook::Prerouting, Hook::Forward, Hook::Postrouting],
+        };
+        let iif = match own {
+            true => DeviceFact::Absent,
+            false => DeviceFact::Open,
+        };
+        let with = |mark: u32| {
+            let mark = MarkFact::kept(mark, bits);
+            let mut facts = Facts {
+                iif: iif.clone(),
+                mark,
+                // That of a forwarded connection becomes its packets'.
+                ct_mark: if own { MarkFact::of(0) } else { mark },
+                begins: true,
+                ..Facts::default()
+            };
+            let residues = hooks.iter().map(|hook| {
+                let place = Place::new(Packets::of(ipv6), *hook);
+                let residue = self.ruleset.residue(&place, &facts);
+                facts = residue.left_of(&facts);
+                residue
+            });
+            Residue::in_turn(residues).verdicts()
+        };
+        let lowest = bits & bits.wrapping_neg();
+        let rule = with(0).difference(&with(lowest))?;
+        Some(Difference {
+            what: format!(
+                "the firewall lets packets through, or translates them, by whether mountain's bits ({bits:#x}) are in their \
+                 mark or their connection's, by {rule}: have it read other bits only, as by a mask (MARK/{:#x})",
+                !bits
+            ),
+            rule: Some(rule.to_string()),
+        })
+    }
+
+    /// The first rule that takes marks of ours off forwarded packets or their connections. They would go on by another
+    /// uplink, with an address that is not its.
+    pub(super) fn lost(&self, ipv6: bool, ours: u32) -> Option<Difference> {
+        let rule = self.ruleset.takes_marks(Packets::of(ipv6), ours)?;
+        Some(Difference {
+            what: format!(
+                "the firewall sets marks without mountain's bits ({ours:#x}), by {rule}: have it set other bits only, as \
+                 by a mask (MARK/{:#x})",
+                !ours
+            ),
+            rule: Some(rule.to_string()),
+        })
+    }
+}
