@@ -17,7 +17,7 @@ struct mtn_new_flow {
 	__u8 dsfield;
 	__u8 left;			/* the kernel's to place, unless a rule names the path; result: it was */
 	__u8 by_rule;			/* result: a rule decided */
-	__u8 is_mptcp;
+	__u8 with_kernel;		/* why only the path will do that the kernel takes, while it is alive: a counter; 0: it need not */
 	__u32 pad2;			/* all of it is read by other functions, as the verifier sees it */
 };
 
@@ -116,13 +116,26 @@ static __always_inline bool mtn_is_to_provider(const struct mtn_flow_key *key)
 		(!(key->daddr[1] | key->daddr[2]) || bpf_ntohl(key->daddr[1]) >> 16 == 1));
 }
 
+/*
+ * Is a connection about other packets, which only the kernel places? Those are of GRE (PPTP, RFC 2637), and of this
+ * host's sockets with ports of their own: media that RTSP (RFC 7826), SIP (RFC 3261) and H.323 have agreed on. Many
+ * servers want all from one address.
+ */
+static __always_inline bool mtn_is_signalling(const struct mtn_flow_key *key, const bool local)
+{
+	__u16 port = bpf_ntohs(key->dport);
+
+	return (port == 1723 && key->proto == IPPROTO_TCP) ||
+	       (local && (port == 554 || port == 1720 || port == 5060 || port == 5061));
+}
+
 /* Is it the kernel's path alone that will do, if that is alive and no rule decides? A counter, or MTN_PLACE_STAT_MAX. */
 static __always_inline __u32 mtn_why_preferred(const struct mtn_new_flow *s, __u32 rule)
 {
 	if (rule < MTN_MAX_RULES || !mtn_is_preferred_alive(s->key.ipv6))
 		return MTN_PLACE_STAT_MAX;
 	return mtn_is_to_provider(&s->key) ? MTN_PLACE_PASS_PROVIDER :
-	       s->is_mptcp ? MTN_PLACE_PASS_MPTCP : MTN_PLACE_STAT_MAX;
+	       s->with_kernel ? s->with_kernel : MTN_PLACE_STAT_MAX;
 }
 
 /* Members of @g among the paths in @wanted. */
@@ -228,6 +241,8 @@ __noinline int mtn_place_local(struct mtn_new_flow *s, __u32 group, __u32 rule)
 	if (!s)
 		return MTN_MAX_PATHS;
 	s->left = config.left >> (s->key.ipv6 & 1) & 1 && !mtn_is_preferred_dead(s->key.ipv6);
+	if (!s->with_kernel && mtn_is_signalling(&s->key, true))
+		s->with_kernel = MTN_PLACE_PASS_SIGNALLING;
 	return mtn_place(s, group, rule);
 }
 
@@ -248,6 +263,8 @@ __noinline int mtn_place_forwarded(struct mtn_new_flow *s, __u32 group)
 		mtn_count(MTN_PLACE_PASS_MARKED);
 		return MTN_MAX_PATHS;
 	}
+	if (mtn_is_signalling(&s->key, false))
+		s->with_kernel = MTN_PLACE_PASS_SIGNALLING;
 	return mtn_place(s, group, rule);
 }
 

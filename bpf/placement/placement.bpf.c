@@ -35,11 +35,11 @@
  * is the kernel's to make.
  *
  * Left alone: other network namespaces (the programs are attached to a cgroup, which knows none),
- * sockets that are bound to an address or device or marked by their owner, UDP sockets that asked for a
- * port of their own unless a rule names them (servers; others may have been told the address),
+ * sockets that are bound to an address or device or marked by their owner, sockets that asked for a
+ * port of their own unless a rule names them (others may have been told the address),
  * destinations with a route of their own, local ones, multicast; what an ip rule of the user's selects; sockets
- * below a cgroup with a program at its egress, which may let them leave by one device only; MPTCP and what may
- * be a provider's own (choose.h), unless the path is dead that the kernel takes; for sendmsg, a source per
+ * below a cgroup with a program at its egress, which may let them leave by one device only; MPTCP, signalling and
+ * what may be a provider's own (choose.h), unless the path is dead that the kernel takes; for sendmsg, a source per
  * packet. (A device per packet without a source, IP_PKTINFO, cannot be seen here.) Everything, when no path is
  * known good, and while the daemon hangs or is stopped (alive.h).
  *
@@ -299,6 +299,61 @@ static __always_inline bool mtn_set_mark(struct bpf_sock_addr *ctx, __u32 now, _
 	return true;
 }
 
+/* Was the exchange in use lately? Another CPU may have used it since @now was read. */
+static __always_inline bool mtn_is_fresh(const struct mtn_unconnected *e, __u64 now)
+{
+	return (__s64)(now - e->last_ns) < (__s64)config.idle_ns;
+}
+
+/* Is an exchange, or all that a socket sends, left to the kernel? Until it rests, or the path is dead that the kernel takes. */
+static __always_inline bool mtn_is_left(struct mtn_unconnected *e, const struct mtn_new_flow *s,
+					__u64 now)
+{
+	if (!e || e->path < MTN_MAX_PATHS || !mtn_is_fresh(e, now) ||
+	    mtn_is_preferred_dead(s->key.ipv6))
+		return false;
+	e->last_ns = now;
+	return true;
+}
+
+/* The member of @group on which an exchange is: by its uplink's mark, where its path has another id by now. */
+static __always_inline __u32 mtn_exchange_path(const struct mtn_unconnected *e, __u32 group)
+{
+	const struct mtn_group *g;
+	__u32 i, found = MTN_MAX_PATHS;
+
+	if (e->path >= MTN_MAX_PATHS)
+		return MTN_MAX_PATHS;
+	if (mtn_path_at(e->path)->mark == e->mark && mtn_is_member(group, e->path))
+		return e->path;
+	barrier_var(group);
+	g = &groups[group & (MTN_MAX_GROUPS - 1)];
+	for (i = 0; i < MTN_MAX_MEMBERS && i < g->n_members; i++) {
+		if (mtn_path_at(g->path[i])->mark == e->mark) {
+			found = g->path[i];
+			break;
+		}
+	}
+	return found;
+}
+
+/*
+ * The path that a socket has sent datagrams by before it is connected: others may know it by that address. @left: it is the
+ * kernel's.
+ */
+static __always_inline __u32 mtn_sent_by(const struct mtn_new_flow *s, __u64 cookie, __u32 group, bool *left)
+{
+	struct mtn_unconnected_key whole = { .cookie = cookie, .ipv6 = s->key.ipv6 };
+	struct mtn_unconnected *last = bpf_map_lookup_elem(&unconnected, &whole);
+	__u64 now;
+
+	if (!last)
+		return MTN_MAX_PATHS;
+	now = bpf_ktime_get_ns();
+	*left = mtn_is_left(last, s, now);
+	return mtn_is_fresh(last, now) ? mtn_exchange_path(last, group) : MTN_MAX_PATHS;
+}
+
 /*
  * connect() to the destination in @s. A mark of ours that is there is from an earlier connect() of
  * the same socket: it goes when the new destination is not to have one.
@@ -307,6 +362,7 @@ static __always_inline int mtn_connect(struct bpf_sock_addr *ctx, struct mtn_new
 {
 	struct bpf_sock *sk = ctx->sk;
 	__u32 group, rule, now, path = MTN_MAX_PATHS;
+	bool left = false;
 	__u64 cookie;
 
 	if (!sk)
@@ -329,7 +385,6 @@ static __always_inline int mtn_connect(struct bpf_sock_addr *ctx, struct mtn_new
 		goto out;
 	s->uid = mtn_uid(sk);
 	s->dsfield = mtn_dsfield(ctx, s->key.ipv6);
-	s->is_mptcp = mtn_is_mptcp(ctx);
 	if (mtn_passes_cgroup(sk) || mtn_passes_fib_rule(s))
 		goto out;
 	rule = config.n_rules ? mtn_local_rule(s) : MTN_MAX_RULES;
@@ -338,12 +393,24 @@ static __always_inline int mtn_connect(struct bpf_sock_addr *ctx, struct mtn_new
 		mtn_count(MTN_PLACE_PASS_MARKED);
 		return ALLOW;
 	}
-	if (rule >= MTN_MAX_RULES && s->key.proto == IPPROTO_UDP && mtn_has_own_port(sk)) {
-		mtn_count(MTN_PLACE_PASS_PORT);
-		goto out;
+	if (rule >= MTN_MAX_RULES && mtn_has_own_port(sk)) {
+		if (s->key.proto == IPPROTO_UDP) {
+			mtn_count(MTN_PLACE_PASS_PORT);
+			goto out;
+		}
+		/* Several connections from one port, as through two NATs (RFC 5128): one address to all. */
+		s->with_kernel = MTN_PLACE_PASS_PORT;
+	} else if (mtn_is_mptcp(ctx)) {
+		s->with_kernel = MTN_PLACE_PASS_MPTCP;
 	}
 	cookie = bpf_get_socket_cookie(ctx);
 	s->salt = cookie ^ cookie >> 32;
+	if (s->key.proto == IPPROTO_UDP)
+		s->prefer = mtn_sent_by(s, cookie, group, &left);
+	if (left && rule >= MTN_MAX_RULES) {
+		mtn_count(MTN_PLACE_PASS_RUNNING);
+		goto out;
+	}
 	path = mtn_place_local(s, group, rule);
 out:
 	if (path >= MTN_MAX_PATHS) {
@@ -403,29 +470,12 @@ static __always_inline bool mtn_forget_mark(struct bpf_sock_addr *ctx)
 	return true;
 }
 
-/* Was the exchange in use lately? Another CPU may have used it since @now was read. */
-static __always_inline bool mtn_is_fresh(const struct mtn_unconnected *e, __u64 now)
-{
-	return (__s64)(now - e->last_ns) < (__s64)config.idle_ns;
-}
-
 /* Does the uplink give datagrams a source? */
 static __always_inline bool mtn_has_address(__u32 path)
 {
 	const struct mtn_placement_path *p = mtn_path_at(path);
 
 	return p->addr[0] | p->addr[1] | p->addr[2] | p->addr[3];
-}
-
-/* Is an exchange, or all that a socket sends, left to the kernel? Until it rests, or the path is dead that the kernel takes. */
-static __always_inline bool mtn_is_left(struct mtn_unconnected *e, const struct mtn_new_flow *s,
-					__u64 now)
-{
-	if (!e || e->path < MTN_MAX_PATHS || !mtn_is_fresh(e, now) ||
-	    mtn_is_preferred_dead(s->key.ipv6))
-		return false;
-	e->last_ns = now;
-	return true;
 }
 
 /* The address stays the kernel's choice: others may know the socket by that from now on. */
@@ -483,10 +533,11 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 		mtn_count(MTN_PLACE_PASS_RUNNING);
 		return MTN_MAX_PATHS;
 	}
-	if (known && mtn_is_fresh(known, now) && mtn_is_path(known->path) &&
-	    mtn_is_member(group, known->path)) {
-		was = known->path;
+	if (known && mtn_is_fresh(known, now))
+		was = mtn_exchange_path(known, group);
+	if (was < MTN_MAX_PATHS) {
 		known->last_ns = now;
+		known->path = was;
 		to_provider = mtn_is_to_provider(&s->key) && mtn_is_preferred_alive(s->key.ipv6);
 		/* The kernel's path, whose provider's the destination may be, may be alive again. */
 		if (mtn_is_alive(was) &&
@@ -514,7 +565,7 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 	}
 	/* What the socket used last: its address should be one to all, while that path will do. */
 	if (last)
-		s->prefer = last->path;
+		s->prefer = mtn_exchange_path(last, group);
 	s->salt = whole.cookie ^ whole.cookie >> 32;
 	path = mtn_place_local(s, group, rule);
 	if (path < MTN_MAX_PATHS && !mtn_has_address(path)) {
@@ -535,6 +586,7 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 		mtn_count(MTN_PLACE_LEFT_DEAD);
 	new.last_ns = now;
 	new.path = path;
+	new.mark = mtn_path_at(path)->mark;
 	bpf_map_update_elem(&unconnected, &pair, &new, BPF_ANY);
 	bpf_map_update_elem(&unconnected, &whole, &new, BPF_ANY);
 	mtn_placed(s, path, MTN_PLACE_PLACED_UNCONNECTED);

@@ -27,7 +27,7 @@ enum mtn_placement_stat {
 	MTN_PLACE_LEFT_DEAD,	/* exchanges that went on by another path, as theirs was dead */
 	MTN_PLACE_PASS_BOUND,	/* the socket has chosen a source address or a device */
 	MTN_PLACE_PASS_MARKED,	/* its owner, or who has forwarded it, has marked it */
-	MTN_PLACE_PASS_PORT,	/* it has a UDP port of its own: others may know it by its address */
+	MTN_PLACE_PASS_PORT,	/* it has a port of its own: others may know it by its address */
 	MTN_PLACE_PASS_FIB_RULE, /* an ip rule that comes first */
 	MTN_PLACE_PASS_SOURCE,	/* forwarded, from an address that needs no translation */
 	MTN_PLACE_PASS_NO_PATH,	/* no path known good, or its address is not known */
@@ -39,6 +39,7 @@ enum mtn_placement_stat {
 	MTN_PLACE_PASS_FIREWALL, /* the firewall may stop it on another uplink than the kernel's */
 	MTN_PLACE_PASS_PROVIDER, /* to what may be a provider's own: a private network, a DNS server */
 	MTN_PLACE_PASS_MPTCP,	/* which chooses paths by itself */
+	MTN_PLACE_PASS_SIGNALLING, /* about other packets, which only the kernel places */
 	MTN_PLACE_STAT_MAX,
 };
 
@@ -129,7 +130,7 @@ struct mtn_unconnected_key {
 struct mtn_unconnected {
 	__u64 last_ns;
 	__u32 path;		/* MTN_MAX_PATHS: where the kernel sends them, unless that is dead */
-	__u32 pad;
+	__u32 mark;		/* that path's: it gets another id when its gateway changes */
 };
 
 #endif

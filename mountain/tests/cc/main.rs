@@ -296,8 +296,8 @@ fn every_behaviour_transfers() {
     }
 }
 
-/// Connections that send one small message after another until told to stop, and so many times in any case; comes to
-/// the rounds of each.
+/// Connections that send a small message about every millisecond until told to stop, and so many in any case; comes to the
+/// rounds of each.
 fn load(ns: &Ns, name: &str, flows: usize, least: u64) -> Worker<Vec<u64>> {
     let connected = || pair(Some(name)).expect("a connection");
     let pairs: Vec<_> = ns.with(|| (0..flows).map(|_| connected()).collect());
@@ -320,6 +320,8 @@ fn rounds(mut from: TcpStream, mut to: TcpStream, stop: &Stop, least: u64) -> u6
         to.read_exact(&mut back).expect("the connection lives");
         assert_eq!(out, back);
         rounds += 1;
+        // Other tests want the processor, too.
+        thread::sleep(Duration::from_millis(1));
     }
     rounds
 }

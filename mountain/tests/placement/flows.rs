@@ -231,6 +231,52 @@ fn a_socket_that_is_connected_anew_chooses_anew() {
     assert_eq!(by_uplink(&again), [EACH, 0]);
 }
 
+/// As of who finds a peer by a server, and is then connected to the peer: that was told the first address.
+#[test]
+fn a_socket_that_has_sent_keeps_its_address_when_it_is_connected() {
+    let net = Home::new().running();
+    let hook = "nat hook prerouting priority dstnat";
+    net.providers.chain(
+        "inet led in",
+        hook,
+        "ip daddr 192.0.2.9 dnat to 198.18.50.2",
+    );
+    let mut flows = net.flows();
+    let opened = flows.open_by_both(&["msg"], SERVER[0]);
+    let connected = flows.again("192.0.2.9");
+    let uplinks = |flows: &[Seen]| flows.iter().map(Seen::uplink).collect::<Vec<_>>();
+    assert_eq!(uplinks(&connected), uplinks(&opened));
+    let expected = connected.iter().map(|flow| OWN[0][flow.uplink().unwrap()]);
+    assert!(
+        connected.iter().map(|f| &*f.own).eq(expected),
+        "{connected:?}"
+    );
+}
+
+#[test]
+fn datagrams_keep_their_address_when_the_gateway_changes() {
+    let net = Home::new().running();
+    let mut flows = net.flows();
+    let opened = flows.open_by_both(&["msg"], SERVER[0]);
+    for (i, metric) in [(0, 100), (1, 600)] {
+        net.providers
+            .ip(&format!("addr add 10.4{i}.0.3/24 dev r{i}"));
+        let gateway = format!("10.4{i}.0.3");
+        net.home.ip(&format!(
+            "route replace default via {gateway} dev u{i} metric {metric}"
+        ));
+        wait_until("the new gateway is known", LEAVE, || {
+            assert_eq!(flows.ask(), opened);
+            let paths = net.home.status().paths;
+            paths
+                .iter()
+                .any(|path| path.gateway.map(|ip| ip.to_string()) == Some(gateway.clone()))
+        });
+        net.wait_good();
+        assert_eq!(flows.ask(), opened);
+    }
+}
+
 #[test]
 fn a_socket_that_is_bound_after_it_was_connected_has_no_mark_of_ours() {
     let net = Home::new().running();

@@ -130,6 +130,50 @@ fn other_routes_are_not_concerned() {
     assert!(!said.contains("private networks"), "{said}");
 }
 
+/// Connections about packets that only the kernel places: of sockets with a port of their own, and of GRE.
+#[test]
+fn signalling_goes_where_the_kernel_has_the_packets_that_it_is_about() {
+    let net = Home::new().with_lan().running();
+    lead_there(&net);
+    net.wait_forwarding();
+    for port in [554, 1720, 1723, 5060, 5061] {
+        for server in SERVER {
+            net.flows()
+                .assert_opens_at("tcp", 8, (server, port), [8, 0]);
+        }
+    }
+    assert_eq!(net.counter("pass_signalling"), 5 * 2 * 8);
+    // Nothing is known of GRE; and forwarded datagrams are placed as the signalling is, whichever port they are from.
+    let forwarded = |port| net.inner_flows().open_at("tcp", EACH, (SERVER[0], port));
+    assert_eq!(by_uplink(&forwarded(1723)), [EACH, 0]);
+    assert_by_both(&forwarded(5060));
+    assert_by_both(&net.flows().open_at("udp", EACH, (SERVER[0], 1723)));
+    lose_the_kernels_uplink(&net);
+    net.flows()
+        .assert_opens_at("tcp", 8, (SERVER[0], 5060), [0, 8]);
+}
+
+/// As of who connects to several from one port, through the NAT of others.
+#[test]
+fn connections_from_a_port_of_their_own_are_the_kernels() {
+    let net = Home::new().running();
+    let from = |first: u32| {
+        let (mut flows, mut opened) = (net.flows(), Vec::new());
+        let mut open = |port: u32| {
+            for (kind, server, any) in [("tcp", 0, "0.0.0.0"), ("tcp", 1, "::")] {
+                let bind = format!("bind={any}/{}", port + 100 * server as u32);
+                opened.extend(flows.open_with(kind, 1, SERVER[server], &bind));
+            }
+        };
+        (first..first + 10).for_each(&mut open);
+        by_uplink(&opened)
+    };
+    assert_eq!(from(41_000), [20, 0]);
+    assert_eq!(net.counter("pass_port"), 20);
+    lose_the_kernels_uplink(&net);
+    assert_eq!(from(42_000), [0, 20]);
+}
+
 #[test]
 fn mptcp_starts_where_the_kernel_has_it() {
     let net = Home::new().running();
