@@ -223,11 +223,14 @@ static __always_inline __u32 mtn_place(struct mtn_new_flow *s, __u32 group, __u3
 		if (member < MTN_MAX_MEMBERS && (may & (1U << member)) && mtn_is_alive(prefer))
 			return prefer;
 	}
-	if (config.by_destination) {
+	if (config.by_address) {
 		key.sport = 0;
 		key.dport = 0;
 		key.proto = 0;
 		s->salt = 0;
+		/* An inner host has one address to all, as RFC 4787 recommends (REQ-2). */
+		if (key.saddr[0] | key.saddr[1] | key.saddr[2] | key.saddr[3])
+			__builtin_memset(key.daddr, 0, sizeof(key.daddr));
 	}
 	path = mtn_choose(g, may, mtn_flow_hash(&key, config.hash_seed) ^ mtn_fmix32(s->salt));
 	if (path >= MTN_MAX_PATHS)

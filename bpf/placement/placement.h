@@ -94,7 +94,7 @@ struct mtn_placement_config {
 	__u32 mark_mask;	/* the bits of packet marks that are ours */
 	__u32 n_rules;
 	__u32 n_fib_rules;
-	__u32 by_destination;	/* one path for all that goes to one address */
+	__u32 by_address;	/* one path for all to one address, and for all from one behind this host */
 	__u32 rules_need_dscp;	/* some of them asks for it */
 	__u32 fib_rules_need_dscp;
 	__u32 generation;	/* of destinations, groups and rules; never 0 in its low 16 bits */

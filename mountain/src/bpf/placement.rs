@@ -43,8 +43,8 @@ pub(crate) struct PlacementSettings {
     pub hash_seed: u32,
     /// The bits of packet marks that are ours.
     pub mark_mask: u32,
-    /// One path for all that goes from one address to one other.
-    pub by_destination: bool,
+    /// One path for all of this host to one address, and for all of one behind it.
+    pub by_address: bool,
 }
 
 /// What marks a path's flows.
@@ -131,7 +131,7 @@ impl PlacementPrograms {
             mode: SteerMode::Pass as u32,
             hash_seed: settings.hash_seed,
             mark_mask: settings.mark_mask,
-            by_destination: settings.by_destination.into(),
+            by_address: settings.by_address.into(),
             ..Default::default()
         };
         Ok(programs)

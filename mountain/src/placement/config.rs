@@ -23,8 +23,8 @@ pub struct PlacementConfig {
     /// Whether forwarded connections are placed: `always`, `never`, or `auto`: where this host
     /// forwards and translates sources. Default `auto`.
     pub forward: Forward,
-    /// What takes one path: all flows from one address to one other (`destination`), as some services want a client
-    /// to keep its address, or each `flow`. Default `destination`.
+    /// What takes one path: all flows of this host to one address, and all of one host behind it (`destination`), as some
+    /// services want a client to keep its address, or each `flow`. Default `destination`.
     pub spread: SpreadBy,
     /// The bits of packet and connection marks that mountain may use, next to each other. Default
     /// 0xff000000.

@@ -445,7 +445,7 @@ fn settings(config: &PlacementConfig) -> PlacementSettings {
     PlacementSettings {
         hash_seed: hash_seed(),
         mark_mask: config.mark_mask.bits(),
-        by_destination: config.spread == SpreadBy::Destination,
+        by_address: config.spread == SpreadBy::Destination,
     }
 }
 

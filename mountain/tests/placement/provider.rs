@@ -186,39 +186,46 @@ fn mptcp_starts_where_the_kernel_has_it() {
     net.flows().assert_opens("mptcp", 8, SERVER[0], [0, 8]);
 }
 
-/// The uplink of each of twenty servers: all that goes there takes it, of any kind.
+/// The uplink of each of twelve peers: all of its flows take it, of any kind.
 #[track_caller]
-fn uplinks_of_servers(flows_of: &dyn Fn() -> Flows) -> Vec<usize> {
-    let uplink = |host: u8| {
-        let server = format!("192.0.2.{host}");
-        let mut flows = flows_of();
-        let opened = KINDS.map(|kind| by_uplink(&flows.open(kind, 3, &server)));
+fn uplinks_of(flows_with: &dyn Fn(u8, &str) -> Vec<Seen>) -> Vec<usize> {
+    let uplink = |peer: u8| {
+        let opened = KINDS.map(|kind| by_uplink(&flows_with(peer, kind)));
         let uplink = usize::from(opened[0][0] == 0);
-        assert_eq!(opened, [[[3, 0], [0, 3]][uplink]; 3], "{server}");
+        assert_eq!(opened, [[[3, 0], [0, 3]][uplink]; 3], "{peer}");
         uplink
     };
-    (1..=20).map(uplink).collect()
+    (11..=22).map(uplink).collect()
 }
 
-/// All that a host sends to one server comes from one address: some servers want that.
+/// All that this host sends to one server comes from one address: some servers want that. All that a host behind it sends to
+/// any does: others find it by the address that one server has seen (STUN, RFC 8489).
 #[test]
-fn one_server_is_spoken_to_by_one_uplink() {
+fn one_server_and_one_inner_host_have_one_uplink() {
     let net = Home::by_default("").with_lan().running();
     net.wait_forwarding();
     let rule = format!("ip daddr 192.0.2.0/24 dnat to {}", SERVER[0]);
     net.providers
         .chain("inet led in", "nat hook prerouting priority dstnat", &rule);
-    let all = || {
-        let (own, inner) = (|| net.flows(), || net.inner_flows());
-        [uplinks_of_servers(&own), uplinks_of_servers(&inner)]
+    let lan = net.lan.as_ref().unwrap();
+    for host in 11..=22 {
+        lan.ip(&format!("addr add 192.168.7.{host}/24 dev e0"));
+    }
+    let own = |peer: u8, kind: &str| net.flows().open(kind, 3, &format!("192.0.2.{peer}"));
+    let inner = |peer: u8, kind: &str| {
+        let (mut flows, bind) = (net.inner_flows(), format!("bind=192.168.7.{peer}"));
+        let servers = ["192.0.2.1", "192.0.2.2", "192.0.2.3"];
+        let opened = servers.map(|server| flows.open_with(kind, 1, server, &bind));
+        opened.concat()
     };
+    let all = || [uplinks_of(&own), uplinks_of(&inner)];
     let before = all();
     for uplinks in &before {
         let second = uplinks.iter().sum::<usize>();
-        assert!((1..20).contains(&second), "servers differ: {uplinks:?}");
+        assert!((1..12).contains(&second), "peers differ: {uplinks:?}");
     }
     net.home.mountain_ok("down");
     net.up();
     net.wait_forwarding();
-    assert_eq!(all(), before, "a restart changes no server's uplink");
+    assert_eq!(all(), before, "a restart changes nobody's uplink");
 }
