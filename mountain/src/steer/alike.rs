@@ -343,7 +343,7 @@ impl Firewall {
     /// The first device by which connections from a network, which come in by `from`, begin untranslated, or translated to
     /// another one's address. Those to anywhere, of any port and without a mark, have to be translated: rules for single
     /// servers and ports are about ways back into the network, and those by mark (as of Kubernetes) for what somebody has
-    /// chosen.
+    /// chosen. None may be translated to one address by several.
     fn untranslated(
         &self,
         net: IpNet,
@@ -353,14 +353,16 @@ impl Firewall {
     ) -> Option<Difference> {
         let ipv6 = net.addr().is_ipv6();
         let residue = |device: &Link, source: IpNet, protocol: Option<i32>| {
+            let port = protocol.map(|_| ANY_PORT);
             let facts = Facts {
                 iif: from.clone(),
                 protocol: protocol.and_then(|protocol| u8::try_from(protocol).ok()),
                 source: Some(source),
                 destination: Some(ANYWHERE[usize::from(ipv6)]),
-                source_port: Some(ANY_PORT),
-                destination_port: Some(ANY_PORT),
+                source_port: port,
+                destination_port: port,
                 mark: MarkFact::of(0),
+                ct_mark: MarkFact::of(0),
                 begins: true,
                 ..facts(nat.hook, device)
             };
@@ -387,8 +389,7 @@ impl Firewall {
         let rule = pairs.find_map(|(a, b)| a.same_nat(b))?;
         Some(Difference {
             what: format!(
-                "the firewall gives packets from {net} the same address on several uplinks, by {rule}: have it name the \
-                 device (oifname)"
+                "the firewall gives packets from {net} the same address on several uplinks, by {rule}"
             ),
             rule: Some(rule.to_string()),
         })

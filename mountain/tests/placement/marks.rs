@@ -111,6 +111,7 @@ fn check_names_rules_by_which_marks_or_uplinks_matter() {
     let check = || stdout(&net.home.mountain("check --adopt"));
     let by_mark = "by whether mountain's bits";
     let one_address = "the firewall does not translate them to each uplink's own address";
+    let by_device = "the firewall treats u0 and u1 differently";
     let prerouting = "type nat hook prerouting priority dstnat;";
     let postrouting = "type nat hook postrouting priority srcnat - 1;";
     let forward = "type filter hook forward priority filter;";
@@ -126,6 +127,37 @@ fn check_names_rules_by_which_marks_or_uplinks_matter() {
         (format!("chain p {{ {prerouting} meta mark & 0xff != 0 return; tcp dport 80 redirect to :3128\n}}"), ""),
         (format!("chain o {{ {output} meta mark 255 return; tcp dport 80 redirect to :3128\n}}"), ""),
         (format!("chain o {{ {output} meta mark 0 tcp dport 80 redirect to :3128\n}}"), by_mark),
+        (format!("chain f {{ {forward} meta mark & 0x02000000 != 0 drop\n}}"), by_mark),
+        // By marks that the firewall sets, as Kubernetes, a VPN for one user, and a proxy do.
+        (
+            format!(
+                "chain o {{ type filter hook output priority 0; meta mark set meta mark | 0x4000\n}}\n\
+                 chain p {{ {postrouting} meta mark & 0x4000 == 0 return; meta mark set meta mark ^ 0x4000; masquerade\n}}"
+            ),
+            "",
+        ),
+        (
+            format!(
+                "chain m {{ type route hook output priority mangle; meta skuid 1234 meta mark set 42\n}}\n\
+                 chain p {{ {postrouting} meta mark 42 masquerade\n}}"
+            ),
+            "",
+        ),
+        (
+            format!(
+                "chain m {{ type route hook output priority mangle; udp dport 53 meta mark set 1\n}}\n\
+                 chain o {{ {output} meta mark 255 return; tcp dport 80 redirect to :3128\n}}"
+            ),
+            "",
+        ),
+        // A mark that is restored, and another chain that asks for a part of one.
+        (
+            format!(
+                "chain m {{ type filter hook prerouting priority mangle; meta mark set ct mark\n}}\n\
+                 chain f {{ {forward} meta mark & 0xff0000 == 0x40000 accept\n}}"
+            ),
+            "",
+        ),
         // By the connection's mark.
         (format!("chain f {{ {forward} iifname lan0 ct state new ct mark 0 drop\n}}"), by_mark),
         (format!("chain f {{ {forward} iifname lan0 ct state new ct mark & 0xff == 0 drop\n}}"), ""),
@@ -133,17 +165,17 @@ fn check_names_rules_by_which_marks_or_uplinks_matter() {
         (label("ct mark and 0xff000000 or 20"), by_mark),
         (label("ct mark and 0xff000000 or 20").replace("ct mark 20", "ct mark & 0xff == 20"), ""),
         (format!("chain p {{ {postrouting} ip saddr 192.168.7.50 snat to 10.40.0.2\n}}"), one_address),
-        (format!("chain p {{ {postrouting} ip saddr 192.168.7.50 oifname u0 snat to 10.40.0.2\n}}"), ""),
-        (format!("chain p {{ {postrouting} ip saddr 192.168.0.0/16 snat to oifname map {{ u0 : 10.40.0.2, u1 : 10.41.0.2 }}\n}}"), ""),
+        (format!("chain p {{ {postrouting} ip saddr 192.168.7.0/24 tcp dport 25 snat to 10.40.0.2\n}}"), one_address),
+        (format!("chain p {{ {postrouting} ip saddr 192.168.7.50 oifname u0 snat to 10.40.0.2\n}}"), by_device),
         // Another network's; back into this one.
-        (format!("chain p {{ {postrouting} ip saddr 10.8.0.0/24 snat to 10.40.0.2\n}}"), ""),
+        (format!("chain p {{ {postrouting} ip saddr {{ 10.8.0.0/24, 10.9.0.0-10.9.0.99 }} snat to 10.40.0.2\n}}"), ""),
         (format!("chain p {{ {postrouting} ip saddr 192.168.7.0/24 ip daddr 192.168.7.9 snat to 192.168.7.1\n}}"), ""),
     ] {
         net.home.nft(&format!("table ip owner {{ {chains} }}"));
         let said = check();
         match expected {
             "" => {
-                for what in [by_mark, one_address, "without mountain's bits"] {
+                for what in [by_mark, one_address, by_device, "without mountain's bits"] {
                     assert!(!said.contains(what), "{chains}: {said}");
                 }
             }

@@ -13,7 +13,7 @@ use super::read::{SET_EVAL, SET_TIMEOUT};
 use super::registers::{bitwise, in_range, known, named, render, Byte, Registers};
 use super::residue::{settle, Body, EffectKind, End, Hooked, Origin, Residue, ResidueLine, Step};
 use super::sets::{condition, may_match, question};
-use super::{xt, Base, Chain, Chains, Element, Family, FirewallRule, Hook, Place, Ruleset};
+use super::{marks, xt, Base, Chain, Chains, Element, Family, FirewallRule, Hook, Place, Ruleset};
 use super::{Set, Value};
 
 /// Deeper jumps than the kernel allows in nftables (NFT_JUMP_STACK_SIZE), or a loop: not evaluated.
@@ -385,8 +385,10 @@ impl<'a> Run<'a, '_> {
             _ => 0,
         };
         let name: Rc<str> = name.into();
+        let is_mark = marks::is_mark(source);
         let loaded = self.facts.load(source, len, self.place)?.into_iter();
         let bytes = loaded.enumerate().map(|(i, known)| match known {
+            Some(byte) if is_mark => Byte::Named(byte, name.clone(), i + shift),
             Some(byte) => Byte::Known(byte),
             None => Byte::Open(name.clone(), i + shift),
         });
@@ -461,7 +463,7 @@ impl<'a> Run<'a, '_> {
         let key = run.registers.read(lookup.sreg, set.key_len);
         // Where elements come and go with packets or time, what is in there is not known.
         let changes = set.flags & (SET_EVAL | SET_TIMEOUT) != 0;
-        let has_known = key.iter().any(|byte| matches!(byte, Byte::Known(_)));
+        let has_known = key.iter().any(Byte::is_known);
         let elements = may_match(set, &key).filter(|_| !(changes && has_known));
         let what = question(&here.set(&lookup.set), set, &key, elements.as_deref());
         if lookup.verdict {

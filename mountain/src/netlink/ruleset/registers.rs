@@ -11,6 +11,28 @@ pub(super) enum Byte {
     Known(u8),
     /// Byte of a named value.
     Open(Rc<str>, usize),
+    /// The same, but known: rules may ask for it, and what is written with it is the same whatever it is.
+    Named(u8, Rc<str>, usize),
+}
+
+impl Byte {
+    fn value(&self) -> Option<u8> {
+        match self {
+            Self::Known(value) | Self::Named(value, ..) => Some(*value),
+            Self::Open(..) => None,
+        }
+    }
+
+    pub(super) fn is_known(&self) -> bool {
+        self.value().is_some()
+    }
+
+    fn name(&self) -> Option<(&str, usize)> {
+        match self {
+            Self::Known(_) => None,
+            Self::Open(name, at) | Self::Named(_, name, at) => Some((name, *at)),
+        }
+    }
 }
 
 pub(super) struct Registers {
@@ -51,11 +73,7 @@ impl Registers {
 }
 
 pub(super) fn known(bytes: &[Byte]) -> Option<Vec<u8>> {
-    let byte = |byte: &Byte| match byte {
-        Byte::Known(byte) => Some(*byte),
-        _ => None,
-    };
-    bytes.iter().map(byte).collect()
+    bytes.iter().map(Byte::value).collect()
 }
 
 pub(super) fn named(name: &str, len: usize) -> Vec<Byte> {
@@ -65,14 +83,14 @@ pub(super) fn named(name: &str, len: usize) -> Vec<Byte> {
 
 /// Bytes as text: their identity.
 pub(super) fn render(bytes: &[Byte]) -> String {
-    let follows = |a: &Byte, b: &Byte| match (a, b) {
-        (Byte::Known(_), Byte::Known(_)) => true,
-        (Byte::Open(one, at), Byte::Open(other, next)) => one == other && *next == at + 1,
+    let follows = |a: &Byte, b: &Byte| match (a.name(), b.name()) {
+        (None, None) => true,
+        (Some((one, at)), Some((other, next))) => one == other && next == at + 1,
         _ => false,
     };
-    let part = |part: &[Byte]| match &part[0] {
-        Byte::Known(_) => hex(&known(part).unwrap_or_default()),
-        Byte::Open(name, at) => format!("{name}[{at}..{}]", at + part.len()),
+    let part = |part: &[Byte]| match part[0].name() {
+        None => hex(&known(part).unwrap_or_default()),
+        Some((name, at)) => format!("{name}[{at}..{}]", at + part.len()),
     };
     let parts: Vec<String> = bytes.chunk_by(follows).map(part).collect();
     parts.join(" . ")
@@ -84,14 +102,20 @@ pub(super) fn in_range(bytes: &[Byte], from: &[u8], to: &[u8]) -> Result<bool, S
         return Ok(from <= &known[..] && &known[..] <= to);
     }
     if from != to {
-        return Err(format!("{} in {}-{}", render(bytes), hex(from), hex(to)));
+        let with = |open: u8| bytes.iter().map(move |byte| byte.value().unwrap_or(open));
+        let (least, most): (Vec<u8>, Vec<u8>) = (with(0).collect(), with(0xff).collect());
+        return match () {
+            () if &most[..] < from || to < &least[..] => Ok(false),
+            () if from <= &least[..] && &most[..] <= to => Ok(true),
+            () => Err(format!("{} in {}-{}", render(bytes), hex(from), hex(to))),
+        };
     }
     let pairs = bytes.iter().zip(from);
-    let differ = |(byte, wanted): (&Byte, &u8)| matches!(byte, Byte::Known(b) if b != wanted);
+    let differ = |(byte, wanted): (&Byte, &u8)| byte.value().is_some_and(|b| b != *wanted);
     if pairs.clone().any(differ) {
         return Ok(false);
     }
-    let open = pairs.filter(|(byte, _)| !matches!(byte, Byte::Known(_)));
+    let open = pairs.filter(|(byte, _)| !byte.is_known());
     let (open, wanted): (Vec<Byte>, Vec<u8>) = open.map(|(b, w)| (b.clone(), *w)).unzip();
     Err(format!("{} is {}", render(&open), hex(&wanted)))
 }
@@ -103,13 +127,16 @@ pub(super) fn bitwise(bytes: &[Byte], how: &Bitwise) -> Vec<Byte> {
             all.map(|((byte, mask), xor)| match (byte, mask, xor) {
                 (_, 0, xor) => Byte::Known(*xor),
                 (Byte::Known(byte), mask, xor) => Byte::Known(byte & mask ^ xor),
-                (Byte::Open(..), 0xff, 0) => byte.clone(),
+                (byte, 0xff, 0) => byte.clone(),
                 (byte, mask, xor) => {
                     let name = format!(
                         "({} & {mask:02x} ^ {xor:02x})",
                         render(std::slice::from_ref(byte))
                     );
-                    Byte::Open(name.into(), 0)
+                    match byte.value() {
+                        Some(value) => Byte::Named(value & mask ^ xor, name.into(), 0),
+                        None => Byte::Open(name.into(), 0),
+                    }
                 }
             })
             .collect()

@@ -57,14 +57,10 @@ fn before(mut number: Vec<u8>) -> Vec<u8> {
     number
 }
 
-fn is_open(byte: &Byte) -> bool {
-    !matches!(byte, Byte::Known(_))
-}
-
 /// The elements that a key may be in; of a known key only the one that it is in. `None`: not known.
 pub(super) fn may_match<'a>(set: &'a Set, key: &[Byte]) -> Option<Vec<&'a Element>> {
     let elements = set.elements.as_ref()?;
-    let all_open = key.iter().all(is_open);
+    let all_open = !key.iter().any(Byte::is_known);
     let fits =
         |element: &&Element| all_open || !parts(set, key, element).any(|part| part == Ok(false));
     let mut found: Vec<&Element> = elements.iter().filter(fits).collect();
@@ -116,7 +112,7 @@ pub(super) fn question(
     key: &[Byte],
     elements: Option<&[&Element]>,
 ) -> String {
-    let is_split = set.flags & SET_ANONYMOUS != 0 || !key.iter().all(is_open);
+    let is_split = set.flags & SET_ANONYMOUS != 0 || key.iter().any(Byte::is_known);
     match elements {
         Some(elements) if is_split => {
             let each = |e: &&Element| format!("{} {:?}", condition(set, key, e), e.value);

@@ -41,26 +41,34 @@ impl Firewall {
             true => DeviceFact::Absent,
             false => DeviceFact::Open,
         };
+        // Mostly none does.
+        let ours = Strange { bits, kept: false };
+        self.ruleset.by_mark(Packets::of(ipv6), hooks, ours)?;
         let with = |mark: u32| {
-            let mark = MarkFact::kept(mark, bits);
             let mut facts = Facts {
                 iif: iif.clone(),
-                mark,
-                // That of a forwarded connection becomes its packets'.
-                ct_mark: if own { MarkFact::of(0) } else { mark },
+                mark: MarkFact::of(mark),
+                // Forwarded connections have it, too. Where rules take it off they are left for that ([`Firewall::lost`]).
+                ct_mark: match own {
+                    true => MarkFact::of(0),
+                    false => MarkFact::kept(mark, bits),
+                },
                 begins: true,
                 ..Facts::default()
             };
             let residues = hooks.iter().map(|hook| {
                 let place = Place::new(Packets::of(ipv6), *hook);
                 let residue = self.ruleset.residue(&place, &facts);
-                facts = residue.left_of(&facts);
+                facts.ct_mark = residue.left_of(&facts).ct_mark;
                 residue
             });
             Residue::in_turn(residues).verdicts()
         };
-        let lowest = bits & bits.wrapping_neg();
-        let rule = with(0).difference(&with(lowest))?;
+        let without = with(0);
+        let each = (0..u32::BITS).map(|n| 1 << n).filter(|bit| bits & bit != 0);
+        let rule = each
+            .into_iter()
+            .find_map(|bit| without.difference(&with(bit)))?;
         Some(Difference {
             what: format!(
                 "the firewall lets packets through, or translates them, by whether mountain's bits ({bits:#x}) are in their \
