@@ -6,6 +6,7 @@ open KIND COUNT SERVER PORT [bind=ADDRESS[:PORT]] [dev=NAME] [out=NAME] [info=NA
                         info: IPV6_PKTINFO, for all packets; prefer: IPV6_ADDR_PREFERENCES
 ask                     asks over every open flow
 again SERVER PORT [...] connects every udp flow anew, after it was dissolved; options as for open
+loose                   dissolves every udp flow, and asks by datagrams without a connection
 errors                  says how flows have ended: [[own address, name of the error, or null], ...]
 close
 
@@ -150,6 +151,14 @@ for line in sys.stdin:
             choose(flow["socket"], server, options)
             flow["to"] = target(server, port)
             flow["socket"].connect_ex(flow["to"])
+        ask()
+        say()
+    elif command == "loose":
+        import ctypes
+
+        for flow in flows:
+            ctypes.CDLL(None).connect(flow["socket"].fileno(), bytes(16), 16)
+            flow["kind"] = "msg"
         ask()
         say()
     elif command == "errors":

@@ -253,6 +253,20 @@ fn a_socket_that_has_sent_keeps_its_address_when_it_is_connected() {
     );
 }
 
+/// The first datagram after that is routed by the mark of the connection, the others are not.
+#[test]
+fn a_socket_that_is_dissolved_has_one_address() {
+    let net = Home::new().running();
+    let mut flows = net.flows();
+    let opened = flows.open_by_both(&["udp"], SERVER[0]);
+    let uplinks = |flows: &[Seen]| flows.iter().map(Seen::uplink).collect::<Vec<_>>();
+    for _ in 0..2 {
+        assert_eq!(uplinks(&flows.loose()), uplinks(&opened));
+    }
+    assert_eq!(uplinks(&flows.ask()), uplinks(&opened));
+    assert_eq!(net.counter("placed_unconnected"), EACH as u64);
+}
+
 #[test]
 fn datagrams_keep_their_address_when_the_gateway_changes() {
     let net = Home::new().running();

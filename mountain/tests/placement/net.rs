@@ -412,6 +412,11 @@ impl Flows {
         self.tell(&format!("again {server} {PORT} {options}"))
     }
 
+    /// Dissolves all connected datagram flows, and asks without a connection.
+    pub fn loose(&mut self) -> Vec<Seen> {
+        self.tell("loose")
+    }
+
     pub fn close(&mut self) {
         self.tell("close");
     }
