@@ -61,6 +61,7 @@ mod facts;
 pub mod hooks;
 mod lost;
 mod marks;
+mod nat;
 mod read;
 mod registers;
 mod residue;

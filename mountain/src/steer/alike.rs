@@ -284,7 +284,10 @@ impl Firewall {
         if by_nat {
             let nat = place(Hook::Postrouting).chains(Chains::Nat);
             let Some(inner) = source else {
-                return at_place(&self.ruleset, nat, &devices);
+                return unlike(&devices, |device| {
+                    let residue = self.ruleset.residue(&nat, &facts(nat.hook, device));
+                    residue.translating()
+                });
             };
             let Some(from) = self.inner_device(inner.device) else {
                 return Some(Difference::reading());

@@ -496,6 +496,26 @@ fn one_way_datagrams_that_began_before_keep_their_uplink() {
 }
 
 /// What `systemctl restart` does: SIGUSR1, then another one.
+/// As where providers give fixed addresses.
+#[test]
+fn forwarded_connections_choose_where_each_uplink_has_an_address_of_its_own() {
+    let net = Home::new().with_lan();
+    net.home.run("nft flush chain inet home post");
+    for rule in [
+        "oifname u0 snat ip to 10.40.0.2",
+        "oifname u1 snat ip to 10.41.0.2",
+        "oifname { u0, u1 } masquerade",
+    ] {
+        net.home.run(&format!("nft add rule inet home post {rule}"));
+    }
+    net.up();
+    net.wait_forwarding();
+    for server in SERVER {
+        net.inner_flows().open_by_both(&["tcp", "udp"], server);
+    }
+    assert_eq!(net.refused(), 0);
+}
+
 #[test]
 fn a_restart_keeps_forwarded_connections() {
     let net = Home::new().with_lan().running();

@@ -166,7 +166,13 @@ fn check_names_rules_by_which_marks_or_uplinks_matter() {
         (label("ct mark and 0xff000000 or 20").replace("ct mark 20", "ct mark & 0xff == 20"), ""),
         (format!("chain p {{ {postrouting} ip saddr 192.168.7.50 snat to 10.40.0.2\n}}"), one_address),
         (format!("chain p {{ {postrouting} ip saddr 192.168.7.0/24 tcp dport 25 snat to 10.40.0.2\n}}"), one_address),
-        (format!("chain p {{ {postrouting} ip saddr 192.168.7.50 oifname u0 snat to 10.40.0.2\n}}"), by_device),
+        // Each uplink's own, of all or of one.
+        (format!("chain p {{ {postrouting} oifname u0 snat to 10.40.0.2; oifname u1 snat to 10.41.0.2\n}}"), ""),
+        (format!("chain p {{ {postrouting} ip saddr 192.168.0.0/16 snat to oifname map {{ u0 : 10.40.0.2, u1 : 10.41.0.2 }}\n}}"), ""),
+        (format!("chain p {{ {postrouting} oifname u0 snat to 10.40.0.2; oifname u1 snat to 10.40.0.2\n}}"), one_address),
+        (format!("chain p {{ {postrouting} ip saddr 192.168.7.50 oifname u0 snat to 10.40.0.2; oifname {{ u0, u1 }} masquerade\n}}"), ""),
+        (format!("chain p {{ {postrouting} oifname u0 snat to 10.40.0.2\n}}"), ""),
+        (format!("chain p {{ {postrouting} ip saddr 192.168.7.50 oifname u1 return; oifname {{ u0, u1 }} masquerade\n}}"), by_device),
         // Another network's; back into this one.
         (format!("chain p {{ {postrouting} ip saddr {{ 10.8.0.0/24, 10.9.0.0-10.9.0.99 }} snat to 10.40.0.2\n}}"), ""),
         (format!("chain p {{ {postrouting} ip saddr 192.168.7.0/24 ip daddr 192.168.7.9 snat to 192.168.7.1\n}}"), ""),

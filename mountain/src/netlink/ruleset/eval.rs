@@ -11,7 +11,7 @@ use super::expr::{self, Expr, Extension, Lookup, Source, Statement, Verdict};
 use super::facts::Facts;
 use super::read::{SET_EVAL, SET_TIMEOUT};
 use super::registers::{bitwise, in_range, known, named, render, Byte, Registers};
-use super::residue::{settle, Body, EffectKind, End, Hooked, Origin, Residue, ResidueLine, Step};
+use super::residue::{close, Body, EffectKind, End, Hooked, Origin, Residue, ResidueLine, Step};
 use super::sets::{condition, may_match, question};
 use super::{marks, xt, Base, Chain, Chains, Element, Family, FirewallRule, Hook, Place, Ruleset};
 use super::{Set, Value};
@@ -155,20 +155,9 @@ type Next<'a> = ControlFlow<End<'a>>;
 
 impl<'a> Run<'a, '_> {
     fn base_chain(&mut self, here: Origin<'a>, base: &Base) {
-        let mut lines = self.body(here, here.chain).lines.clone();
-        // A last rule for all that are left is a policy, unless some of them return past it to another one.
-        let returns = lines.iter().any(|line| line.fate.back);
-        let policy = lines.pop_if(|last| match (&last.end, last.steps.is_empty()) {
-            (End::Drop, true) => base.drops || !returns,
-            (End::Accept, true) => !base.drops || !returns,
-            _ => false,
-        });
-        let drops = (policy.as_ref()).map_or(base.drops, |line| matches!(line.end, End::Drop));
-        let mut lines = settle(lines, drops);
-        if drops {
-            let by_chain = || Rc::new(ResidueLine::new(Vec::new(), End::Drop, here));
-            lines.push(policy.unwrap_or_else(by_chain));
-        }
+        let lines = self.body(here, here.chain).lines.clone();
+        let policy = || Rc::new(ResidueLine::new(Vec::new(), End::Drop, here));
+        let (lines, drops) = close(lines, base.drops, policy);
         if !lines.is_empty() {
             self.chains.push(Hooked {
                 priority: base.priority,

@@ -65,7 +65,7 @@ impl EffectKind {
 
     /// Whether a rule that does this may end there for some packets, as by a condition: what is not known may be one,
     /// an element is not there or not added, a limit is used up, a header or a socket is missing.
-    fn asks(self) -> bool {
+    pub(super) fn asks(self) -> bool {
         matches!(
             self,
             Self::Address
@@ -123,7 +123,7 @@ pub(super) struct Origin<'a> {
 #[derive(Clone, Copy, Default)]
 pub(super) struct Fate {
     /// Some may be accepted, or be handed to what is not known.
-    through: bool,
+    pub through: bool,
     /// Some may go on where the body was jumped to from.
     pub back: bool,
     /// Some may go on with the next line.
@@ -287,7 +287,7 @@ impl Hooked<'_> {
 }
 
 /// Every line of these chains, those of a chain that several rules jump to once.
-fn lines<'a, 'b>(chains: &'b [Hooked<'a>]) -> Vec<&'b ResidueLine<'a>> {
+pub(super) fn lines<'a, 'b>(chains: &'b [Hooked<'a>]) -> Vec<&'b ResidueLine<'a>> {
     let mut found = Vec::new();
     let mut seen = HashSet::new();
     let mut bodies: Vec<&Rc<Body<'a>>> = chains.iter().rev().map(|c| &c.body).collect();
@@ -320,18 +320,6 @@ fn statements<'a>(chains: &[Hooked<'a>]) -> Vec<(EffectKind, Origin<'a>)> {
     found
 }
 
-/// To what addresses and ports connections are translated, at which line.
-fn translations<'a, 'b>(chains: &'b [Hooked<'a>]) -> Vec<(&'b str, Origin<'a>)> {
-    let of_line = |line: &'b ResidueLine<'a>| {
-        let nat = line.steps.iter().filter_map(|step| match step {
-            Step::Do(EffectKind::Nat, what) => Some(what.as_str()),
-            _ => None,
-        });
-        nat.map(|what| (what, line.origin))
-    };
-    lines(chains).into_iter().flat_map(of_line).collect()
-}
-
 impl<'a> Residue<'a> {
     /// What a packet meets at one place after another.
     pub fn in_turn(residues: impl IntoIterator<Item = Self>) -> Self {
@@ -352,17 +340,6 @@ impl<'a> Residue<'a> {
             rule: origin.rule_ref(),
         };
         found.into_iter().map(effect).collect()
-    }
-
-    /// The first rule that translates packets to the same address or port here and there.
-    pub fn same_nat(&self, other: &Residue<'_>) -> Option<RuleRef> {
-        let there: HashSet<_> = translations(&other.chains)
-            .into_iter()
-            .map(|(what, origin)| (what, origin.address()))
-            .collect();
-        let mut here = translations(&self.chains).into_iter();
-        let (_, origin) = here.find(|(what, origin)| there.contains(&(*what, origin.address())))?;
-        Some(origin.rule_ref())
     }
 
     /// The rule, or the policy, that drops what is left of all packets, none of which gets through before. `None`:
@@ -532,8 +509,30 @@ fn inner(line: &ResidueLine<'_>) -> RuleRef {
     }
 }
 
+/// The lines of a base chain, and whether it drops what returns from it. Then `policy`, or the rule that stands for it, is
+/// the last line.
+pub(super) fn close<'a>(
+    mut lines: Vec<Rc<ResidueLine<'a>>>,
+    drops: bool,
+    policy: impl FnOnce() -> Rc<ResidueLine<'a>>,
+) -> (Vec<Rc<ResidueLine<'a>>>, bool) {
+    // A last rule for all that are left is a policy, unless some of them return past it to another one.
+    let returns = lines.iter().any(|line| line.fate.back);
+    let last = lines.pop_if(|last| match (&last.end, last.steps.is_empty()) {
+        (End::Drop, true) => drops || !returns,
+        (End::Accept, true) => !drops || !returns,
+        _ => false,
+    });
+    let drops = (last.as_ref()).map_or(drops, |line| matches!(line.end, End::Drop));
+    let mut lines = settle(lines, drops);
+    if drops {
+        lines.push(last.unwrap_or_else(policy));
+    }
+    (lines, drops)
+}
+
 /// Leaves out, from the end, what decides as the policy does.
-pub(super) fn settle(mut lines: Vec<Rc<ResidueLine<'_>>>, drops: bool) -> Vec<Rc<ResidueLine<'_>>> {
+fn settle(mut lines: Vec<Rc<ResidueLine<'_>>>, drops: bool) -> Vec<Rc<ResidueLine<'_>>> {
     while let Some(last) = lines.pop_if(|last| last.only_decides()) {
         let rest = match &last.end {
             End::Continue | End::Return => continue,
