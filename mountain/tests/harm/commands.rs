@@ -112,6 +112,10 @@ fn probes_go_on_while_nft_takes_its_time() {
     net.client
         .ip("route add default via 10.30.1.2 dev u7 metric 200");
     wait_until("nft is called", 6 * LEAVE, || runs.exists());
+    wait_until("the uplink is back", LEAVE, || {
+        let paths = net.client.status().paths;
+        paths.iter().any(|path| path.device == "u0")
+    });
     let sent = || net.path("u0").probes.sent;
     let before = sent();
     wait_until("probes go on", LEAVE, || sent() > before + 2);

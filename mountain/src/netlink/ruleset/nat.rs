@@ -72,15 +72,7 @@ fn translating<'a>(
     let line = |line: &Rc<ResidueLine<'a>>| {
         let end = match &line.end {
             End::Stop if line.steps.iter().any(is_nat) => End::Drop,
-            End::Jump(inner) => match translating(inner, known) {
-                inner if inner.lines.is_empty() => End::Continue,
-                inner => End::Jump(inner),
-            },
-            End::Goto(inner) => match translating(inner, known) {
-                inner if inner.lines.is_empty() => End::Return,
-                inner => End::Goto(inner),
-            },
-            end => end.clone(),
+            end => end.with(|body| translating(body, known)),
         };
         let mut steps = line.steps.clone();
         // What a step may end the rule by is a condition of what comes behind it.

@@ -220,7 +220,22 @@ impl<'a> ResidueLine<'a> {
     }
 }
 
-impl End<'_> {
+impl<'a> End<'a> {
+    /// The same to what becomes of the body that it leads to. An empty one is none.
+    pub fn with(&self, change: impl FnOnce(&Rc<Body<'a>>) -> Rc<Body<'a>>) -> Self {
+        match self {
+            Self::Jump(body) => match change(body) {
+                body if body.lines.is_empty() => Self::Continue,
+                body => Self::Jump(body),
+            },
+            Self::Goto(body) => match change(body) {
+                body if body.lines.is_empty() => Self::Return,
+                body => Self::Goto(body),
+            },
+            end => end.clone(),
+        }
+    }
+
     fn fate(&self) -> Fate {
         let (through, back, past) = match self {
             Self::Continue => (false, false, true),
@@ -454,17 +469,9 @@ fn deciding<'a>(
         });
         let does = steps.iter().any(|step| matches!(step, Step::Do(..)));
         let end = match &line.end {
-            End::Jump(inner) => match deciding(inner, known) {
-                inner if inner.lines.is_empty() => End::Continue,
-                inner => End::Jump(inner),
-            },
-            End::Goto(inner) => match deciding(inner, known) {
-                inner if inner.lines.is_empty() => End::Return,
-                inner => End::Goto(inner),
-            },
             // Its last step lets the packet through.
             End::Stop if !does => End::Accept,
-            end => end.clone(),
+            end => end.with(|body| deciding(body, known)),
         };
         if does || !matches!(end, End::Continue) {
             lines.push(Rc::new(ResidueLine::new(steps, end, line.origin)));
