@@ -17,7 +17,7 @@ struct mtn_new_flow {
 	__u8 dsfield;
 	__u8 left;			/* the kernel's to place, unless a rule names the path; result: it was */
 	__u8 by_rule;			/* result: a rule decided */
-	__u8 with_kernel;		/* why only the path will do that the kernel takes, while it is alive: a counter; 0: it need not */
+	__u8 with_kernel;		/* counter of why it goes by the kernel's path while that is alive, or 0 */
 	__u32 pad2;			/* all of it is read by other functions, as the verifier sees it */
 };
 

@@ -36,7 +36,7 @@ impl DeviceFact {
     }
 }
 
-/// A mark, of which some bits are known.
+/// What is known of a mark: all of it, or some bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MarkFact {
     /// The known bits.
@@ -53,7 +53,7 @@ impl MarkFact {
         Self::kept(value, 0)
     }
 
-    /// This mark, of which rules leave some bits as they are.
+    /// This mark, of whose bits those in `kept` survive where rules set marks.
     pub fn kept(value: u32, kept: u32) -> Self {
         Self {
             value,

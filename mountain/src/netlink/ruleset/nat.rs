@@ -75,7 +75,7 @@ fn translating<'a>(
             end => end.with(|body| translating(body, known)),
         };
         let mut steps = line.steps.clone();
-        // What a step may end the rule by is a condition of what comes behind it.
+        // A step that may end the rule is a condition for the steps behind it.
         steps.retain(|step| match step {
             Step::If(_) => true,
             Step::Do(kind, _) => kind.asks(),

@@ -11,7 +11,7 @@ pub(super) enum Byte {
     Known(u8),
     /// Byte of a named value.
     Open(Rc<str>, usize),
-    /// The same, but known: rules may ask for it, and what is written with it is the same whatever it is.
+    /// The same with a known value: comparisons use the value, and what is written with it shows the name.
     Named(u8, Rc<str>, usize),
 }
 

@@ -221,7 +221,7 @@ impl<'a> ResidueLine<'a> {
 }
 
 impl<'a> End<'a> {
-    /// The same to what becomes of the body that it leads to. An empty one is none.
+    /// The same end, leading to another body in place of its own. An empty one is left out.
     pub fn with(&self, change: impl FnOnce(&Rc<Body<'a>>) -> Rc<Body<'a>>) -> Self {
         match self {
             Self::Jump(body) => match change(body) {

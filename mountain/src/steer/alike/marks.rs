@@ -41,7 +41,7 @@ impl Firewall {
             true => DeviceFact::Absent,
             false => DeviceFact::Open,
         };
-        // Mostly none does.
+        // Where no rule goes by these bits, nothing has to be evaluated. So it is on most hosts.
         let ours = Strange { bits, kept: false };
         self.ruleset.by_mark(Packets::of(ipv6), hooks, ours)?;
         let with = |mark: u32| {
@@ -65,10 +65,8 @@ impl Firewall {
             Residue::in_turn(residues).verdicts()
         };
         let without = with(0);
-        let each = (0..u32::BITS).map(|n| 1 << n).filter(|bit| bits & bit != 0);
-        let rule = each
-            .into_iter()
-            .find_map(|bit| without.difference(&with(bit)))?;
+        let mut each = (0..u32::BITS).map(|n| 1 << n).filter(|bit| bits & bit != 0);
+        let rule = each.find_map(|bit| without.difference(&with(bit)))?;
         Some(Difference {
             what: format!(
                 "the firewall lets packets through, or translates them, by whether mountain's bits ({bits:#x}) are in their \
