@@ -6,7 +6,7 @@ open KIND COUNT SERVER PORT [bind=ADDRESS[:PORT]] [dev=NAME] [out=NAME] [info=NA
                         info: IPV6_PKTINFO, for all packets; prefer: IPV6_ADDR_PREFERENCES
 ask                     asks over every open flow
 again SERVER PORT [...] connects every udp flow anew, after it was dissolved; options as for open
-loose                   dissolves every udp flow, and asks by datagrams without a connection
+loose SERVER PORT       dissolves every udp flow, and asks there by datagrams without a connection
 errors                  says how flows have ended: [[own address, name of the error, or null], ...]
 close
 
@@ -159,6 +159,7 @@ for line in sys.stdin:
         for flow in flows:
             ctypes.CDLL(None).connect(flow["socket"].fileno(), bytes(16), 16)
             flow["kind"] = "msg"
+            flow["to"] = target(*rest)
         ask()
         say()
     elif command == "errors":

@@ -413,8 +413,8 @@ impl Flows {
     }
 
     /// Dissolves all connected datagram flows, and asks without a connection.
-    pub fn loose(&mut self) -> Vec<Seen> {
-        self.tell("loose")
+    pub fn loose(&mut self, server: &str) -> Vec<Seen> {
+        self.tell(&format!("loose {server} {PORT}"))
     }
 
     pub fn close(&mut self) {
