@@ -19,8 +19,11 @@
 //! filters of traffic control are not evaluated for those.
 
 mod marks;
+mod question;
 
-use std::collections::{BTreeMap, BTreeSet};
+pub(crate) use question::{About, Question};
+
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
@@ -31,163 +34,7 @@ use crate::netlink::ruleset::{
     Chains, DeviceFact, EffectKind, Facts, Hook, MarkFact, Packets, Place, Residue, Ruleset,
 };
 use crate::netlink::Link;
-use crate::topology::{ByMark, Group, InnerNet, Rewritable, Topology};
-
-/// What is asked of the firewall.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Question {
-    /// About IPv6 packets; otherwise IPv4.
-    pub ipv6: bool,
-    /// Indexes.
-    pub devices: BTreeSet<u32>,
-    /// In which respect.
-    pub about: About,
-    /// What must not be changed after routing, as rules of the FIB ask for it.
-    pub unchanged: BTreeSet<Rewritable>,
-}
-
-/// In which respect the firewall must not tell devices, or marks, apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum About {
-    /// All that it does after routing.
-    Running,
-    /// Only what it does to source addresses: of flows that choose their uplink before they meet the firewall.
-    Nat,
-    /// Whether it lets packets of this host's new flows leave by one device and not by another.
-    Leaving,
-    /// The same of packets from networks behind this host, which come in by this device; `None`: by any of several.
-    Forwarding(Option<u32>),
-    /// Whether it translates what comes from a network behind this host to anywhere.
-    Source(InnerNet),
-    /// Whether it takes these bits off the marks of forwarded packets or their connections.
-    Lost(u32),
-    /// What it does before routing to packets that bear marks of ours, where rules of the FIB go by marks.
-    Marks {
-        /// Those rules.
-        by: ByMark,
-        /// Packets of this host; otherwise forwarded ones.
-        own: bool,
-    },
-    /// Whether it lets packets that bear marks of ours go on as it does others, to where it does.
-    Ours {
-        /// The bits of these marks.
-        bits: u32,
-        /// Packets of this host; otherwise forwarded ones.
-        own: bool,
-    },
-}
-
-impl Question {
-    /// About the running flows of a group of a topology.
-    pub(crate) fn of(group: &Group, topology: &Topology) -> Self {
-        let paths = || group.members.iter().map(|m| &topology.paths[m.path]);
-        Self {
-            ipv6: paths().any(|path| path.key.ipv6),
-            devices: paths().map(|path| path.key.ifindex).collect(),
-            about: About::Running,
-            unchanged: group.told_by.clone(),
-        }
-    }
-
-    /// Whether what is at the egress of its devices is asked about, too: of running flows that could move.
-    pub(crate) fn is_of_egress(&self) -> bool {
-        self.about == About::Running && self.devices.len() > 1
-    }
-
-    /// About the forwarded flows that begin in a group. They meet the whole firewall of their uplink, but where only
-    /// the kernel's own choice is translated, they would leave another one untranslated.
-    pub(crate) fn of_new(group: &Group, topology: &Topology) -> Self {
-        Self {
-            about: About::Nat,
-            unchanged: BTreeSet::new(),
-            ..Self::of(group, topology)
-        }
-    }
-
-    /// About what leaves of the flows that begin in a group: where the kernel takes one path for all, another one must
-    /// not stop what that lets through. `reserves` (indexes of paths) have flows only while the others are dead, and
-    /// what they stop would not have arrived.
-    pub(crate) fn of_leaving(
-        group: &Group,
-        topology: &Topology,
-        reserves: &BTreeSet<usize>,
-    ) -> Option<Self> {
-        let members = group.members.iter().map(|member| member.path);
-        let shared = members.filter(|path| !reserves.contains(path));
-        let paths = shared.chain([group.preferred?]);
-        Some(Self {
-            about: About::Leaving,
-            devices: paths.map(|path| topology.paths[path].key.ifindex).collect(),
-            ..Self::of_new(group, topology)
-        })
-    }
-
-    /// About the networks behind this host whose flows begin in a group: whether they are translated, and whether their
-    /// packets leave by all uplinks ([`Question::of_leaving`]).
-    pub(crate) fn of_nets(
-        group: &Group,
-        topology: &Topology,
-        reserves: &BTreeSet<usize>,
-    ) -> Vec<NetQuestions> {
-        let new = Self::of_new(group, topology);
-        let leaving = Self::of_leaving(group, topology, reserves);
-        let nets = topology.inner_nets.iter();
-        let nets = nets.filter(|inner| inner.net.addr().is_ipv6() == new.ipv6);
-        let ask = |question: &Self, about| Self {
-            about,
-            ..question.clone()
-        };
-        nets.map(|inner| NetQuestions {
-            net: inner.net,
-            source: ask(&new, About::Source(*inner)),
-            leaving: (leaving.as_ref())
-                .map(|question| ask(question, About::Forwarding(inner.device))),
-        })
-        .collect()
-    }
-
-    /// About the marks by which the forwarded flows that begin in a group keep their path.
-    pub(crate) fn of_lost(group: &Group, topology: &Topology) -> Self {
-        Self {
-            about: About::Lost(topology.our_bits),
-            devices: BTreeSet::new(),
-            ..Self::of_new(group, topology)
-        }
-    }
-
-    /// About the marks of the flows that begin in a group: of this host's `own`, or of forwarded ones. Where no
-    /// rule of the FIB goes by marks, nobody needs to be asked.
-    pub(crate) fn of_marks(group: &Group, topology: &Topology, own: bool) -> Option<Self> {
-        let question = Self::of_new(group, topology);
-        let by = topology.by_mark[usize::from(question.ipv6)]?;
-        Some(Self {
-            about: About::Marks { by, own },
-            devices: BTreeSet::new(),
-            ..question
-        })
-    }
-
-    /// Whether the marks of the flows that begin in a group, of this host's `own` or of forwarded ones, get them through
-    /// the firewall, or stop them there.
-    pub(crate) fn of_ours(group: &Group, topology: &Topology, own: bool) -> Self {
-        let bits = topology.our_bits;
-        Self {
-            about: About::Ours { bits, own },
-            devices: BTreeSet::new(),
-            ..Self::of_new(group, topology)
-        }
-    }
-}
-
-/// What is asked about a network behind this host.
-pub(crate) struct NetQuestions {
-    /// The network.
-    pub net: IpNet,
-    /// [`About::Source`].
-    pub source: Question,
-    /// [`About::Forwarding`].
-    pub leaving: Option<Question>,
-}
+use crate::topology::Rewritable;
 
 /// Everything that judges packets after routing, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -341,6 +188,34 @@ impl Firewall {
         unlike(&devices, |device| {
             Residue::in_turn(hooks.map(|hook| residue(hook, device))).verdicts()
         })
+        .or_else(|| self.with_one_address(question))
+    }
+
+    /// The first rule that gives this host's new flows the same address on several uplinks. On all but one it is a foreign
+    /// one.
+    fn with_one_address(&self, question: &Question) -> Option<Difference> {
+        let nat = Place::new(Packets::of(question.ipv6), Hook::Postrouting).chains(Chains::Nat);
+        let residues = |device: &Link| {
+            let sources = question.sources.iter();
+            let sources = sources.filter(|(_, index)| *index == device.ifindex);
+            let facts = facts(nat.hook, device);
+            let residues = sources.map(|(source, _)| {
+                let facts = Facts {
+                    iif: DeviceFact::Absent,
+                    source: Some((*source).into()),
+                    destination: Some(ANYWHERE[usize::from(question.ipv6)]),
+                    mark: MarkFact::of(0),
+                    ct_mark: MarkFact::of(0),
+                    begins: true,
+                    ..facts.clone()
+                };
+                self.ruleset.residue(&nat, &facts)
+            });
+            residues.collect()
+        };
+        let residues: Vec<Vec<Residue<'_>>> =
+            self.devices_of(question)?.into_iter().map(residues).collect();
+        same_nat(&residues, "this host's packets")
     }
 
     /// The first device by which connections from a network, which come in by `from`, begin untranslated, or translated to
@@ -385,17 +260,9 @@ impl Firewall {
                 device.name
             )));
         }
-        let residues = devices.iter().map(|device| residue(device, net, None));
-        let residues: Vec<Residue<'_>> = residues.collect();
-        let pairs = residues.iter().enumerate();
-        let mut pairs = pairs.flat_map(|(i, a)| residues[i + 1..].iter().map(move |b| (a, b)));
-        let rule = pairs.find_map(|(a, b)| a.same_nat(b))?;
-        Some(Difference {
-            what: format!(
-                "the firewall gives packets from {net} the same address on several uplinks, by {rule}"
-            ),
-            rule: Some(rule.to_string()),
-        })
+        let residues = devices.iter().map(|device| vec![residue(device, net, None)]);
+        let residues: Vec<Vec<Residue<'_>>> = residues.collect();
+        same_nat(&residues, &format!("packets from {net}"))
     }
 
     /// The first rule that changes, after routing, what FIB rules ask for. Devices are treated alike by now, so
@@ -466,6 +333,18 @@ fn at_place(ruleset: &Ruleset, place: Place, devices: &[&Link]) -> Option<Differ
     })
 }
 
+/// The first rule that gives `packets` the same address on several devices, of which each has some residues.
+fn same_nat(residues: &[Vec<Residue<'_>>], packets: &str) -> Option<Difference> {
+    let rule = residues.iter().enumerate().find_map(|(i, here)| {
+        let mut others = residues[i + 1..].iter().flatten();
+        others.find_map(|there| here.iter().find_map(|here| here.same_nat(there)))
+    })?;
+    Some(Difference {
+        what: format!("the firewall gives {packets} the same address on several uplinks, by {rule}"),
+        rule: Some(rule.to_string()),
+    })
+}
+
 /// The first rule by which what remains for the first device differs from what does for another one.
 fn unlike<'a>(devices: &[&Link], residue: impl Fn(&Link) -> Residue<'a>) -> Option<Difference> {
     let (first, others) = devices.split_first()?;
@@ -484,7 +363,8 @@ fn unlike<'a>(devices: &[&Link], residue: impl Fn(&Link) -> Residue<'a>) -> Opti
 mod tests {
     use super::*;
     use crate::netlink::ruleset::tests::effects::with_effect;
-    use crate::topology::{Kind, Member, Path};
+    use crate::topology::{Group, InnerNet, Kind, Member, Path, Topology};
+    use std::collections::BTreeSet;
 
     fn question(ipv6: bool, devices: &[u32]) -> Question {
         Question {
@@ -492,6 +372,7 @@ mod tests {
             devices: devices.iter().copied().collect(),
             about: About::Running,
             unchanged: BTreeSet::new(),
+            sources: BTreeSet::new(),
         }
     }
 

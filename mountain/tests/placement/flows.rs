@@ -498,7 +498,6 @@ fn one_way_datagrams_that_began_before_keep_their_uplink() {
     assert_eq!(by_uplink(&flows.ask()), [2 * EACH, 0]);
 }
 
-/// What `systemctl restart` does: SIGUSR1, then another one.
 /// As where providers give fixed addresses.
 #[test]
 fn forwarded_connections_choose_where_each_uplink_has_an_address_of_its_own() {
@@ -519,6 +518,33 @@ fn forwarded_connections_choose_where_each_uplink_has_an_address_of_its_own() {
     assert_eq!(net.refused(), 0);
 }
 
+/// As where a provider has to know a mail server, or a telephone, by a further address of one uplink.
+#[test]
+fn what_the_firewall_gives_one_address_on_both_uplinks_is_left_to_the_kernel() {
+    for (rule, is_left) in [
+        ("meta l4proto { tcp, udp } th dport 7100 snat ip to 10.40.0.2", true),
+        ("oifname u0 snat ip to 10.40.0.2", false),
+        ("ip saddr 192.168.7.0/24 snat ip to 10.40.0.2", false),
+        ("ip daddr 198.18.50.99 snat ip to 10.40.0.2", false),
+    ] {
+        let net = Home::new();
+        let hook = "nat hook postrouting priority srcnat - 1";
+        net.home.chain("inet owner post", hook, rule);
+        net.up();
+        let left = net.placement().left.join("\n");
+        if is_left {
+            let opened = net.flows().open("tcp", EACH, SERVER[0]);
+            assert_eq!(by_uplink(&opened), [EACH, 0], "{rule}");
+            assert_has(&left, &["the same address on several uplinks", "inet owner post"]);
+            net.flows().open_by_both(&["tcp", "udp"], SERVER[1]);
+            assert_eq!(net.refused(), 0, "{rule}");
+        } else {
+            assert!(!left.contains("same address"), "{rule}: {left}");
+        }
+    }
+}
+
+/// What `systemctl restart` does: SIGUSR1, then another one.
 #[test]
 fn a_restart_keeps_forwarded_connections() {
     let net = Home::new().with_lan().running();

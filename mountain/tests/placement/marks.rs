@@ -165,6 +165,7 @@ fn check_names_rules_by_which_marks_or_uplinks_matter() {
         (label("ct mark and 0xff000000 or 20"), by_mark),
         (label("ct mark and 0xff000000 or 20").replace("ct mark 20", "ct mark & 0xff == 20"), ""),
         (format!("chain p {{ {postrouting} ip saddr 192.168.7.50 snat to 10.40.0.2\n}}"), one_address),
+        (format!("chain p {{ {postrouting} tcp dport 25 snat to 10.40.0.2\n}}"), "the firewall gives this host's packets the same"),
         (format!("chain p {{ {postrouting} ip saddr 192.168.7.0/24 tcp dport 25 snat to 10.40.0.2\n}}"), one_address),
         // Each uplink's own, of all or of one.
         (format!("chain p {{ {postrouting} oifname u0 snat to 10.40.0.2; oifname u1 snat to 10.41.0.2\n}}"), ""),

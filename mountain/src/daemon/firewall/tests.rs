@@ -10,6 +10,7 @@ fn running(devices: [u32; 2]) -> Question {
         devices: BTreeSet::from(devices),
         about: About::Running,
         unchanged: BTreeSet::new(),
+        sources: BTreeSet::new(),
     }
 }
 

@@ -13,8 +13,9 @@ use super::read::{SET_EVAL, SET_TIMEOUT};
 use super::registers::{bitwise, in_range, known, named, render, Byte, Registers};
 use super::residue::{close, Body, EffectKind, End, Hooked, Origin, Residue, ResidueLine, Step};
 use super::sets::{condition, may_match, question};
-use super::{marks, xt, Base, Chain, Chains, Element, Family, FirewallRule, Hook, Place, Ruleset};
-use super::{Set, Value};
+use super::{marks, xt, Base, Chain, Chains, Element, Family, FirewallRule, Hook, Packets, Place};
+use super::{Ruleset, Set, Value};
+use crate::netlink::wire::{AF_INET, AF_INET6};
 
 /// Deeper jumps than the kernel allows in nftables (NFT_JUMP_STACK_SIZE), or a loop: not evaluated.
 const DEPTH_MAX: usize = 64;
@@ -322,6 +323,7 @@ impl<'a> Run<'a, '_> {
                     _ => {}
                 }
             }
+            Expr::Effect(statement) if self.passes_by(statement) => {}
             Expr::Effect(statement) => {
                 let step = self.statement(run.here, statement, &run.registers);
                 run.steps.push(step);
@@ -395,6 +397,15 @@ impl<'a> Run<'a, '_> {
     fn mtu(&self) -> String {
         let device = self.facts.oif.known();
         device.map_or(String::new(), |device| format!(" of {}", device.mtu))
+    }
+
+    /// Whether a statement of a chain of both families is about the other one's packets.
+    fn passes_by(&self, statement: &Statement) -> bool {
+        let family = match self.place.packets {
+            Packets::Ipv4 => AF_INET,
+            Packets::Ipv6 => AF_INET6,
+        };
+        statement.family.is_some_and(|only| only != family)
     }
 
     fn statement(&self, here: Origin<'_>, statement: &Statement, registers: &Registers) -> Step {

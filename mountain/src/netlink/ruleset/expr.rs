@@ -2,7 +2,7 @@
 //! The parts that rules are made of, as the kernel executes them.
 
 use super::residue::EffectKind;
-use crate::netlink::wire::Attributes;
+use crate::netlink::wire::{Attributes, AF_INET, AF_INET6};
 
 /// Where a register begins, in bytes: 16 of 4 bytes follow each other.
 pub(crate) type Reg = usize;
@@ -136,6 +136,9 @@ pub(crate) struct Statement {
     pub registers: Vec<(u16, Reg)>,
     /// The set of the table whose keys are in them.
     pub set: Option<String>,
+    /// Packets of the other family pass by: an address of this one is among the registers, in a chain of both (AF_INET,
+    /// AF_INET6).
+    pub family: Option<u8>,
     /// Ends the packet's way through the chain.
     pub ends: bool,
 }
@@ -144,6 +147,8 @@ pub(crate) struct Statement {
 pub(crate) const SET_UPDATE: &str = "set update";
 pub(crate) const OBJECT: &str = "object";
 pub(crate) const SYNPROXY: &str = "synproxy";
+const NAT: &str = "nat";
+const TPROXY: &str = "tproxy";
 
 /// NFTA_DYNSET_SREG_DATA: what an element of a map gets.
 pub(crate) const NEW_DATA: u16 = 5;
@@ -243,10 +248,10 @@ fn known(name: &str, a: &Attributes<'_>) -> Option<Expr> {
         "objref" if a.be32(1) == Some(1) => Expr::Quiet("counter"),
         "objref" => statement(E::Object, OBJECT, a, &[3]),
         "match" | "target" => compat(name, a)?,
-        "nat" => statement(E::Nat, "nat", a, &[3, 4, 5, 6]),
+        "nat" => statement(E::Nat, NAT, a, &[3, 4, 5, 6]),
         "masq" => statement(E::Masquerade, "masquerade", a, &[2, 3]),
         "redir" => statement(E::Nat, "redirect", a, &[1, 2]),
-        "tproxy" => statement(E::Forward, "tproxy", a, &[2, 3]),
+        "tproxy" => statement(E::Forward, TPROXY, a, &[2, 3]),
         "dup" => statement(E::Copy, "dup", a, &[1, 2]),
         "fwd" => statement(E::Forward, "fwd", a, &[1, 2]),
         "queue" => statement(E::Queue, "queue", a, &[4]),
@@ -267,12 +272,20 @@ fn statement(kind: EffectKind, name: &'static str, a: &Attributes<'_>, registers
         OBJECT => a.string(4),
         _ => None,
     };
+    // NFTA_NAT_FAMILY and NFTA_TPROXY_FAMILY; NFPROTO_INET is both.
+    let family = match name {
+        NAT => a.be32(2),
+        TPROXY => a.be32(1),
+        _ => None,
+    };
+    let family = family.and_then(|family| u8::try_from(family).ok());
     Expr::Effect(Statement {
         kind,
         name,
         fixed: identity(a, registers),
         registers: registers.iter().filter_map(of).collect(),
         set,
+        family: family.filter(|family| [AF_INET, AF_INET6].contains(family)),
         // Synproxy passes by what is not TCP.
         ends: (kind.ends() && name != SYNPROXY) || name == "fwd",
     })

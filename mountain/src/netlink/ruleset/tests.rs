@@ -430,6 +430,7 @@ fn chains_of_one_priority_have_one_order_for_all_devices() {
         fixed: "1".to_owned(),
         registers: Vec::new(),
         set: None,
+        family: None,
         ends: false,
     })];
     let drops = vec![

@@ -326,6 +326,7 @@ mod tests {
             fixed: String::new(),
             registers: vec![(3, 0)],
             set: None,
+            family: None,
             ends: false,
         });
         let rule = FirewallRule {

@@ -34,6 +34,7 @@ fn does(kind: EffectKind) -> Expr {
         registers: Vec::new(),
         ends: false,
         set: None,
+        family: None,
     })
 }
 
