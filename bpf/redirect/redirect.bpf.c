@@ -40,6 +40,9 @@
  * replies itself, by the kernel's routes: connection tracking has not seen what they answer, and might translate them.
  * Fragments are not for XDP: all of a datagram go one way.
  *
+ * What follows the firewall says so several times a second. Once it has been silent for MTN_ALIVE_S (alive.h), every
+ * packet passes, to the rule of nftables that lies underneath.
+ *
  * With MTN_RD_SNAT (hairpins) both directions are redirected, never passed, for the same reason.
  *
  * ICMP errors: those about the flows above are translated at tcx, in both directions. Fragments after the
@@ -64,6 +67,7 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 
+#include "../common/alive.h"
 #include "redirect.h"
 
 _Static_assert(sizeof(struct mtn_rd_flow4) == 64, "a flow of IPv4 is one cache line");
@@ -157,6 +161,14 @@ struct {
 	__type(key, struct mtn_rd_own);
 	__type(value, __u32);
 } own_addresses SEC(".maps");
+
+/* When the process that watches last followed the host (alive.h). 0: the rules are there without one. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} rd_alive SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -278,7 +290,16 @@ static __always_inline void mtn_rd_account(void *ctx, struct mtn_rd_flow *f, __u
 	stats->bytes[dir] += len;
 }
 
-static __always_inline int mtn_rd_ipv4(void *ctx, void *data, void *data_end, const int hook)
+static __always_inline bool mtn_rd_is_unattended(__u64 now)
+{
+	__u32 only = 0;
+	__u64 *alive_ns = bpf_map_lookup_elem(&rd_alive, &only);
+
+	return alive_ns && mtn_is_unattended(*alive_ns, now);
+}
+
+static __always_inline int mtn_rd_ipv4(void *ctx, void *data, void *data_end, __u64 now,
+				       const int hook)
 {
 	struct ethhdr *eth = data;
 	struct iphdr *ip = data + ETH_HLEN;
@@ -331,7 +352,7 @@ static __always_inline int mtn_rd_ipv4(void *ctx, void *data, void *data_end, co
 			return mtn_pass(hook);
 		headers += ip->ihl * 4;
 	}
-	look.now = bpf_ktime_get_coarse_ns();
+	look.now = now;
 	look.len = bpf_ntohs(ip->tot_len);
 	look.headers = headers;
 	look.proto = ip->protocol;
@@ -414,7 +435,8 @@ static __always_inline bool mtn_rd_has_options6(void *ctx, const struct ipv6hdr 
 	return !((struct __sk_buff *)ctx)->gso_size;
 }
 
-static __always_inline int mtn_rd_ipv6(void *ctx, void *data, void *data_end, const int hook)
+static __always_inline int mtn_rd_ipv6(void *ctx, void *data, void *data_end, __u64 now,
+				       const int hook)
 {
 	struct ethhdr *eth = data;
 	struct ipv6hdr *ip = data + ETH_HLEN;
@@ -470,7 +492,7 @@ static __always_inline int mtn_rd_ipv6(void *ctx, void *data, void *data_end, co
 			return mtn_pass(hook);
 		headers += at.l4 - ETH_HLEN;
 	}
-	look.now = bpf_ktime_get_coarse_ns();
+	look.now = now;
 	look.len = bpf_ntohs(ip->payload_len) + sizeof(*ip);
 	look.headers = headers;
 	look.proto = at.proto;
@@ -535,14 +557,15 @@ static __always_inline int mtn_rd_ipv6(void *ctx, void *data, void *data_end, co
 
 static __always_inline int mtn_redirect(void *ctx, void *data, void *data_end, const int hook)
 {
+	__u64 now = bpf_ktime_get_coarse_ns();
 	struct ethhdr *eth = data;
 
-	if ((void *)(eth + 1) > data_end)
+	if ((void *)(eth + 1) > data_end || mtn_rd_is_unattended(now))
 		return mtn_pass(hook);
 	if (eth->h_proto == bpf_htons(ETH_P_IP))
-		return mtn_rd_ipv4(ctx, data, data_end, hook);
+		return mtn_rd_ipv4(ctx, data, data_end, now, hook);
 	if (eth->h_proto == bpf_htons(ETH_P_IPV6))
-		return mtn_rd_ipv6(ctx, data, data_end, hook);
+		return mtn_rd_ipv6(ctx, data, data_end, now, hook);
 	return mtn_pass(hook);
 }
 
@@ -576,6 +599,8 @@ int mtn_redirect_icmp(struct __sk_buff *skb)
 	__u8 proto = 0;
 
 	if (skb->vlan_present || skb->pkt_type != PACKET_HOST)
+		return TC_ACT_UNSPEC;
+	if (mtn_rd_is_unattended(bpf_ktime_get_coarse_ns()))
 		return TC_ACT_UNSPEC;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct iphdr, protocol), &proto, 1);

@@ -81,6 +81,13 @@ pub struct Link {
     pub tunnel: Option<Tunnel>,
 }
 
+impl Link {
+    /// Whether no packet comes in by it from elsewhere.
+    pub fn receives_nothing(&self) -> bool {
+        self.loopback || matches!(self.kind.as_deref(), Some("dummy" | "ifb"))
+    }
+}
+
 /// A tunnel's ends. The kernel routes what it sends by the device that the tunnel names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tunnel {

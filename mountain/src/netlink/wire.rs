@@ -10,6 +10,8 @@ use netlink_packet_core::{
     NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST,
 };
 use netlink_sys::{protocols::NETLINK_ROUTE, SocketAddr};
+use nix::errno::Errno;
+use nix::sys::socket::{setsockopt, sockopt};
 
 pub(crate) const AF_INET: u8 = libc::AF_INET as u8;
 pub(crate) const AF_INET6: u8 = libc::AF_INET6 as u8;
@@ -164,11 +166,11 @@ impl Socket {
         }
         self.push(&mut batch, NFNL_MSG_BATCH_END, NLM_F_REQUEST, &edge);
         let room = batch.len().next_multiple_of(4096) * 2;
-        nix::sys::socket::setsockopt(
-            &self.socket.as_fd(),
-            nix::sys::socket::sockopt::SndBufForce,
-            &room,
-        )?;
+        match setsockopt(&self.socket.as_fd(), sockopt::SndBufForce, &room) {
+            // Root of a user namespace, as in a container, gets as much as net.core.wmem_max allows.
+            Err(Errno::EPERM) => setsockopt(&self.socket.as_fd(), sockopt::SndBuf, &room)?,
+            done => done?,
+        }
         self.socket.send(&batch, 0)?;
         let mut answered = 0;
         while answered < messages.len() {

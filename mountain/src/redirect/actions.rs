@@ -465,13 +465,18 @@ pub fn gone(rules: &[Installed]) -> Result<HashSet<u32>> {
     Ok(gone)
 }
 
-/// How rules are carried now that something faster than nft carries, by number. What another version of Mountain
-/// carries cannot be read: that is said, and counts as nothing.
+/// How rules are carried now that something faster than nft carries, by number; none, where what watches stands still. What
+/// another version of Mountain carries cannot be read: that is said, and counts as nothing.
 ///
 /// # Errors
 /// When the kernel refuses to read what is there.
 pub(crate) fn carried() -> Result<HashMap<u32, bpf::fast::Carried>> {
-    match bpf::fast::carried() {
+    let carried = match bpf::fast::is_unattended() {
+        Ok(true) => Ok(HashMap::new()),
+        Ok(false) => bpf::fast::carried(),
+        Err(e) => Err(e),
+    };
+    match carried {
         Err(e) if e.is::<bpf::OtherVersion>() => {
             eprintln!("mountain: {e}");
             Ok(HashMap::new())

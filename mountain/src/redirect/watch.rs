@@ -9,7 +9,8 @@
 //! what has become right. The programs are held by this process and end with it ([`Fast`]). The nft
 //! rule is always there underneath, and is put back if something removes it.
 //!
-//! When the picture is incomplete, everything is left to nft.
+//! When the picture is incomplete, everything is left to nft. The programs do so themselves when nobody has said for some
+//! seconds that it still watches, as it is stopped or hangs (bpf/common/alive.h).
 
 mod far;
 mod sources;
@@ -81,7 +82,7 @@ pub fn run(
         busy: false,
         far: FarEnds::default(),
         seen: HostReadings::default(),
-        say: &say,
+        lines: Vec::new(),
     };
     let mut heard = Heard {
         firewall: true,
@@ -92,6 +93,7 @@ pub fn run(
     let mut is_ready = false;
     let (mut rests_until, mut far_at) = (Instant::now(), Instant::now());
     let mut rest = Duration::ZERO;
+    let mut said_alive = Instant::now();
     while !heard.stop {
         polls = if heard.anything() { 0 } else { polls + 1 };
         let begin = Instant::now();
@@ -110,6 +112,9 @@ pub fn run(
                 far_at = end + FAR_LOOK;
             }
         }
+        watcher.say_alive(said_alive.elapsed());
+        said_alive = Instant::now();
+        watcher.lines.drain(..).for_each(|line| say(&line));
         if !std::mem::replace(&mut is_ready, true) {
             ready();
         }
@@ -235,7 +240,7 @@ impl Drop for Alone {
     }
 }
 
-struct Watcher<'a> {
+struct Watcher {
     fast: Fast,
     /// As it was when last decided.
     firewall: Option<Rc<Ruleset>>,
@@ -249,7 +254,8 @@ struct Watcher<'a> {
     far: FarEnds,
     /// What looks at the host keep for the next one.
     seen: HostReadings,
-    say: &'a dyn Fn(&str),
+    /// Lines for the user. They are said once other commands can go on: a terminal may stop them (Ctrl-S).
+    lines: Vec<String>,
 }
 
 /// What carries a rule, if not nft alone, and why not.
@@ -263,7 +269,7 @@ struct Choices {
     moved: Vec<Installed>,
 }
 
-impl Watcher<'_> {
+impl Watcher {
     /// `far`: far ends are to be looked at.
     fn round(&mut self, heard: Heard, far: bool) {
         if !heard.anything() && !self.busy {
@@ -274,20 +280,36 @@ impl Watcher<'_> {
                 return;
             }
         }
-        let Err(e) = self.decide(heard, far) else {
-            self.failed = None;
-            return;
-        };
+        match self.decide(heard, far) {
+            Ok(()) => self.failed = None,
+            Err(e) => self.leave_all(&format!("{e:#}")),
+        }
+    }
+
+    /// Leaves everything to nft, until the next round.
+    fn leave_all(&mut self, why: &str) {
         self.firewall = None;
         self.busy = true;
         let left = match fast::end().and_then(|()| self.fast.trim()) {
             Ok(()) => String::new(),
             Err(left) => format!("; {left:#}"),
         };
-        let failed = format!("{e:#}: all redirects are left to nft{left}");
+        let failed = format!("{why}: all redirects are left to nft{left}");
         if self.failed.as_ref() != Some(&failed) {
-            (self.say)(&failed);
+            self.lines.push(failed.clone());
             self.failed = Some(failed);
+        }
+    }
+
+    /// Tells the programs that somebody watches. Where nobody did for too `long`, as this process was stopped, they have
+    /// left packets to nft meanwhile, and their flows have to be handed over.
+    fn say_alive(&mut self, long: Duration) {
+        match self.fast.say_alive() {
+            Ok(true) if long > fast::ALIVE => {
+                self.leave_all(&format!("nobody has watched for {} s", long.as_secs()));
+            }
+            Ok(_) => {}
+            Err(e) => self.leave_all(&format!("{e:#}")),
         }
     }
 
@@ -329,7 +351,7 @@ impl Watcher<'_> {
         self.fast.trim()?;
         actions::follow(&mut store, &moved)?;
         for line in actions::followed(&moved) {
-            (self.say)(&line);
+            self.lines.push(line);
         }
         self.firewall = Some(now);
         seen.forget();
@@ -339,10 +361,10 @@ impl Watcher<'_> {
 
     /// The nft rule is always there; rules of an earlier version, which had chosen something else by
     /// itself, get one.
-    fn put_back(&self, store: &mut Store) -> Result<()> {
+    fn put_back(&mut self, store: &mut Store) -> Result<()> {
         match nft::repair(store.all_of(Backend::Nft)?)? {
             0 => {}
-            back => (self.say)(&nft::lost(back)),
+            back => self.lines.push(nft::lost(back)),
         }
         let mut old = store.all()?;
         old.retain(|i| !i.fixed && i.plan.backend.is_bpf());
@@ -359,7 +381,7 @@ impl Watcher<'_> {
         // All at once: of another version's, single ones cannot be taken off.
         actions::renew(store, &old, &new)?;
         for one in &old {
-            (self.say)(&format!(
+            self.lines.push(format!(
                 "rule {} ({}) was by {}, which an earlier version had chosen: it is by nft now",
                 one.id, one.rule, one.plan.backend
             ));
@@ -437,11 +459,11 @@ impl Watcher<'_> {
         for id in wrong.iter().take(SHOWN) {
             let by = carried[id].backend();
             match choices.get(id) {
-                Some((rule, Err(why))) => (self.say)(&format!(
+                Some((rule, Err(why))) => self.lines.push(format!(
                     "rule {id} ({}) is by nft now instead of {by}: {why}",
                     rule.rule
                 )),
-                _ => (self.say)(&format!("rule {id} is no longer by {by}")),
+                _ => self.lines.push(format!("rule {id} is no longer by {by}")),
             }
         }
         self.say_more(wrong.len());
@@ -481,7 +503,8 @@ impl Watcher<'_> {
                     if self.refused.insert(one.id, why.clone()).as_ref() != Some(&why) {
                         let (id, by) = (one.id, one.plan.backend);
                         let rule = &one.rule;
-                        (self.say)(&format!("rule {id} ({rule}) stays by nft, not {by}: {why}"));
+                        self.lines
+                            .push(format!("rule {id} ({rule}) stays by nft, not {by}: {why}"));
                     }
                 }
                 (Err(_), _) => {
@@ -501,7 +524,7 @@ impl Watcher<'_> {
             let names = devices.into_iter().flatten().map(|d| d.name.as_str());
             let names: Vec<&str> = names.collect();
             self.refused.remove(&id);
-            (self.say)(&format!(
+            self.lines.push(format!(
                 "rule {id} ({}) is by {by} now, from {} on",
                 one.rule,
                 names.join(" to ")
@@ -511,9 +534,10 @@ impl Watcher<'_> {
     }
 
     /// How many rules there are besides those that were shown.
-    fn say_more(&self, rules: usize) {
+    fn say_more(&mut self, rules: usize) {
         if rules > SHOWN {
-            (self.say)(&format!("and {} more", count(rules - SHOWN, "rule")));
+            self.lines
+                .push(format!("and {} more", count(rules - SHOWN, "rule")));
         }
     }
 }

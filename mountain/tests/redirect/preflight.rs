@@ -177,6 +177,50 @@ fn targets_on_this_host() {
     own.refuses(Tcx, "only this host itself sends to 127.0.0.1", "use nft");
 }
 
+/// As hosts with several uplinks have them.
+#[test]
+fn addresses_of_the_loopback_device_are_reached_by_any_other() {
+    let net = Net::bare().ready();
+    net.router.ip("addr add 192.0.2.1/32 dev lo");
+    net.router.sysctl("net.ipv4.ip_forward", "0");
+    for device in ["lo", "rs"] {
+        net.router
+            .sysctl(&format!("net.ipv4.conf.{device}.forwarding"), "1");
+    }
+    let common = rule("192.0.2.1:80", "10.0.1.2:8083");
+    let found = net.look_and_fix(&common);
+    found.refuses(
+        Nft,
+        "this host does not forward packets",
+        "net.ipv4.ip_forward=1",
+    );
+    found.refuses(
+        Tcx,
+        "no device by which clients come in holds 192.0.2.1",
+        "--dev",
+    );
+    net.router.sysctl("net.ipv4.ip_forward", "1");
+    net.look(&common).only(&[Nft]);
+}
+
+#[test]
+fn devices_that_do_not_forward_what_a_rule_takes_are_named() {
+    let net = Net::bare().ready();
+    net.router
+        .wire(("rx", &["10.0.9.1/24"]), &net.client, ("cx", &[]));
+    let note = "also takes what comes in by rx: that is dropped";
+    let notes = || net.look(&ordinary()).of(Nft).notes.join("\n");
+    assert!(!notes().contains(note), "{}", notes());
+    net.router.sysctl("net.ipv4.ip_forward", "0");
+    for device in ["rc", "rs"] {
+        net.router
+            .sysctl(&format!("net.ipv4.conf.{device}.forwarding"), "1");
+    }
+    net.look(&ordinary()).notes(Nft, note);
+    net.router.sysctl("net.ipv4.conf.rx.forwarding", "1");
+    assert!(!notes().contains(note), "{}", notes());
+}
+
 #[test]
 fn bpf_needs_to_know_where_clients_come_in() {
     let net = Net::bare().ready();
@@ -184,7 +228,11 @@ fn bpf_needs_to_know_where_clients_come_in() {
     let found = net.look(&transit);
     found.only(&[Nft]);
     for backend in BPF {
-        found.refuses(backend, "no device of this host holds 192.0.2.1", "--dev");
+        found.refuses(
+            backend,
+            "no device by which clients come in holds 192.0.2.1",
+            "--dev",
+        );
     }
     transit.dev = Some("rc".to_owned());
     let found = net.look(&transit);
@@ -203,7 +251,11 @@ fn bpf_needs_to_know_where_clients_come_in() {
     transit.dev = None;
     let found = net.look(&transit);
     found.only(&[Nft]);
-    found.refuses(Xdp, "no client comes in by lo", "--dev");
+    found.refuses(
+        Xdp,
+        "no device by which clients come in holds 192.0.2.1",
+        "--dev",
+    );
 }
 
 #[test]

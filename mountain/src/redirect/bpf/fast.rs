@@ -16,13 +16,14 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use libbpf_rs::{MapCore, MapFlags};
 
 use super::loaded::{linked, AttachedProgram, LoadedObject, Needs, OtherVersion, Prog};
 use super::types::{mtn_rd_flags, mtn_rd_state};
 use super::{backend_of, bytes_of, each_flow, enter, hooks, macs, rule_value, stats_of, take_out};
-use super::{own, types, TableFlow, REPLY};
+use super::{own, read_from, types, TableFlow, REPLY};
 use crate::bpf::hooks::Order;
-use crate::bpf::now_ns;
+use crate::bpf::{now_ns, ALIVE_NS};
 use crate::netlink::conntrack::adopt::{adopt, Running, Stage};
 use crate::netlink::conntrack::Redirected;
 use crate::redirect::{Backend, Installed, Plan, Proto, Stats};
@@ -31,6 +32,8 @@ use crate::redirect::{Backend, Installed, Plan, Proto, Stats};
 const BRIEF: u8 = (mtn_rd_flags::MTN_RD_CLOSING.0
     | mtn_rd_flags::MTN_RD_RESET.0
     | mtn_rd_flags::MTN_RD_HALF.0) as u8;
+/// The map that holds when a process watched last.
+const ALIVE_MAP: &str = "rd_alive";
 /// Nanoseconds of a tick of a flow's clock.
 const TICK_NS: u64 = 1 << 20;
 /// How long flows without packets are kept, as the programs have it.
@@ -80,6 +83,7 @@ impl Fast {
         let loaded = &*self
             .loaded
             .insert(LoadedObject::complete(mine, &needs.programs())?);
+        say_alive(loaded)?;
         let there = attach(&mut self.links, loaded, &needs, there)?;
         own::tell(loaded)?;
         let begun = &self.begun;
@@ -90,6 +94,15 @@ impl Fast {
         let begin = rules.iter().map(|rule| (rule.id, rule.rule.redirected()));
         self.begun.extend(begin);
         Ok(())
+    }
+
+    /// From now on the programs leave all packets to nft when this is [`ALIVE`] ago. Whether there are any.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(crate) fn say_alive(&self) -> Result<bool> {
+        self.loaded.as_ref().map(say_alive).transpose()?;
+        Ok(!self.links.is_empty())
     }
 
     /// The devices that its programs are at.
@@ -122,6 +135,31 @@ impl Fast {
         self.links.retain(|at, _| needs.0.contains(at));
         own::tell(loaded)
     }
+}
+
+/// After this the programs of a process that has said nothing leave all packets to nft.
+pub(crate) const ALIVE: Duration = Duration::from_nanos(ALIVE_NS);
+
+fn say_alive(loaded: &LoadedObject) -> Result<()> {
+    let now = now_ns().to_ne_bytes();
+    let map = loaded.map(ALIVE_MAP)?;
+    map.update(&0u32.to_ne_bytes(), &now, MapFlags::ANY)
+        .context("cannot tell the programs that the firewall is watched")
+}
+
+/// Whether the fast programs leave all packets to nft, as the process that should watch stands still.
+///
+/// # Errors
+/// When the kernel refuses to read what is there.
+pub(crate) fn is_unattended() -> Result<bool> {
+    let Some(loaded) = found()? else {
+        return Ok(false);
+    };
+    let said = loaded
+        .map(ALIVE_MAP)?
+        .lookup(&0u32.to_ne_bytes(), MapFlags::ANY)?;
+    let said = said.map_or(0, |said| read_from::<u64>(&said));
+    Ok(now_ns().saturating_sub(said) > ALIVE_NS)
 }
 
 /// Attaches what is needed beside what is `there`; returns what is there then.

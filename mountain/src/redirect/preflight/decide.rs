@@ -432,13 +432,12 @@ impl Case<'_> {
         }
         let Some(client) = self.facts.client_device() else {
             return self.refuse(
-                format!("no device of this host holds {from}"),
+                format!("no device by which clients come in holds {from}"),
                 "name the device clients come in by: --dev",
             );
         };
         let name = &client.link.name;
-        let receives_nothing = matches!(client.link.kind.as_deref(), Some("dummy" | "ifb"));
-        if client.link.loopback || receives_nothing {
+        if client.link.receives_nothing() {
             return self.refuse(
                 format!("no client comes in by {name}"),
                 "name the device clients come in by: --dev",

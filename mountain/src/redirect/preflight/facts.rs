@@ -28,6 +28,8 @@ pub struct HostFacts {
     /// Other devices with IPv4 addresses, by which packets to 127.0.0.0/8 would be dropped. Of rules without a device that
     /// have such a target.
     pub no_localnet: Vec<String>,
+    /// Other devices with addresses of the family that do not forward. Of rules without a device.
+    pub not_forwarding: Vec<String>,
     /// How the target is reached.
     pub route: RouteTo,
     /// A route by which replies to some clients may leave, other than by the clients' device, as messages name it.
@@ -70,7 +72,7 @@ impl HostFacts {
 /// Where clients come in.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Client {
-    /// Nobody said, and no device holds the address that they send to.
+    /// Nobody said, and no device by which packets come in holds the address that they send to.
     #[default]
     Unknown,
     /// The device that was named does not exist.

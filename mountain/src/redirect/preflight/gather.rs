@@ -123,6 +123,12 @@ pub(super) fn gather(rule: &Rule, known: &mut Known) -> Result<HostFacts> {
             Ok(ifindex) => Client::Device(ifindex),
             Err(_) => Client::Missing(name.clone()),
         },
+        // An address of the loopback or of a dummy device, as hosts with several uplinks have it, is reached by others.
+        (None, Some((ifindex, address)))
+            if !address.is_loopback() && netlink::link(*ifindex)?.receives_nothing() =>
+        {
+            Client::Unknown
+        }
         (None, Some((ifindex, _))) => Client::Device(*ifindex),
         (None, None) => Client::Unknown,
     };
@@ -141,8 +147,9 @@ pub(super) fn gather(rule: &Rule, known: &mut Known) -> Result<HostFacts> {
         resolved = netlink::neighbour_usable(first.ifindex, next).with_context(no_route)?;
     }
     let devices = indices
-        .into_iter()
-        .map(|ifindex| device(ifindex, all, rule.from.ip(), namespaces));
+        .iter()
+        .map(|ifindex| device(*ifindex, all, rule.from.ip(), namespaces));
+    let devices = devices.collect::<Result<_>>()?;
     let read = || netlink::ways(ipv6).ok();
     let ways = match client {
         Client::Device(_) => ways.entry(ipv6).or_insert_with(read).as_ref(),
@@ -159,10 +166,14 @@ pub(super) fn gather(rule: &Rule, known: &mut Known) -> Result<HostFacts> {
             true => no_localnet(&client, all),
             false => Vec::new(),
         },
+        not_forwarding: match rule.dev {
+            None => not_forwarding(ipv6, &indices, all),
+            Some(_) => Vec::new(),
+        },
         client,
         route,
         resolved,
-        devices: devices.collect::<Result<_>>()?,
+        devices,
         host: hosts.entry(ipv6).or_insert_with(|| host(ipv6)).clone(),
         // Not of the addresses alone: see `HostReadings`.
         firewall: firewall::FirewallEffects::default(),
@@ -182,6 +193,29 @@ fn no_localnet(client: &Client, all: &AllDevices) -> Vec<String> {
     let links = indices.into_iter().filter_map(|i| netlink::link(i).ok());
     let drops = |link: &Link| !link.loopback && !sysctls(&link.name).route_localnet;
     links.filter(drops).map(|link| link.name).collect()
+}
+
+/// Devices with addresses of a family that do not forward its packets, without those that play a part already.
+fn not_forwarding(ipv6: bool, but: &BTreeSet<u32>, all: &AllDevices) -> Vec<String> {
+    let is_far = |ip: &IpAddr| match ip {
+        IpAddr::V4(ip) => !ip.is_link_local(),
+        IpAddr::V6(ip) => !ip.is_unicast_link_local(),
+    };
+    let addresses = all.addresses.iter();
+    let holders = addresses.filter(|(_, ip)| ip.is_ipv6() == ipv6 && is_far(ip));
+    let indices: BTreeSet<u32> = holders.map(|(ifindex, _)| *ifindex).collect();
+    let links = indices
+        .difference(but)
+        .filter_map(|i| netlink::link(*i).ok());
+    let stops = |link: &Link| {
+        let sysctls = sysctls(&link.name);
+        let forwards = match ipv6 {
+            true => sysctls.force6,
+            false => sysctls.forwarding4,
+        };
+        !link.receives_nothing() && forwards == Some(0)
+    };
+    links.filter(stops).map(|link| link.name).collect()
 }
 
 /// A way by which replies may leave, other than by the clients' device. The target's own route is none.

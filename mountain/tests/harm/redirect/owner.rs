@@ -2,6 +2,7 @@
 //! What the owner has, has changed since, or has to get rid of.
 
 use std::fs;
+use std::process::Command;
 
 use mountain::bpf::foreign::egress_program;
 use mountain::bpf::hooks::{programs, DeviceHook, Order};
@@ -10,12 +11,28 @@ use mountain::redirect::{Installed, ListedRule, Snat};
 use super::net::{ask_in_vain, assert_answers, command, Net};
 use crate::firewall::programs::give_up_sys_admin;
 use crate::support::tcx::link_passing;
-use crate::support::{assert_has, stderr, texts, Ns, MOUNTAIN};
+use crate::support::{assert_has, stderr, stdout, texts, Ns, MOUNTAIN};
 
 /// A rule of one device, and its end.
 const ADD: &str = "add --proto udp --from 10.0.8.17:8080 --to 10.0.1.2:8083 --dev rc \
     --backend tcx --fix";
 const DEL: &str = "del --proto udp --from 10.0.8.17:8080 --dev rc";
+
+/// Of one without privileges on the machine, as of most containers.
+#[test]
+fn root_of_a_user_namespace_may_redirect() {
+    let script = r#"
+        mount -t tmpfs none /run && ip link set lo up || exit 9
+        "$0" redirect add --proto udp --from 127.0.0.1:99 --to 127.0.0.1:98 || exit 1
+        "$0" redirect list && nft list ruleset && "$0" redirect del --all && [ -z "$(nft list tables)" ]
+    "#;
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--net", "--mount"]);
+    let output = command.args(["sh", "-c", script, MOUNTAIN]).output();
+    let output = output.unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_has(&stdout(&output), &["127.0.0.1:99", "127.0.0.1 . 98"]);
+}
 
 fn setting(ns: &Ns, path: &'static str) -> String {
     let read = move || fs::read_to_string(format!("/proc/sys/net/ipv4/{path}")).unwrap();

@@ -201,6 +201,27 @@ fn a_fast_backend_does_not_outlive_who_watches() {
     }
 }
 
+/// As by Ctrl-Z, a debugger, or the cgroup freezer.
+#[test]
+fn a_firewall_is_met_while_the_process_that_watches_stands_still() {
+    let (net, watching) = fast();
+    let socket = net.client.udp("10.0.8.18:0");
+    assert_served(&socket);
+    watching.signal(Signal::SIGSTOP);
+    forward_drop(&net, "tcp dport 22 accept");
+    wait_until("it is not watched", PATIENCE, || carried(&net) == ["nft"]);
+    ask_in_vain(&socket, FROM);
+    net.router.run("nft delete table inet guard");
+    assert_served(&socket);
+    watching.signal(Signal::SIGCONT);
+    assert_served(&socket);
+    wait_for(&net, "tcx-peer");
+    assert_served(&socket);
+    forward_drop(&net, "tcp dport 22 accept");
+    wait_for(&net, "nft");
+    ask_in_vain(&socket, FROM);
+}
+
 /// `del` takes effect at once, and a rule that names a BPF backend takes the place of the fast one.
 #[test]
 fn commands_go_on_while_somebody_watches() {

@@ -22,6 +22,17 @@ const HARMLESS_QDISCS: [&str; 7] = [
 impl Case<'_> {
     /// The kernel forwards between the clients' device and the target's.
     pub(super) fn forwarding(&mut self) {
+        let for_all = match self.rule.to.is_ipv4() {
+            true => self.facts.host.ip_forward,
+            false => self.facts.host.forwarding6,
+        };
+        let others = &self.facts.not_forwarding;
+        if self.backend == Backend::Nft && !for_all && !others.is_empty() {
+            self.note(format!(
+                "without a device it also takes what comes in by {}: that is dropped, as these do not forward packets",
+                others.join(", ")
+            ));
+        }
         let (client, target) = (self.facts.client_device(), self.facts.target_device());
         let devices: Vec<&DeviceFacts> = [client, target].into_iter().flatten().collect();
         let host = &self.facts.host;
