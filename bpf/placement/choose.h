@@ -119,14 +119,20 @@ static __always_inline bool mtn_is_to_provider(const struct mtn_flow_key *key)
 /*
  * Is a connection about other packets, which only the kernel places? Those are of GRE (PPTP, RFC 2637), and of this
  * host's sockets with ports of their own: media that RTSP (RFC 7826), SIP (RFC 3261) and H.323 have agreed on. Many
- * servers want all from one address.
+ * servers want all from one address. mtr (to port 1) and hping3 (to 11111) ask so for the source of their raw packets, and
+ * send nothing by the socket.
  */
 static __always_inline bool mtn_is_signalling(const struct mtn_flow_key *key, const bool local)
 {
 	__u16 port = bpf_ntohs(key->dport);
 
-	return (port == 1723 && key->proto == IPPROTO_TCP) ||
-	       (local && (port == 554 || port == 1720 || port == 5060 || port == 5061));
+	if (!local)
+		return port == 1723 && key->proto == IPPROTO_TCP;
+	if (key->proto == IPPROTO_TCP && port == 1723)
+		return true;
+	if (key->proto == IPPROTO_UDP && (port == 1 || port == 11111))
+		return true;
+	return port == 554 || port == 1720 || port == 5060 || port == 5061;
 }
 
 /* Is it the kernel's path alone that will do, if that is alive and no rule decides? A counter, or MTN_PLACE_STAT_MAX. */

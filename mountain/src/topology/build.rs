@@ -497,10 +497,15 @@ impl Builder<'_> {
         let starting = topology.groups.iter().filter(|group| group.kind.places());
         let members = starting.flat_map(|group| &group.members);
         let paths = members.map(|member| &topology.paths[member.path]);
-        let uplinks: HashSet<(u32, bool)> = paths
+        let uplinks = paths
             .chain(topology.suspended.iter().flat_map(|s| &s.paths))
-            .map(|path| (path.key.ifindex, path.key.ipv6))
-            .collect();
+            .map(|path| (path.key.ifindex, path.key.ipv6));
+        // A VPN may have put its default route in the place of the uplink's.
+        let before = [false, true].map(|ipv6| (ipv6, &self.placed[usize::from(ipv6)]));
+        let before = before.into_iter().flat_map(|(ipv6, devices)| {
+            devices.iter().flatten().map(move |device| (*device, ipv6))
+        });
+        let uplinks: HashSet<(u32, bool)> = uplinks.chain(before).collect();
         let is_kept = |route: &&Route| {
             route.table == TABLE_MAIN
                 && route.prefix.prefix_len() == route.prefix.max_prefix_len()

@@ -20,7 +20,8 @@ type Gateway = (u32, IpAddr);
 /// From so many gateways on, only those of the present are remembered: who is on an uplink's link may make up more.
 const GATEWAYS_MAX: usize = 256;
 
-/// By family ([IPv4, IPv6]) the devices of uplinks that flows have chosen; `None`: no flow has chosen any.
+/// By family ([IPv4, IPv6]) the devices of uplinks that flows have chosen, and that still are some or lead to
+/// [`Topology::kept`]; `None`: no flow has chosen any.
 pub(crate) type Placed = [Option<BTreeSet<u32>>; 2];
 
 /// What is remembered from one reading to the next.
@@ -79,8 +80,10 @@ impl Memory {
             let chosen = chosen.filter(|path| path.key.ipv6 == ipv6).map(device);
             let resting = topology.suspended.iter().filter(|s| s.ipv6 == ipv6);
             let resting = resting.flat_map(|s| &s.paths).map(device);
+            let kept = topology.kept.iter().filter(|k| k.host.is_ipv6() == ipv6);
+            let kept = kept.map(|kept| kept.ifindex);
             let known = |device: &u32| before.is_some_and(|before| before.contains(device));
-            Some(chosen.chain(resting.filter(known)).collect())
+            Some(chosen.chain(resting.chain(kept).filter(known)).collect())
         });
     }
 

@@ -7,13 +7,14 @@ use std::collections::BTreeSet;
 use std::io::Read;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Instant;
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 
-use crate::support::{assert_has, stdout, tun, wait_until, Ns, Worker, LEAVE};
+use crate::support::{assert_has, stdout, tun, wait_until, Ns, Worker, HALF, LEAVE};
 
 #[path = "../placement/net.rs"]
 #[allow(dead_code)]
@@ -340,6 +341,24 @@ fn a_vpns_own_connection_goes_on_and_other_flows_enter_it() {
     VPNS[0].tell(&net, &[0, 1], VPNS[0].commands);
     wait_suspended(&net, [true; 2]);
     assert_eq!(outer.ask(), before, "the VPN's own connections");
+    // As OpenVPN's `redirect-gateway` without `def1` does. The next reading knows of it only by the one before.
+    let default = |what: &str| {
+        for (family, gateway) in FAMILIES.iter().zip(["10.40.0.1", "fd40::1"]) {
+            let route = format!("{family} route {what} default via {gateway} dev u0 metric 100");
+            net.home.ip(&route);
+        }
+    };
+    default("del");
+    for other in ["203.0.113.0/24", "203.0.113.128/25"] {
+        net.home.ip(&format!("route add {other} dev tun0"));
+        thread::sleep(HALF);
+        let now = outer.ask();
+        assert_eq!(
+            now, before,
+            "the VPN's own connections, without u0's default"
+        );
+    }
+    default("add");
     let gone = others.ask();
     assert!(gone.iter().all(|f| f.server.is_none()), "{gone:?}");
     let end = Instant::now() + LEAVE;

@@ -522,7 +522,10 @@ fn forwarded_connections_choose_where_each_uplink_has_an_address_of_its_own() {
 #[test]
 fn what_the_firewall_gives_one_address_on_both_uplinks_is_left_to_the_kernel() {
     for (rule, is_left) in [
-        ("meta l4proto { tcp, udp } th dport 7100 snat ip to 10.40.0.2", true),
+        (
+            "meta l4proto { tcp, udp } th dport 7100 snat ip to 10.40.0.2",
+            true,
+        ),
         ("oifname u0 snat ip to 10.40.0.2", false),
         ("ip saddr 192.168.7.0/24 snat ip to 10.40.0.2", false),
         ("ip daddr 198.18.50.99 snat ip to 10.40.0.2", false),
@@ -535,7 +538,10 @@ fn what_the_firewall_gives_one_address_on_both_uplinks_is_left_to_the_kernel() {
         if is_left {
             let opened = net.flows().open("tcp", EACH, SERVER[0]);
             assert_eq!(by_uplink(&opened), [EACH, 0], "{rule}");
-            assert_has(&left, &["the same address on several uplinks", "inet owner post"]);
+            assert_has(
+                &left,
+                &["the same address on several uplinks", "inet owner post"],
+            );
             net.flows().open_by_both(&["tcp", "udp"], SERVER[1]);
             assert_eq!(net.refused(), 0, "{rule}");
         } else {

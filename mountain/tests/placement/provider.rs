@@ -143,6 +143,14 @@ fn signalling_goes_where_the_kernel_has_the_packets_that_it_is_about() {
         }
     }
     assert_eq!(net.counter("pass_signalling"), 5 * 2 * 8);
+    // As mtr and hping3 ask for the source of their raw packets.
+    for port in [1, 11_111] {
+        for server in SERVER {
+            let (mut flows, to) = (net.flows(), (server, port));
+            flows.assert_opens_at("udp", 8, to, [8, 0]);
+            assert_by_both(&flows.open_at("tcp", EACH, to));
+        }
+    }
     // Nothing is known of GRE; and forwarded datagrams are placed as the signalling is, whichever port they are from.
     let forwarded = |port| net.inner_flows().open_at("tcp", EACH, (SERVER[0], port));
     assert_eq!(by_uplink(&forwarded(1723)), [EACH, 0]);
