@@ -35,9 +35,8 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
     if !topology.places() || !config.placement.enabled {
         return;
     }
-    let names: Vec<String> = paths()
-        .map(|(dev, gateway)| config.path_name(&dev, gateway))
-        .collect();
+    let indexes = 0..topology.paths.len();
+    let names: Vec<String> = indexes.map(|i| config.path_name(topology, i)).collect();
     for (i, rule) in config.rule.iter().enumerate() {
         if let Err(why) = applies(rule, &names) {
             report.warn(

@@ -4,7 +4,8 @@
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
@@ -25,7 +26,13 @@ const QUIET: Duration = Duration::from_secs(2);
 const GIVE_UP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Starts this program again with its arguments, as the daemon, and waits until it answers or ends.
-pub(super) fn run() -> Result<()> {
+pub(super) fn run(config: Option<&Path>) -> Result<()> {
+    if let Some(file) = config.filter(|file| !is_lasting(file)) {
+        bail!(
+            "--config {}: the daemon reads it itself, so this has to be a file, or use --foreground",
+            file.display()
+        );
+    }
     let run_dir = RunDir::of_this_namespace()?;
     if run_dir.is_running()? {
         bail!(AlreadyRuns);
@@ -63,6 +70,12 @@ pub(super) fn run() -> Result<()> {
     Ok(())
 }
 
+/// Whether this is a file for the daemon, too. A pipe has been read by now, and standard input is another one there.
+fn is_lasting(file: &Path) -> bool {
+    let of_process = ["/dev", "/proc"].iter().any(|dir| file.starts_with(dir));
+    !of_process && file.metadata().is_ok_and(|metadata| metadata.is_file())
+}
+
 /// Waits until the daemon that is `child` answers, or ends. Another one, which was started at the same moment, may
 /// answer in its place: `child` finds the lock taken then, and ends.
 fn wait_ready(
@@ -82,17 +95,17 @@ fn wait_ready(
             if ended.code() == Some(ALREADY_RUNS.into()) {
                 bail!(AlreadyRuns);
             }
-            let text = last_said(said, "mountain: ")?;
-            bail!("{text}");
+            bail!("{}", why_ended(said, ended)?);
         }
         if Instant::now() > end {
             let cleared = give_up(&mut child, run_dir);
-            let last = last_said(said, "\n").unwrap_or_default();
+            let text = all_said(said).unwrap_or_default();
+            let last = text.lines().last().unwrap_or("nothing");
             let mut text = format!(
                 "the daemon did not get ready within {} s and was ended: `mountain up --foreground` shows what takes so \
                  long. It said last: {}",
                 START_TIMEOUT.as_secs(),
-                if last.is_empty() { "nothing" } else { &last }
+                last
             );
             if let Err(e) = cleared {
                 text += &format!("\n{e:#}");
@@ -110,14 +123,26 @@ fn wait_ready(
     }
 }
 
-/// What stands behind the last `mark` in what the daemon has said; all of it, if that is nowhere.
-fn last_said(said: &mut File, mark: &str) -> Result<String> {
+/// Why the daemon has ended before it was ready: its error, or where it has said none, as after `mountain down`, how.
+fn why_ended(said: &mut File, ended: ExitStatus) -> Result<String> {
+    let text = all_said(said)?;
+    Ok(
+        match (text.rsplit_once("mountain: "), text.lines().last()) {
+            (Some((_, error)), _) => error.to_owned(),
+            (None, None) => format!("the daemon has ended before it was ready ({ended})"),
+            (None, Some(last)) => {
+                format!("the daemon has ended before it was ready ({ended}). It said last: {last}")
+            }
+        },
+    )
+}
+
+/// What the daemon has said.
+fn all_said(said: &mut File) -> Result<String> {
     let mut text = String::new();
     said.seek(SeekFrom::Start(0))?;
     said.read_to_string(&mut text)?;
-    let text = text.trim_end();
-    let last = text.rsplit_once(mark).map_or(text, |(_, last)| last);
-    Ok(last.to_owned())
+    Ok(text.trim_end().to_owned())
 }
 
 /// Ends a daemon that does not get ready. On SIGTERM it takes back what it has added; if it hangs, it is killed, and

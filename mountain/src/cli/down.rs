@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain down`: end the daemon, and take back what a killed one has left.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail, Context, Result};
 use clap::Args;
@@ -13,6 +13,8 @@ use crate::{placement, redirect};
 
 /// How long to wait for the end of the daemon without a message.
 const QUIET: Duration = Duration::from_secs(2);
+/// How long to wait before a daemon that does not listen yet is asked again.
+const AGAIN: Duration = Duration::from_millis(20);
 /// How long to wait after that. Each device of a host with hundreds of them takes 10 ms, and more under load: the
 /// kernel waits for all packets that are under way (`tcx_entry_sync`, include/net/tcx.h).
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -56,13 +58,21 @@ impl Down {
 /// In the network namespace of the calling thread.
 fn here() -> Result<Found> {
     let run_dir = RunDir::of_this_namespace()?;
-    let answer = run_dir
-        .ask(&Request::Stop)
-        .map_err(|e| match e.is::<Unanswered>() {
+    let ask = || {
+        let answer = run_dir.ask(&Request::Stop);
+        answer.map_err(|e| match e.is::<Unanswered>() {
             true => anyhow!("{e}: {END_IT}"),
             false => e,
-        })?;
-    match answer {
+        })
+    };
+    // One that was just killed holds its lock until it is gone, and one that has just been started before it listens.
+    let waited = Instant::now() + QUIET;
+    let mut asked = ask()?;
+    while asked.is_none() && run_dir.is_running()? && Instant::now() < waited {
+        std::thread::sleep(AGAIN);
+        asked = ask()?;
+    }
+    match asked {
         Some(_) if is_gone(&run_dir)? => {
             clear_after(&run_dir)?;
             Ok(Found::Daemon)
@@ -71,7 +81,6 @@ fn here() -> Result<Found> {
             "the daemon did not end within {} s: {END_IT}",
             (QUIET + TIMEOUT).as_secs()
         ),
-        // One that was just killed holds its lock until it is gone.
         None if !is_gone(&run_dir)? => {
             bail!("the daemon runs but does not answer: {END_IT}")
         }

@@ -392,7 +392,7 @@ impl Up {
         if self.foreground || self.dry_run {
             return self.run_here(config);
         }
-        background::run()
+        background::run(self.config.as_deref())
     }
 
     fn run_here(&self, config: Config) -> Result<()> {

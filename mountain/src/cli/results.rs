@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use nix::unistd::{access, AccessFlags};
 use serde::Serialize;
 
+use crate::host::atomic_file;
 use crate::measure::runfile::{check_label, write_json};
 
 /// Reads `--label`: what is too long would be refused in the file.
@@ -29,7 +30,7 @@ pub(crate) fn progress(probes: usize, template: &str) -> ProgressBar {
 
 /// Standard output instead of a file.
 pub(crate) fn is_stdout(out: &Path) -> bool {
-    out == Path::new("-")
+    [Path::new("-"), Path::new("/dev/stdout")].contains(&out)
 }
 
 /// Says before a long measurement that its file cannot be written.
@@ -37,15 +38,10 @@ pub(crate) fn check_writable(out: Option<&Path>) -> Result<()> {
     let Some(out) = out.filter(|out| !is_stdout(out)) else {
         return Ok(());
     };
-    if out.metadata().is_ok_and(|m| !m.is_file()) {
-        bail!("--out {}: not a regular file", out.display());
-    }
-    let dir = match out.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        _ => Path::new("."),
-    };
+    let dir = atomic_file::folder(out);
     access(dir, AccessFlags::W_OK)
-        .with_context(|| format!("--out: cannot write into {}", dir.display()))
+        .with_context(|| format!("--out: cannot write into {}", dir.display()))?;
+    atomic_file::check(out).with_context(|| format!("--out {}", out.display()))
 }
 
 /// Writes what was measured where `--out` says: to standard output (`-`) or a file; where that fails, into

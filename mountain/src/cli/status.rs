@@ -221,8 +221,9 @@ fn push_group(out: &mut String, number: usize, group: &GroupStatus, status: &Sta
 
 fn member_row(member: &MemberStatus, path: &PathStatus, places: bool) -> Vec<String> {
     let judged = &path.judged;
-    // Without samples there is nothing to show yet, not a delay of 0.
-    let figure = |value: Option<f64>| value.filter(|_| judged.samples != 0);
+    // Without an answer there is nothing to show yet, not a delay of 0.
+    let is_measured = judged.samples != 0 && path.probes.answered != 0;
+    let figure = |value: Option<f64>| value.filter(|_| is_measured);
     let ms = |us| figure(us).map_or("-".into(), |us| format!("{:.1}", us / 1000.0));
     let state = match member.state.as_str() {
         "unknown" => "measuring",

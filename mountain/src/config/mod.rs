@@ -8,6 +8,8 @@
 mod retired;
 mod save;
 
+use std::fs::File;
+use std::io::{self, Read};
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -18,7 +20,7 @@ use toml::de::{DeTable, DeValue, Deserializer};
 use crate::placement::config::{self as rules, PlacementConfig, RuleConfig};
 use crate::redirect::config::{self as redirects, RedirectConfig};
 use crate::steer::config::{ConfiguredPath, SteerConfig};
-use crate::topology::Filter;
+use crate::topology::{Filter, Topology};
 
 pub(crate) use save::save_redirects;
 
@@ -41,10 +43,20 @@ pub struct Config {
     pub hints: Vec<String>,
 }
 
+/// Largest file that is read, bytes.
+const FILE_MAX: u64 = 1 << 20;
+
 /// The text of a file.
 pub(crate) fn read(file: &Path) -> Result<String> {
-    let text = std::fs::read_to_string(file);
-    text.with_context(|| format!("cannot read the configuration {}", file.display()))
+    let read = || {
+        let mut text = String::new();
+        let opened = File::open(file)?;
+        if opened.take(FILE_MAX + 1).read_to_string(&mut text)? as u64 > FILE_MAX {
+            return Err(io::Error::other("it has more than 1 MiB"));
+        }
+        Ok(text)
+    };
+    read().with_context(|| format!("cannot read the configuration {}", file.display()))
 }
 
 impl Config {
@@ -71,10 +83,24 @@ impl Config {
             .or_else(|| on_dev().find(|p| p.gateway.is_none()))
     }
 
-    /// How the path by a device and gateway is called: by its table, else by its device.
-    pub(crate) fn path_name(&self, dev: &str, gateway: Option<IpAddr>) -> String {
-        let named = self.path(dev, gateway).and_then(|entry| entry.name.clone());
-        named.unwrap_or_else(|| dev.to_owned())
+    /// How the path of this index is called: by its table, else by its device, and its gateway, where the device has
+    /// several of a family.
+    pub(crate) fn path_name(&self, topology: &Topology, index: usize) -> String {
+        let path = &topology.paths[index];
+        let dev = &path.ifname;
+        let entry = self.path(dev, path.key.gateway);
+        if let Some(name) = entry.and_then(|entry| entry.name.clone()) {
+            return name;
+        }
+        let of_device = |other: &&crate::topology::Path| {
+            (other.key.ifindex, other.key.ipv6) == (path.key.ifindex, path.key.ipv6)
+        };
+        match path.key.gateway {
+            Some(gateway) if topology.paths.iter().filter(of_device).count() > 1 => {
+                format!("{dev} via {gateway}")
+            }
+            _ => dev.clone(),
+        }
     }
 
     /// The `[[path]]` tables that fit none of these paths (device, gateway), in words.
@@ -168,6 +194,17 @@ impl Config {
             if self.path[..i].iter().any(same) {
                 let text = format!("a second table for {:?} and this gateway", path.dev);
                 return Err(("path", i, "dev", text));
+            }
+            // One uplink's paths of IPv4 and of IPv6 may well have one name.
+            let is_other = |p: &ConfiguredPath| {
+                let families = [p.gateway, path.gateway].map(|g| g.map(|g| g.is_ipv6()));
+                p.dev != path.dev || families[0] == families[1]
+            };
+            let same_name = |p: &&ConfiguredPath| path.name.is_some() && p.name == path.name;
+            let before = self.path[..i].iter().zip(1..);
+            let mut before = before.filter(|(p, _)| same_name(p) && is_other(p));
+            if let Some((_, n)) = before.next() {
+                return Err(("path", i, "name", format!("path {n} has the same")));
             }
         }
         redirects::check(&self.redirect).map_err(|(i, text)| ("redirect", i, "from", text))

@@ -47,6 +47,13 @@ const REFUSED: &str = r#"
     [[path]]|dev = "a"|[[path]]|dev = "b"|speed = 1 => 5: path 2: speed: => unknown field
     [[path]]|dev = "a"|capacity_mbit = 0          => 3: path 1: capacity_mbit: => out of range
     [[path]]|dev = "a"|probe_target = "here"      => 3: path 1: probe_target: => neither
+    [[path]]|dev = "a"|probe_target = "127.0.0.1" => 3: path 1: probe_target: => no host behind
+    [[path]]|dev = "a"|probe_target = "0.0.0.0"   => 3: path 1: probe_target: => no host behind
+    [[path]]|dev = "a"|probe_target = "[ff02::1]:9" => 3: path 1: probe_target: => no host behind
+    [[path]]|dev = "a"|name = ""                  => 3: path 1: name: => cannot be a path's name
+    [[path]]|dev = "a"|name = "a\nb"              => 3: path 1: name: => cannot be a path's name
+    [[path]]|dev = "a"|name = "bulk"              => 3: path 1: name: => cannot be a path's name
+    [[path]]|dev = "a"|name = "x"|[[path]]|dev = "b"|name = "x" => 6: path 2: name: => path 1 has the same
     [[path]]|name = "a"                           => 1: path 1 => missing field `dev`
     [[path]]|dev = "a"|[[path]]|dev = "a"         => 4: path 2: dev: => second table
     [[path]]|dev = "a name too long for one"      => 2: path 1: dev: => not a device name

@@ -2,6 +2,7 @@
 //! Probes: when each is due, sending it, and what came back.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use tracing::{info, warn};
 use super::topology::configured;
 use super::{now_us, Daemon, TICK, TICK_IDLE};
 use crate::config::Config;
-use crate::measure::probe::{Answer, Target};
+use crate::measure::probe::{Answer, PathStats, Target};
 use crate::netlink::egress_route;
 use crate::steer::policy::pace::IDLE_US;
 use crate::steer::policy::Event;
@@ -61,7 +62,7 @@ pub(super) fn leaves_by_gateway(
 ///
 /// A probe names its device, not its gateway. Where several paths have one device, the kernel sends the probes of all
 /// by the first gateway, unless a route to the target leads elsewhere, and the path by another one would be judged by
-/// what is measured on that. `way`: see [`way`]. The other paths of its groups are measured as near, so that like is
+/// what is measured on that. An address of this host itself says nothing of a path. `way`: see [`way`]. The other paths of its groups are measured as near, so that like is
 /// compared with like.
 pub(crate) fn measured_near(
     topology: &Topology,
@@ -79,7 +80,7 @@ pub(crate) fn measured_near(
             paths.iter().any(shares) && way(path, target.ip()) != Way::Gateway(gateway)
         };
         let far = path.key.gateway.zip(far_target(path, config));
-        far.is_some_and(astray)
+        far.is_some_and(astray) || own_target(topology, *index, config).is_some()
     };
     let mut near: BTreeSet<usize> = (0..paths.len()).filter(is_astray).collect();
     loop {
@@ -135,28 +136,35 @@ pub(crate) fn doubts(
         what,
         todo: "give all paths of the route the same `probe_target`",
     });
-    let near = near
+    let names = near.iter().map(|&index| config.path_name(topology, index));
+    let names: BTreeSet<String> = names.collect();
+    let own = near
         .iter()
-        .map(|&index| name(&topology.paths[index], config));
-    let near: BTreeSet<String> = near.collect();
-    let near = (!near.is_empty()).then(|| Doubt {
-        what: near_text(near),
-        todo: "for a far target, give each path its own and a route: `ip route add TARGET via GATEWAY dev DEVICE`",
+        .find_map(|&index| own_target(topology, index, config));
+    let (why, todo) = match own {
+        Some(ip) => (format!("{ip} is this host's own address"), "name a host behind the paths"),
+        None => (
+            "several paths have one device, and the kernel sends all that goes to a far target by that device to one of \
+             their gateways"
+                .to_owned(),
+            "for a far target, give each path its own and a route: `ip route add TARGET via GATEWAY dev DEVICE`",
+        ),
+    };
+    let near = (!names.is_empty()).then(|| Doubt {
+        what: format!(
+            "{}: probes go to the gateways, not to `probe_target`: {why}",
+            Vec::from_iter(names).join(", ")
+        ),
+        todo,
     });
     unlike.chain(near).collect()
 }
 
-fn name(path: &Path, config: &Config) -> String {
-    config.path_name(&path.ifname, path.key.gateway)
-}
-
-/// What [`measured_near`] is, of the paths of these names.
-fn near_text(names: BTreeSet<String>) -> String {
-    format!(
-        "{}: probes go to the gateways, not to `probe_target`: several paths have one device, and the kernel \
-         sends all that goes to a far target by that device to one of their gateways",
-        Vec::from_iter(names).join(", ")
-    )
+/// Where a path's probes go by the configuration, if that is an uplink's own address.
+fn own_target(topology: &Topology, index: usize, config: &Config) -> Option<IpAddr> {
+    let target = far_target(&topology.paths[index], config)?.ip();
+    let is_own = |path: &Path| path.addresses.contains(&target);
+    topology.paths.iter().any(is_own).then_some(target)
 }
 
 /// The warning for a group some of whose paths are measured far away, and others to their gateways: all flows would leave
@@ -169,7 +177,7 @@ fn unlike_text(
     are_far: &[Option<bool>],
 ) -> Option<String> {
     let compared = group.members.iter().map(|member| member.path);
-    let is_usual = |index: &usize| !configured(&topology.paths[*index], config).input.metered;
+    let is_usual = |index: &usize| !configured(topology, *index, config).input.metered;
     let compared = compared.filter(|&index| are_far[index].is_some());
     let compared: Vec<usize> = compared.filter(is_usual).collect();
     let target = |index: usize| far_target(&topology.paths[index], config).map(Target::ip);
@@ -183,10 +191,16 @@ fn unlike_text(
         let verb = if i == 0 { " is measured" } else { "" };
         let target = target(index).map(|target| target.to_string());
         let target = target.unwrap_or_else(|| "its gateway".to_owned());
-        format!("{}{verb} to {target}", name(&topology.paths[index], config))
+        format!("{}{verb} to {target}", config.path_name(topology, index))
     });
     let parts = parts.collect::<Vec<_>>().join(", ");
     Some(format!("{parts}: their delays cannot be compared"))
+}
+
+/// Why no probe has left so far.
+pub(super) fn unsent(target: impl Display, stats: &PathStats) -> String {
+    let why = stats.last_error.as_deref().unwrap_or("no reason is known");
+    format!("this host sends no probe to {target} ({why}): does its firewall drop them?")
 }
 
 impl Daemon {
@@ -267,7 +281,7 @@ impl Daemon {
             }
             let since = *memory.unanswered_since.get_or_insert_with(Instant::now);
             let silent = stats.answered == 0
-                && stats.sent >= UNANSWERED
+                && stats.sent + stats.refused >= UNANSWERED
                 && since.elapsed() >= UNANSWERED_FOR;
             // One that is probed elsewhere now has not answered by that.
             let is_over = stats.answered > 0;
@@ -275,7 +289,9 @@ impl Daemon {
                 memory.said_unanswered = silent;
                 let name = self.paths.name(path);
                 let target = self.paths.target_text(path);
-                if silent {
+                if silent && stats.sent == 0 {
+                    warn!("path {name}: {}", unsent(target, stats));
+                } else if silent {
                     warn!(
                         "path {name}: none of {} probes to {target} was answered: the kernel decides wherever it is one \
                          of the paths; if this one does not answer pings, set another `probe_target` for all paths of \
@@ -323,6 +339,13 @@ mod tests {
         }
     }
 
+    fn of(paths: Vec<Path>) -> Topology {
+        Topology {
+            paths,
+            ..Topology::default()
+        }
+    }
+
     #[test]
     fn what_costs_money_is_a_reserve_unless_the_configuration_says_otherwise() {
         let cost_us = |modem: bool, entry: &str| {
@@ -332,7 +355,7 @@ mod tests {
                 modem,
                 ..Path::plain(3, "192.0.2.1")
             };
-            configured(&path, &config).input.cost_us
+            configured(&of(vec![path]), 0, &config).input.cost_us
         };
         assert_eq!(cost_us(false, ""), 0.0);
         assert_eq!(cost_us(true, ""), 1e5);
@@ -349,7 +372,8 @@ mod tests {
             demoted: true,
             ..Path::plain(3, "192.0.2.1")
         };
-        assert_eq!(configured(&demoted, &config.unwrap()).input.cost_us, 1e7);
+        let demoted = configured(&of(vec![demoted]), 0, &config.unwrap());
+        assert_eq!(demoted.input.cost_us, 1e7);
     }
 
     #[test]
@@ -483,6 +507,27 @@ mod tests {
         let [near] = what[..] else {
             panic!("{what:?}");
         };
-        testkit::assert_has(near, &["u1: probes go to the gateways"]);
+        let expected = "u1 via 192.0.2.1, u1 via 192.0.2.2: probes go to the gateways, not to `probe_target`: several";
+        testkit::assert_has(near, &[expected]);
+    }
+
+    #[test]
+    fn this_hosts_own_address_is_no_probe_target() {
+        let by_own = |path: &Path, _: IpAddr| way_by(path.key.gateway);
+        let second = Path {
+            addresses: vec![ip("198.51.100.7")],
+            ..Path::plain(2, "198.51.100.1")
+        };
+        let topology = Topology {
+            groups: vec![group(&[0, 1])],
+            ..of(vec![Path::plain(1, "192.0.2.1"), second])
+        };
+        let config = config(&[("u1", "198.51.100.7"), ("u2", "198.51.100.8")]);
+        let near = measured_near(&topology, &config, by_own);
+        assert_eq!(near, BTreeSet::from([0, 1]), "like is compared with like");
+        let doubts = doubts(&topology, &config, &near, by_own);
+        let what: Vec<&str> = doubts.iter().map(|doubt| doubt.what.as_str()).collect();
+        let expected = "u1, u2: probes go to the gateways, not to `probe_target`: 198.51.100.7 is this host's own address";
+        assert_eq!(what, [expected]);
     }
 }

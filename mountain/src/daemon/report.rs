@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{json, Value};
 use tracing::{info, warn};
 
-use super::{now_us, Daemon, COSTED, MOVES_KEPT};
+use super::{now_us, probing, Daemon, COSTED, MOVES_KEPT};
 use crate::bpf::flows::{Class, Flow};
 use crate::bpf::{now_ns, Steer, SteerMode};
 use crate::control::run_dir::{Request, Response};
@@ -137,7 +137,7 @@ impl Daemon {
                     state: judged.state.to_owned(),
                     used_for: judged.used_for,
                     cost_us: judged.cost_us,
-                    reason: reason(judged),
+                    reason: self.reason(judged),
                 })
             });
             GroupStatus {
@@ -161,7 +161,7 @@ impl Daemon {
         let ids = self.paths.ids().into_iter();
         let known = ids.filter_map(|id| Some((id, judged.iter().find(|s| s.path == id)?)));
         known
-            .map(|(id, judged)| self.path_status(id, of_policy(judged)?, &live))
+            .map(|(id, judged)| self.path_status(id, self.judged(judged)?, &live))
             .collect()
     }
 
@@ -200,6 +200,29 @@ impl Daemon {
         })
     }
 
+    /// What the policy says of a path.
+    fn judged(&self, status: &PathInGroup) -> Result<Judged> {
+        let value = serde_json::to_value(status)?;
+        let judged: Judged = serde_json::from_value(value).context("the state of a path")?;
+        Ok(Judged {
+            reason: self.reason(status),
+            ..judged
+        })
+    }
+
+    /// Why a path is used so, also before there is a judgement.
+    fn reason(&self, status: &PathInGroup) -> String {
+        let probes = self.prober.stats(status.path);
+        if probes.sent == 0 && probes.refused > 0 {
+            return probing::unsent(self.paths.target_text(status.path), probes);
+        }
+        let is_young = status.state == "good" && (status.samples as u64) < COSTED;
+        match status.state == "unknown" || is_young {
+            true => format!("measuring has just begun: {} probes so far", status.samples),
+            false => status.reason.clone(),
+        }
+    }
+
     fn explain(&self, last: usize) -> Result<Decisions> {
         let all: Vec<_> = self.policy.decisions().collect();
         let latest = &all[all.len().saturating_sub(last)..];
@@ -225,23 +248,4 @@ impl Daemon {
 
 fn value(answer: impl Serialize) -> Result<Value> {
     Ok(serde_json::to_value(answer)?)
-}
-
-/// What the policy says of a path.
-fn of_policy(status: &PathInGroup) -> Result<Judged> {
-    let value = serde_json::to_value(status)?;
-    let judged: Judged = serde_json::from_value(value).context("the state of a path")?;
-    Ok(Judged {
-        reason: reason(status),
-        ..judged
-    })
-}
-
-/// Why a path is used so, also before there is a judgement.
-fn reason(status: &PathInGroup) -> String {
-    let is_young = status.state == "good" && (status.samples as u64) < COSTED;
-    match status.state == "unknown" || is_young {
-        true => format!("measuring has just begun: {} probes so far", status.samples),
-        false => status.reason.clone(),
-    }
 }

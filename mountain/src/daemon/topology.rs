@@ -252,7 +252,7 @@ impl Paths {
         self.doubts = doubts(&topology, config, &near, way);
         for (index, (path, id)) in topology.paths.iter().zip(&self.id_of).enumerate() {
             let Some(id) = *id else { continue };
-            let mut known = configured(path, config);
+            let mut known = configured(&topology, index, config);
             if near.contains(&index) {
                 known.target = path.key.gateway.map(Target::Icmp).or(known.target);
             }
@@ -333,7 +333,8 @@ pub(crate) fn reserves(topology: &Topology, config: &Config) -> BTreeSet<usize> 
     reserves.map(|(index, _)| index).collect()
 }
 
-pub(super) fn configured(path: &Path, config: &Config) -> ConfiguredPath {
+pub(super) fn configured(topology: &Topology, index: usize, config: &Config) -> ConfiguredPath {
+    let path = &topology.paths[index];
     let entry = config.path(&path.ifname, path.key.gateway);
     let metered = is_metered(path, config);
     // The kernel would send nothing there while another one is up, or half of all: paid for without need.
@@ -342,7 +343,7 @@ pub(super) fn configured(path: &Path, config: &Config) -> ConfiguredPath {
     ConfiguredPath {
         path: path.clone(),
         input: PathInput {
-            name: config.path_name(&path.ifname, path.key.gateway),
+            name: config.path_name(topology, index),
             capacity_bps: entry.and_then(|e| e.capacity_bps()),
             cost_us: 1e3
                 * match path.demoted {

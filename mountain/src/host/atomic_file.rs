@@ -13,6 +13,28 @@ pub(crate) fn is_at(file: &File, path: &Path) -> bool {
     open.is_ok_and(|open| named.is_ok_and(|named| open == named))
 }
 
+/// Whether a file can be put at `path`. A device or a pipe is none, and what is in /dev or /proc is the whole machine's,
+/// as /dev/stdout is, which leads to a file where output is redirected.
+///
+/// # Errors
+/// Why not.
+pub fn check(path: &Path) -> io::Result<()> {
+    let folder = folder(path).canonicalize()?;
+    let is_machines = folder == Path::new("/dev") || folder.starts_with("/proc");
+    match is_machines || path.metadata().is_ok_and(|m| !m.is_file()) {
+        true => Err(io::Error::other("not a regular file")),
+        false => Ok(()),
+    }
+}
+
+/// The folder of the file at `path`.
+pub(crate) fn folder(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
 /// Writes a file beside `path` under a name that nobody can foresee, and puts it in its place. A
 /// link there is replaced, not followed; what is no file, as /dev/null, stays. `lasting`: it is on
 /// disk when this returns. What `kill -9` interrupts leaves a file named `.NAME.` and six letters.
@@ -22,21 +44,15 @@ pub fn write(
     content: impl FnOnce(&mut BufWriter<&File>) -> io::Result<()>,
 ) -> io::Result<()> {
     let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "a file name is missing");
-    if path.metadata().is_ok_and(|m| !m.is_file()) {
-        return Err(io::Error::other("not a regular file"));
-    }
+    check(path)?;
     let mut prefix = std::ffi::OsString::from(".");
     prefix.push(path.file_name().ok_or_else(no_name)?);
     prefix.push(".");
-    let dir = match path.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        _ => Path::new("."),
-    };
     // As any new file; the library's own default is that nobody else may read it.
     let file = tempfile::Builder::new()
         .prefix(&prefix)
         .permissions(Permissions::from_mode(0o666))
-        .tempfile_in(dir)?;
+        .tempfile_in(folder(path))?;
     let mut out = BufWriter::new(file.as_file());
     content(&mut out)?;
     out.flush()?;
@@ -52,6 +68,7 @@ pub fn write(
 mod tests {
     use super::*;
     use std::fs;
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn a_file_is_replaced_as_a_whole_and_no_link_is_followed() {
@@ -81,6 +98,12 @@ mod tests {
         nix::unistd::mkfifo(&device, nix::sys::stat::Mode::S_IRWXU).unwrap();
         let failed = write(&device, false, |_| Ok(())).unwrap_err();
         testkit::assert_has(&failed.to_string(), &["not a regular file"]);
+        // Of output that goes to a file, /dev/stdout leads to a regular one.
+        let of_machine = format!("/proc/self/fd/{}", File::open(&path).unwrap().as_raw_fd());
+        for of_machine in [Path::new(&of_machine), Path::new("/dev/new")] {
+            let failed = check(of_machine).unwrap_err();
+            testkit::assert_has(&failed.to_string(), &["not a regular file"]);
+        }
         fs::remove_file(&device).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
         let files = fs::read_dir(dir.path()).unwrap().count();

@@ -131,6 +131,9 @@ pub struct PathStats {
     pub sent: u64,
     /// Answers to distinct probes.
     pub answered: u64,
+    /// Probes that this host has refused to send since the last one that left, as its firewall does.
+    #[serde(skip)]
+    pub refused: u64,
     /// Packets that answer none of our waiting probes: foreign, forged, replayed, too late.
     pub ignored: u64,
     /// Whether the last answer told the directions apart, so that the path is judged
@@ -217,6 +220,10 @@ impl Prober {
             )
         })?;
         let sent = endpoint.send(seq);
+        endpoint.stats.refused = match sent {
+            Ok(()) => 0,
+            Err(_) => endpoint.stats.refused + 1,
+        };
         sent.inspect_err(|error| endpoint.stats.last_error = Some(error.to_string()))
     }
 

@@ -213,8 +213,11 @@ impl Firewall {
             });
             residues.collect()
         };
-        let residues: Vec<Vec<Residue<'_>>> =
-            self.devices_of(question)?.into_iter().map(residues).collect();
+        let residues: Vec<Vec<Residue<'_>>> = self
+            .devices_of(question)?
+            .into_iter()
+            .map(residues)
+            .collect();
         same_nat(&residues, "this host's packets")
     }
 
@@ -260,7 +263,9 @@ impl Firewall {
                 device.name
             )));
         }
-        let residues = devices.iter().map(|device| vec![residue(device, net, None)]);
+        let residues = devices
+            .iter()
+            .map(|device| vec![residue(device, net, None)]);
         let residues: Vec<Vec<Residue<'_>>> = residues.collect();
         same_nat(&residues, &format!("packets from {net}"))
     }
@@ -340,7 +345,9 @@ fn same_nat(residues: &[Vec<Residue<'_>>], packets: &str) -> Option<Difference> 
         others.find_map(|there| here.iter().find_map(|here| here.same_nat(there)))
     })?;
     Some(Difference {
-        what: format!("the firewall gives {packets} the same address on several uplinks, by {rule}"),
+        what: format!(
+            "the firewall gives {packets} the same address on several uplinks, by {rule}"
+        ),
         rule: Some(rule.to_string()),
     })
 }

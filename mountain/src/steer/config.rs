@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! `[steer]` and `[[path]]` of mountain.toml: what is steered, and what is known of the paths.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 use serde::de::{Deserializer, Error};
@@ -80,8 +80,9 @@ pub struct ConfiguredPath {
     /// Its gateway, where one device has several. Default: any.
     #[serde(default)]
     pub gateway: Option<IpAddr>,
-    /// Its name in `status` and `explain`. Default: the device's name.
-    #[serde(default)]
+    /// Its name in `status`, `explain` and `[[rule]]`: one line of 1 to 40 characters, neither "steadiest" nor "bulk".
+    /// Default: the device's name; with the gateway, where the device has several of a family.
+    #[serde(default, deserialize_with = "path_name")]
     pub name: Option<String>,
     /// What the path can carry, in Mbit/s, 0.001..=1000000. It tells own load from foreign load.
     /// Default: unknown.
@@ -97,8 +98,36 @@ pub struct ConfiguredPath {
     pub metered: Option<bool>,
     /// Where probes go: an address (ICMP echo), or address:port of a `mountain reflect`, which
     /// tells the directions apart. Default: the gateway.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "probed")]
     pub probe_target: Option<Target>,
+}
+
+fn path_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    let is_one = (1..=PATH_NAME_MAX).contains(&name.chars().count())
+        && !name.contains(char::is_control)
+        && !RESERVED_NAMES.contains(&name.as_str());
+    match is_one {
+        true => Ok(Some(name)),
+        false => Err(D::Error::custom(format!(
+            "{name:?} cannot be a path's name: one line of 1 to {PATH_NAME_MAX} characters, neither of {RESERVED_NAMES:?}"
+        ))),
+    }
+}
+
+/// Characters of a path's name, which heads a row of `mountain status`.
+const PATH_NAME_MAX: usize = 40;
+/// What else `use` in `[[rule]]` may say.
+const RESERVED_NAMES: [&str; 2] = ["steadiest", "bulk"];
+
+fn probed<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Target>, D::Error> {
+    let target = Target::deserialize(deserializer)?;
+    let ip = target.ip();
+    let is_broadcast = ip == IpAddr::V4(Ipv4Addr::BROADCAST);
+    match ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || is_broadcast {
+        true => Err(D::Error::custom(format!("{ip} is no host behind the path"))),
+        false => Ok(Some(target)),
+    }
 }
 
 fn device<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {

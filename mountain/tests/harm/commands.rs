@@ -6,9 +6,13 @@ mod docs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
+
+use mountain::control::run_dir::RunDir;
 
 use super::placement::two_providers;
 use crate::support::*;
@@ -328,6 +332,78 @@ fn times_are_seconds_as_for_ping_and_dash_is_standard_input() {
     import.args(["import", "-", "--out"]).arg(&out);
     import.stdin(std::fs::File::open(log).unwrap());
     assert!(import.status().unwrap().success() && out.exists());
+}
+
+/// The daemon reads the file itself: from a pipe it would get nothing, and take the defaults.
+#[test]
+fn a_configuration_that_only_the_command_can_read_is_refused() {
+    let net = Net::new();
+    let by_pipe = format!("echo '[[path]]' | {MOUNTAIN} up --config /dev/stdin");
+    let valid = by_pipe.replace("[[path]]", "[steer]");
+    for (line, why) in [
+        (&valid, "has to be a file, or use --foreground"),
+        (&by_pipe, "missing field `dev`"),
+        (
+            &format!("{MOUNTAIN} up --config /dev/zero"),
+            "more than 1 MiB",
+        ),
+    ] {
+        let output = net.client.output("sh", &["-c", line]);
+        assert!(!output.status.success(), "{line}");
+        assert_has(&stderr(&output), &[why]);
+    }
+    net.client.mountain_says("down", "was not running");
+}
+
+#[test]
+fn a_daemon_that_is_just_being_started_is_ended() {
+    let net = Net::new();
+    for pause_ms in [0, 5, 50] {
+        let child = net
+            .client
+            .command(MOUNTAIN)
+            .args(["up", "--foreground"])
+            .spawn();
+        let mut child = child.unwrap();
+        thread::sleep(Duration::from_millis(pause_ms));
+        let is_running = || {
+            let run_dir = net.client.with(|| RunDir::of_this_namespace().unwrap());
+            run_dir.is_running().unwrap()
+        };
+        wait_until("it has its lock", LEAVE, is_running);
+        net.client.mountain_says("down", "mountain is down");
+        assert!(child.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn probes_that_this_host_does_not_send_are_not_called_lost() {
+    let mut net = Net::new();
+    let hook = "filter hook output priority 0";
+    net.client
+        .chain("ip guard o", hook, "ip protocol icmp drop");
+    let log = net.start("up --foreground");
+    let why = "does its firewall drop them?";
+    wait_said(&log, why);
+    let said = net.client.mountain_says("status", "silent");
+    assert_has(
+        &said,
+        &[
+            "this host sends no probe to",
+            "Operation not permitted",
+            why,
+        ],
+    );
+    let mut rows = said.lines().filter(|line| line.contains("silent"));
+    assert!(rows.all(|row| !row.contains(" 0.0 ")), "{said}");
+    net.client.run("nft delete table ip guard");
+    wait_until("its paths are good", LEAVE, || {
+        net.client
+            .status()
+            .paths
+            .iter()
+            .all(|path| path.judged.state == "good")
+    });
 }
 
 #[test]

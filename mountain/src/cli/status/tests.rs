@@ -4,6 +4,7 @@
 use super::*;
 use crate::bpf::flows::{Class, FlowKey};
 use crate::control::status::{Judged, MoveStatus};
+use crate::measure::probe::PathStats;
 
 #[test]
 fn an_outcome_without_probes_is_not_called_unanswered() {
@@ -50,6 +51,10 @@ fn a_row_shows_what_is_known_and_what_holds_in_its_group() {
             samples: 100,
             loss: 0.001,
             ..Judged::default()
+        },
+        probes: PathStats {
+            answered: 99,
+            ..PathStats::default()
         },
         ..PathStatus::default()
     };
