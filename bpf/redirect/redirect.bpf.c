@@ -384,15 +384,15 @@ static __always_inline int mtn_rd_ipv4(void *ctx, void *data, void *data_end, __
 	if (ret == MTN_GO_DROP)
 		return TC_ACT_SHOT;
 	if (mtn_rd_is_due(&flow->f, &look, half ? half->state : 0)) {
-		int now;
+		int state;
 
 		mtn_widen_key(&key, &wide);
-		now = mtn_rd_touch(&wide, &look, false);
+		state = mtn_rd_touch(&wide, &look, false);
 
 		/* The half-open entry may be another flow's by now. */
-		if (now == MTN_RD_ESTABLISHED_NOW)
+		if (state == MTN_RD_ESTABLISHED_NOW)
 			flow = bpf_map_lookup_elem(&flows4, &key);
-		if (now == MTN_RD_GONE || !flow)
+		if (state == MTN_RD_GONE || !flow)
 			return mtn_pass(hook);
 	}
 	if (mtn_rd_is_identity(&flow->f, key.sport, key.dport))
@@ -522,12 +522,12 @@ static __always_inline int mtn_rd_ipv6(void *ctx, void *data, void *data_end, __
 	if (ret == MTN_GO_DROP)
 		return TC_ACT_SHOT;
 	if (mtn_rd_is_due(&flow->f, &look, half ? half->state : 0)) {
-		int now = mtn_rd_touch(&key, &look, true);
+		int state = mtn_rd_touch(&key, &look, true);
 
 		/* The half-open entry may be another flow's by now. */
-		if (now == MTN_RD_ESTABLISHED_NOW)
+		if (state == MTN_RD_ESTABLISHED_NOW)
 			flow = bpf_map_lookup_elem(&flows6, &key);
-		if (now == MTN_RD_GONE || !flow)
+		if (state == MTN_RD_GONE || !flow)
 			return mtn_pass(hook);
 	}
 	if (mtn_rd_is_identity(&flow->f, key.sport, key.dport))

@@ -93,7 +93,6 @@ pub fn run(
     let mut is_ready = false;
     let (mut rests_until, mut far_at) = (Instant::now(), Instant::now());
     let mut rest = Duration::ZERO;
-    let mut said_alive = Instant::now();
     while !heard.stop {
         polls = if heard.anything() { 0 } else { polls + 1 };
         let begin = Instant::now();
@@ -112,8 +111,7 @@ pub fn run(
                 far_at = end + FAR_LOOK;
             }
         }
-        watcher.say_alive(said_alive.elapsed());
-        said_alive = Instant::now();
+        watcher.say_alive();
         watcher.lines.drain(..).for_each(|line| say(&line));
         if !std::mem::replace(&mut is_ready, true) {
             ready();
@@ -274,7 +272,8 @@ impl Watcher {
     fn round(&mut self, heard: Heard, far: bool) {
         if !heard.anything() && !self.busy {
             let now = self.firewall.as_ref();
-            let same = now.is_some_and(|now| !self.far.have_changed(&mut self.seen, now));
+            let beat = || drop(self.fast.say_alive());
+            let same = now.is_some_and(|now| !self.far.have_changed(&mut self.seen, now, beat));
             // Where another command is at work, they are looked at again later.
             if same || Store::open_within(LOCK_WAIT).is_err() {
                 return;
@@ -301,16 +300,23 @@ impl Watcher {
         }
     }
 
-    /// Tells the programs that somebody watches. Where nobody did for too `long`, as this process was stopped, they have
+    /// Tells the programs that somebody watches. Where nobody did for some seconds, as this process was stopped, they have
     /// left packets to nft meanwhile, and their flows have to be handed over.
-    fn say_alive(&mut self, long: Duration) {
+    fn say_alive(&mut self) {
         match self.fast.say_alive() {
-            Ok(true) if long > fast::ALIVE => {
-                self.leave_all(&format!("nobody has watched for {} s", long.as_secs()));
-            }
-            Ok(_) => {}
             Err(e) => self.leave_all(&format!("{e:#}")),
+            Ok(()) if self.fast.was_away() => {
+                self.leave_all("this process stood still for some seconds");
+                self.fast.came_back();
+            }
+            Ok(()) => {}
         }
+    }
+
+    /// For work that takes as long as there are rules.
+    fn beat(&self) {
+        // Where it fails, so it does at the end of the round, which says so.
+        let _ = self.fast.say_alive();
     }
 
     fn decide(&mut self, heard: Heard, far: bool) -> Result<()> {
@@ -332,7 +338,8 @@ impl Watcher {
         let same = before.is_some();
         let now = before.map_or_else(|| Rc::new(read), Rc::clone);
         let is_news = !heard.firewall || heard.rest || self.busy;
-        if same && !is_news && !(far && self.far.have_changed(&mut self.seen, &now)) {
+        let beat = || drop(self.fast.say_alive());
+        if same && !is_news && !(far && self.far.have_changed(&mut self.seen, &now, beat)) {
             return Ok(());
         }
         let rules = store.all()?;
@@ -346,6 +353,7 @@ impl Watcher {
         let carried = self.lower(&choices)?;
         let by_far_ends = choices.values().filter(|choice| is_by_far_ends(choice));
         let by_far_ends = by_far_ends.map(|(rule, _)| &rule.rule);
+        let by_far_ends = by_far_ends.inspect(|_| self.beat());
         self.far = FarEnds::read(&mut seen, &beside.in_force, by_far_ends)?;
         self.raise(choices, &carried)?;
         self.fast.trim()?;
@@ -403,6 +411,7 @@ impl Watcher {
             .iter()
             .filter(|i| !i.fixed && i.plan.backend == Backend::Nft)
         {
+            self.beat();
             let choice = match fixed {
                 Some(fixed) => Err(format!(
                     "rule {} is by {}, and one set of programs is used at a time",

@@ -323,7 +323,12 @@ impl<'a> Run<'a, '_> {
                     _ => {}
                 }
             }
-            Expr::Effect(statement) if self.passes_by(statement) => {}
+            Expr::Effect(statement) if self.passes_by(statement) => {
+                // The kernel ends the rule here (nft_tproxy_eval), and goes on where it translates (nft_nat_inet_eval).
+                if statement.kind == EffectKind::Forward {
+                    return Break(End::Continue);
+                }
+            }
             Expr::Effect(statement) => {
                 let step = self.statement(run.here, statement, &run.registers);
                 run.steps.push(step);

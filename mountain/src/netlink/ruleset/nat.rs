@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Whether rules translate connections, and to what.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::rc::Rc;
 
-use super::residue::{
-    close, lines, Body, EffectKind, End, Hooked, Origin, Residue, ResidueLine, Step,
-};
+use super::residue::{close, lines, Body, EffectKind, End, Hooked, Residue, ResidueLine, Step};
 use super::RuleRef;
 
 impl<'a> Residue<'a> {
-    /// The first rule that translates packets to an address or a port to which the other one translates some.
-    pub fn same_nat(&self, other: &Residue<'_>) -> Option<RuleRef> {
-        let there = translations(&other.chains).into_iter();
-        let there: HashSet<&str> = there.map(|(what, _)| what).collect();
-        let mut here = translations(&self.chains).into_iter();
-        let (_, origin) = here.find(|(what, _)| there.contains(what))?;
-        Some(origin.rule_ref())
+    /// To what addresses and ports packets are translated, in words, and by which rule. What is masqueraded gets the
+    /// device's own address, and does not count.
+    pub fn translations(&self) -> Vec<(&str, RuleRef)> {
+        let all = lines(&self.chains).into_iter();
+        let steps = all.flat_map(|line| line.steps.iter().map(|step| (step, line.origin)));
+        let nat = steps.filter_map(|(step, origin)| match step {
+            Step::Do(EffectKind::Nat, what) => Some((what.as_str(), origin.rule_ref())),
+            _ => None,
+        });
+        nat.collect()
     }
 
     /// Only which connections are translated, whatever to: as if they were dropped.
@@ -46,18 +47,6 @@ impl<'a> Residue<'a> {
             chains: chains.into_iter().filter_map(close_one).collect(),
         }
     }
-}
-
-/// To what addresses and ports connections are translated, at which line. What is masqueraded gets the device's own address.
-fn translations<'a, 'b>(chains: &'b [Hooked<'a>]) -> Vec<(&'b str, Origin<'a>)> {
-    let of_line = |line: &'b ResidueLine<'a>| {
-        let nat = line.steps.iter().filter_map(|step| match step {
-            Step::Do(EffectKind::Nat, what) => Some(what.as_str()),
-            _ => None,
-        });
-        nat.map(|what| (what, line.origin))
-    };
-    lines(chains).into_iter().flat_map(of_line).collect()
 }
 
 /// A body in which to translate is to drop, and nothing else is done.

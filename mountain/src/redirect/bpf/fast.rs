@@ -11,9 +11,10 @@
 //! connection tracking the entries that it would have if nft had carried the flows from the start,
 //! and then forgets them here.
 
+use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags};
@@ -59,6 +60,10 @@ pub struct Fast {
     links: HashMap<(u32, Prog), OwnedFd>,
     /// Rules whose counters have begun.
     begun: HashMap<u32, Redirected>,
+    /// When this process has last said that it watches.
+    said: Cell<Option<Instant>>,
+    /// It has not for too long: the programs have left packets to nft meanwhile.
+    was_away: Cell<bool>,
 }
 
 impl Fast {
@@ -83,12 +88,15 @@ impl Fast {
         let loaded = &*self
             .loaded
             .insert(LoadedObject::complete(mine, &needs.programs())?);
-        say_alive(loaded)?;
+        let alive = Alive::of(&self.said, &self.was_away);
+        alive.say(loaded)?;
         let there = attach(&mut self.links, loaded, &needs, there)?;
         own::tell(loaded)?;
         let begun = &self.begun;
         let entered = rules.iter().zip(&values);
         enter(loaded, &there, entered, |installed| {
+            // With many rules this takes long. Where it fails, the trial of the next rule does.
+            let _ = alive.say(loaded);
             begun.get(&installed.id) != Some(&installed.rule.redirected())
         })?;
         let begin = rules.iter().map(|rule| (rule.id, rule.rule.redirected()));
@@ -96,13 +104,28 @@ impl Fast {
         Ok(())
     }
 
-    /// From now on the programs leave all packets to nft when this is [`ALIVE`] ago. Whether there are any.
+    /// From now on the programs leave all packets to nft when this is [`ALIVE`] ago. After such a time they go on doing so
+    /// until [`Self::came_back`]: their flows have to be handed over first.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub(crate) fn say_alive(&self) -> Result<bool> {
-        self.loaded.as_ref().map(say_alive).transpose()?;
-        Ok(!self.links.is_empty())
+    pub(crate) fn say_alive(&self) -> Result<()> {
+        let alive = Alive::of(&self.said, &self.was_away);
+        match &self.loaded {
+            Some(loaded) => alive.say(loaded),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the programs leave all packets to nft, as nobody has watched for too long.
+    pub(crate) fn was_away(&self) -> bool {
+        self.was_away.get()
+    }
+
+    /// Everything has been handed over to nft.
+    pub(crate) fn came_back(&self) {
+        self.was_away.set(false);
+        self.said.set(None);
     }
 
     /// The devices that its programs are at.
@@ -138,13 +161,32 @@ impl Fast {
 }
 
 /// After this the programs of a process that has said nothing leave all packets to nft.
-pub(crate) const ALIVE: Duration = Duration::from_nanos(ALIVE_NS);
+const ALIVE: Duration = Duration::from_nanos(ALIVE_NS);
 
-fn say_alive(loaded: &LoadedObject) -> Result<()> {
-    let now = now_ns().to_ne_bytes();
-    let map = loaded.map(ALIVE_MAP)?;
-    map.update(&0u32.to_ne_bytes(), &now, MapFlags::ANY)
-        .context("cannot tell the programs that the firewall is watched")
+/// Says that somebody watches: see [`Fast::say_alive`].
+struct Alive<'a> {
+    said: &'a Cell<Option<Instant>>,
+    was_away: &'a Cell<bool>,
+}
+
+impl<'a> Alive<'a> {
+    fn of(said: &'a Cell<Option<Instant>>, was_away: &'a Cell<bool>) -> Self {
+        Self { said, was_away }
+    }
+
+    fn say(&self, loaded: &LoadedObject) -> Result<()> {
+        let now = Instant::now();
+        let before = self.said.replace(Some(now));
+        if before.is_some_and(|before| now - before > ALIVE) {
+            self.was_away.set(true);
+        }
+        if self.was_away.get() {
+            return Ok(());
+        }
+        let map = loaded.map(ALIVE_MAP)?;
+        map.update(&0u32.to_ne_bytes(), &now_ns().to_ne_bytes(), MapFlags::ANY)
+            .context("cannot tell the programs that the firewall is watched")
+    }
 }
 
 /// Whether the fast programs leave all packets to nft, as the process that should watch stands still.

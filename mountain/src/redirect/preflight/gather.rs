@@ -28,6 +28,8 @@ pub(super) struct Known {
     ways: HashMap<bool, Option<Ways>>,
     /// Settings of this namespace for IPv6 or not, some of which take a look through all routes.
     hosts: HashMap<bool, Host>,
+    /// Devices that do not forward what they get of IPv6, or of IPv4.
+    stopping: HashMap<bool, Vec<(u32, String)>>,
     /// The kernel module is loaded.
     module: Option<bool>,
     namespaces: Namespaces,
@@ -107,6 +109,7 @@ pub(super) fn gather(rule: &Rule, known: &mut Known) -> Result<HostFacts> {
         devices: all,
         ways,
         hosts,
+        stopping,
         module: loaded,
         namespaces,
     } = known;
@@ -114,21 +117,24 @@ pub(super) fn gather(rule: &Rule, known: &mut Known) -> Result<HostFacts> {
         Some(all) => all,
         none => none.insert(AllDevices::read()?),
     };
-    let mut addresses = all.addresses.iter();
-    let holder = addresses.find(|(_, ip)| *ip == rule.from.ip());
+    let addresses = all.addresses.iter();
+    let holders: Vec<&(u32, IpAddr)> = addresses.filter(|(_, ip)| *ip == rule.from.ip()).collect();
     // The whole of 127.0.0.0/8 is this host's.
-    let from_here = holder.is_some() || rule.from.ip().is_loopback();
+    let from_here = !holders.is_empty() || rule.from.ip().is_loopback();
+    // An address of the loopback or of a dummy device, as hosts with several uplinks have it, is reached by others.
+    let receives = |(ifindex, address): &&&(u32, IpAddr)| {
+        let link = netlink::link(*ifindex);
+        address.is_loopback() || !link.is_ok_and(|link| link.receives_nothing())
+    };
+    let holder = match rule.dev {
+        None => holders.iter().find(receives),
+        Some(_) => None,
+    };
     let client = match (&rule.dev, holder) {
         (Some(name), _) => match nix::net::if_::if_nametoindex(name.as_str()) {
             Ok(ifindex) => Client::Device(ifindex),
             Err(_) => Client::Missing(name.clone()),
         },
-        // An address of the loopback or of a dummy device, as hosts with several uplinks have it, is reached by others.
-        (None, Some((ifindex, address)))
-            if !address.is_loopback() && netlink::link(*ifindex)?.receives_nothing() =>
-        {
-            Client::Unknown
-        }
         (None, Some((ifindex, _))) => Client::Device(*ifindex),
         (None, None) => Client::Unknown,
     };
@@ -167,7 +173,12 @@ pub(super) fn gather(rule: &Rule, known: &mut Known) -> Result<HostFacts> {
             false => Vec::new(),
         },
         not_forwarding: match rule.dev {
-            None => not_forwarding(ipv6, &indices, all),
+            None => {
+                let stopping = stopping.entry(ipv6);
+                let stopping = stopping.or_insert_with(|| not_forwarding(ipv6, all)).iter();
+                let others = stopping.filter(|(ifindex, _)| !indices.contains(ifindex));
+                others.map(|(_, name)| name.clone()).collect()
+            }
             Some(_) => Vec::new(),
         },
         client,
@@ -195,8 +206,11 @@ fn no_localnet(client: &Client, all: &AllDevices) -> Vec<String> {
     links.filter(drops).map(|link| link.name).collect()
 }
 
-/// Devices with addresses of a family that do not forward its packets, without those that play a part already.
-fn not_forwarding(ipv6: bool, but: &BTreeSet<u32>, all: &AllDevices) -> Vec<String> {
+/// Devices with addresses of a family that do not forward its packets.
+fn not_forwarding(ipv6: bool, all: &AllDevices) -> Vec<(u32, String)> {
+    if ipv6 && sysctl::number("net/ipv6/conf/all/forwarding") == Some(1) {
+        return Vec::new();
+    }
     let is_far = |ip: &IpAddr| match ip {
         IpAddr::V4(ip) => !ip.is_link_local(),
         IpAddr::V6(ip) => !ip.is_unicast_link_local(),
@@ -204,9 +218,7 @@ fn not_forwarding(ipv6: bool, but: &BTreeSet<u32>, all: &AllDevices) -> Vec<Stri
     let addresses = all.addresses.iter();
     let holders = addresses.filter(|(_, ip)| ip.is_ipv6() == ipv6 && is_far(ip));
     let indices: BTreeSet<u32> = holders.map(|(ifindex, _)| *ifindex).collect();
-    let links = indices
-        .difference(but)
-        .filter_map(|i| netlink::link(*i).ok());
+    let links = indices.into_iter().filter_map(|i| netlink::link(i).ok());
     let stops = |link: &Link| {
         let sysctls = sysctls(&link.name);
         let forwards = match ipv6 {
@@ -215,7 +227,8 @@ fn not_forwarding(ipv6: bool, but: &BTreeSet<u32>, all: &AllDevices) -> Vec<Stri
         };
         !link.receives_nothing() && forwards == Some(0)
     };
-    links.filter(stops).map(|link| link.name).collect()
+    let links = links.filter(stops);
+    links.map(|link| (link.ifindex, link.name)).collect()
 }
 
 /// A way by which replies may leave, other than by the clients' device. The target's own route is none.

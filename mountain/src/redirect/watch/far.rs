@@ -48,10 +48,17 @@ impl FarEnds {
         self.plans.is_empty()
     }
 
-    /// Whether one of the plans would be another now, with this firewall. `seen`: what earlier looks have kept.
-    pub(super) fn have_changed(&self, seen: &mut HostReadings, firewall: &Rc<Ruleset>) -> bool {
+    /// Whether one of the plans would be another now, with this firewall. `seen`: what earlier looks have kept; `beat` is
+    /// called before each look.
+    pub(super) fn have_changed(
+        &self,
+        seen: &mut HostReadings,
+        firewall: &Rc<Ruleset>,
+        beat: impl Fn(),
+    ) -> bool {
         seen.with(firewall);
         let is_other = self.plans.iter().any(|(rule, before)| {
+            beat();
             let now = plan(seen, &self.in_force, rule);
             // What cannot be asked is for the next decision to meet.
             now.map_or(true, |now| now != *before)

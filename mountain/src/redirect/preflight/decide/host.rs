@@ -4,7 +4,7 @@
 use crate::netlink::RouteTo;
 use crate::redirect::{Backend, Snat};
 
-use super::super::facts::{DeviceFacts, Far};
+use super::super::facts::{Client, DeviceFacts, Far};
 use super::{conf, sysctl, Case, Setting};
 
 /// Queueing disciplines that neither shape nor drop by a policy, and the hook for filters, which are
@@ -22,12 +22,8 @@ const HARMLESS_QDISCS: [&str; 7] = [
 impl Case<'_> {
     /// The kernel forwards between the clients' device and the target's.
     pub(super) fn forwarding(&mut self) {
-        let for_all = match self.rule.to.is_ipv4() {
-            true => self.facts.host.ip_forward,
-            false => self.facts.host.forwarding6,
-        };
         let others = &self.facts.not_forwarding;
-        if self.backend == Backend::Nft && !for_all && !others.is_empty() {
+        if self.backend == Backend::Nft && !others.is_empty() {
             self.note(format!(
                 "without a device it also takes what comes in by {}: that is dropped, as these do not forward packets",
                 others.join(", ")
@@ -84,10 +80,16 @@ impl Case<'_> {
             true => self.need(setting, why),
             false => self.refuse(
                 why,
-                format!(
-                    "{} (for all devices, so --fix leaves it alone)",
-                    setting.by_hand
-                ),
+                match self.facts.client {
+                    Client::Unknown => format!(
+                        "{} (for all devices, so --fix leaves it alone), or name the device clients come in by: --dev",
+                        setting.by_hand
+                    ),
+                    _ => format!(
+                        "{} (for all devices, so --fix leaves it alone)",
+                        setting.by_hand
+                    ),
+                },
             ),
         }
     }
