@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Result};
 use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::statfs::{statfs, BPF_FS_MAGIC};
 
@@ -452,7 +453,10 @@ fn mount_bpffs() -> Result<()> {
         "there is no BPF file system at {BPFFS} in this mount namespace: use \
          `nsenter --net=/run/netns/NAME mountain cc ...` instead of `ip netns exec`"
     );
-    use nix::mount::{mount, MsFlags};
+    use nix::mount::{mount, umount, MsFlags};
+    // Before anything is mounted: where the note cannot be made, nobody would know whose the mount is.
+    let noted = || format!("cannot write {MOUNTED}");
+    let mut note = File::create(MOUNTED).with_context(noted)?;
     mount(
         Some("bpf"),
         BPFFS,
@@ -460,10 +464,21 @@ fn mount_bpffs() -> Result<()> {
         MsFlags::empty(),
         Some("mode=0700"),
     )
-    .with_context(|| format!("cannot mount the BPF file system at {BPFFS}: run as root"))?;
-    let note = File::create(MOUNTED).and_then(|_| fs::metadata(BPFFS));
-    let note = note.and_then(|root| fs::write(MOUNTED, root.dev().to_string()));
-    note.with_context(|| format!("cannot write {MOUNTED}"))
+    .map_err(|e| {
+        let _ = fs::remove_file(MOUNTED);
+        let advice = match e {
+            Errno::ENOENT => ": /sys has to be mounted",
+            _ => ": run as root",
+        };
+        anyhow::Error::new(e).context(format!(
+            "cannot mount the BPF file system at {BPFFS}{advice}"
+        ))
+    })?;
+    let written = fs::metadata(BPFFS).and_then(|root| write!(note, "{}", root.dev()));
+    if written.is_err() {
+        let _ = umount(BPFFS);
+    }
+    written.with_context(noted)
 }
 
 /// Whether /proc/self/mountinfo (proc_pid_mountinfo(5)) has none at /sys but the usual one.

@@ -5,7 +5,7 @@ use super::{Level, Report};
 use crate::config::Config;
 use crate::daemon::probing::{doubts, measured_near, way};
 use crate::host::cgroup;
-use crate::placement::config::{RuleConfig, RuleUse};
+use crate::placement::config::{means, RuleConfig, RuleUse};
 use crate::topology::{Kind, Topology};
 
 /// Holds the tables of the configuration against the paths and cgroups that are there.
@@ -81,7 +81,7 @@ fn without_effect(topology: &Topology, config: &Config) -> Option<&'static str> 
 fn applies(rule: &RuleConfig, names: &[String]) -> anyhow::Result<()> {
     if let RuleUse::Path(name) = &rule.wants {
         anyhow::ensure!(
-            names.contains(name),
+            names.iter().any(|path| means(name, path)),
             "there is no path {name}; known are {}",
             names.join(", ")
         );

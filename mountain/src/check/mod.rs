@@ -14,6 +14,8 @@ use std::fmt::{Display, Write};
 use std::fs;
 
 use ipnet::IpNet;
+use nix::errno::Errno;
+use nix::unistd::{access, AccessFlags};
 use serde::Serialize;
 
 use crate::cc;
@@ -132,6 +134,7 @@ pub fn check_into(
     running: Option<&Status>,
 ) {
     check_privileges(report);
+    check_run(report);
     check_kernel(report);
     check_cc(report);
     for hint in &config.hints {
@@ -180,6 +183,17 @@ fn check_privileges(report: &mut Report) {
             format!("missing: {}", missing.join(", ")),
             "run as root (sudo)",
         ),
+    }
+}
+
+/// The daemon's folder is made below it.
+fn check_run(report: &mut Report) {
+    if access("/run", AccessFlags::W_OK) == Err(Errno::EROFS) {
+        report.fail(
+            "/run",
+            "it is read-only, and the daemon has its lock, socket and log there",
+            "mount a tmpfs there: `mount -t tmpfs tmpfs /run`",
+        );
     }
 }
 

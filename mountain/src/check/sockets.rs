@@ -43,8 +43,8 @@ pub(super) fn check_new(report: &mut Report, topology: &Topology, config: &Confi
                 match topology.skipped.iter().any(|why| why.ends_with(NOT_IN_MAIN)) {
                     true => "in the main table such a route lets new flows choose their uplink".into(),
                     false => format!(
-                        "have the route name an address of the host itself, here ADDRESS: \
-                         `ip address add ADDRESS dev lo && {}`",
+                        "have the route name an address of the host itself, here ADDRESS, to which every gateway leads \
+                         back (ask whoever runs these): `ip address add ADDRESS dev lo && {}`",
                         route_command(topology, index, " src ADDRESS")
                     ),
                 },

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! `mountain up` in the background: the daemon is this program again, with a session of its own.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -15,8 +15,8 @@ use nix::unistd::Pid;
 use super::{down, log, status, ALREADY_RUNS};
 use crate::control::run_dir::{AlreadyRuns, RunDir};
 use crate::control::status::Status;
-use crate::host::folder;
 use crate::host::signals::{Asked, Ended};
+use crate::host::{atomic_file, folder};
 
 /// How long `up` waits for the daemon to answer.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -72,8 +72,26 @@ pub(super) fn run(config: Option<&Path>) -> Result<()> {
 
 /// Whether this is a file for the daemon, too. A pipe has been read by now, and standard input is another one there.
 fn is_lasting(file: &Path) -> bool {
-    let of_process = ["/dev", "/proc"].iter().any(|dir| file.starts_with(dir));
-    !of_process && file.metadata().is_ok_and(|metadata| metadata.is_file())
+    let mut at = file.to_owned();
+    // As many links as the kernel follows (path_resolution(7)).
+    for _ in 0..40 {
+        let (Ok(folder), Some(name)) = (atomic_file::folder(&at).canonicalize(), at.file_name())
+        else {
+            return false;
+        };
+        // What a process has open.
+        if folder.starts_with("/proc") {
+            return false;
+        }
+        match fs::read_link(folder.join(name)) {
+            Ok(target) => at = folder.join(target),
+            Err(_) => {
+                let is_file = at.metadata().is_ok_and(|metadata| metadata.is_file());
+                return is_file || folder.join(name) == Path::new("/dev/null");
+            }
+        }
+    }
+    false
 }
 
 /// Waits until the daemon that is `child` answers, or ends. Another one, which was started at the same moment, may

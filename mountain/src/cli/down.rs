@@ -66,9 +66,13 @@ fn here() -> Result<Found> {
         })
     };
     // One that was just killed holds its lock until it is gone, and one that has just been started before it listens.
-    let waited = Instant::now() + QUIET;
+    let (begin, mut quiet) = (Instant::now(), true);
     let mut asked = ask()?;
-    while asked.is_none() && run_dir.is_running()? && Instant::now() < waited {
+    while asked.is_none() && run_dir.is_running()? && begin.elapsed() < QUIET + TIMEOUT {
+        if quiet && begin.elapsed() > QUIET {
+            eprintln!("mountain: waiting for the daemon, which starts or ends");
+            quiet = false;
+        }
         std::thread::sleep(AGAIN);
         asked = ask()?;
     }
@@ -81,7 +85,7 @@ fn here() -> Result<Found> {
             "the daemon did not end within {} s: {END_IT}",
             (QUIET + TIMEOUT).as_secs()
         ),
-        None if !is_gone(&run_dir)? => {
+        None if run_dir.is_running()? => {
             bail!("the daemon runs but does not answer: {END_IT}")
         }
         None => {

@@ -2,7 +2,7 @@
 //! Where a measurement's file goes: checked before it starts, and not lost when it cannot be
 //! written in the end.
 
-use std::io::IsTerminal;
+use std::io::{ErrorKind, IsTerminal};
 use std::path::Path;
 
 use anyhow::{bail, Context, Result};
@@ -38,10 +38,13 @@ pub(crate) fn check_writable(out: Option<&Path>) -> Result<()> {
     let Some(out) = out.filter(|out| !is_stdout(out)) else {
         return Ok(());
     };
+    match atomic_file::check(out) {
+        Err(e) if e.kind() != ErrorKind::NotFound => bail!("--out {}: {e}", out.display()),
+        _ => {}
+    }
     let dir = atomic_file::folder(out);
     access(dir, AccessFlags::W_OK)
-        .with_context(|| format!("--out: cannot write into {}", dir.display()))?;
-    atomic_file::check(out).with_context(|| format!("--out {}", out.display()))
+        .with_context(|| format!("--out: cannot write into {}", dir.display()))
 }
 
 /// Writes what was measured where `--out` says: to standard output (`-`) or a file; where that fails, into

@@ -43,8 +43,8 @@ pub struct Config {
     pub hints: Vec<String>,
 }
 
-/// Largest file that is read, bytes.
-const FILE_MAX: u64 = 1 << 20;
+/// Largest file that is read, bytes: several times the size of one with as many redirects as there may be.
+const FILE_MAX: u64 = 64 << 20;
 
 /// The text of a file.
 pub(crate) fn read(file: &Path) -> Result<String> {
@@ -52,7 +52,7 @@ pub(crate) fn read(file: &Path) -> Result<String> {
         let mut text = String::new();
         let opened = File::open(file)?;
         if opened.take(FILE_MAX + 1).read_to_string(&mut text)? as u64 > FILE_MAX {
-            return Err(io::Error::other("it has more than 1 MiB"));
+            return Err(io::Error::other("it has more than 64 MiB"));
         }
         Ok(text)
     };
@@ -178,11 +178,31 @@ impl Config {
         for (i, cost) in retired.costs {
             config.path[i].cost = Some(cost);
         }
-        let hints = retired.hints.into_iter();
+        let twice = config.names_of_two().into_iter();
+        let twice = twice.map(|(i, hint)| (locate(text, "path", i, "name"), hint));
+        let hints = retired.hints.into_iter().chain(twice);
         config.hints = hints
             .map(|(offset, hint)| format!("{}:{}: {hint}", file.display(), line(offset)))
             .collect();
         Ok(config)
+    }
+
+    /// Tables whose name another device's path has, too, with what to say of that.
+    fn names_of_two(&self) -> Vec<(usize, String)> {
+        let name = |path: &ConfiguredPath| path.name.clone().unwrap_or_else(|| path.dev.clone());
+        let other = |(i, path): (usize, &ConfiguredPath)| {
+            let mut before = self.path[..i].iter();
+            let is_other = |p: &&ConfiguredPath| p.dev != path.dev && name(p) == name(path);
+            let other = before.find(is_other)?;
+            let hint = format!(
+                "path {}: name: paths of {} and {} have one name, which `status` and a [[rule]] use for both",
+                i + 1,
+                other.dev,
+                path.dev
+            );
+            Some((i, hint))
+        };
+        self.path.iter().enumerate().filter_map(other).collect()
     }
 
     /// The first table that does not go with those before it: the name of its array, its number, the key,
@@ -194,17 +214,6 @@ impl Config {
             if self.path[..i].iter().any(same) {
                 let text = format!("a second table for {:?} and this gateway", path.dev);
                 return Err(("path", i, "dev", text));
-            }
-            // One uplink's paths of IPv4 and of IPv6 may well have one name.
-            let is_other = |p: &ConfiguredPath| {
-                let families = [p.gateway, path.gateway].map(|g| g.map(|g| g.is_ipv6()));
-                p.dev != path.dev || families[0] == families[1]
-            };
-            let same_name = |p: &&ConfiguredPath| path.name.is_some() && p.name == path.name;
-            let before = self.path[..i].iter().zip(1..);
-            let mut before = before.filter(|(p, _)| same_name(p) && is_other(p));
-            if let Some((_, n)) = before.next() {
-                return Err(("path", i, "name", format!("path {n} has the same")));
             }
         }
         redirects::check(&self.redirect).map_err(|(i, text)| ("redirect", i, "from", text))

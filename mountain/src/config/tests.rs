@@ -53,7 +53,6 @@ const REFUSED: &str = r#"
     [[path]]|dev = "a"|name = ""                  => 3: path 1: name: => cannot be a path's name
     [[path]]|dev = "a"|name = "a\nb"              => 3: path 1: name: => cannot be a path's name
     [[path]]|dev = "a"|name = "bulk"              => 3: path 1: name: => cannot be a path's name
-    [[path]]|dev = "a"|name = "x"|[[path]]|dev = "b"|name = "x" => 6: path 2: name: => path 1 has the same
     [[path]]|name = "a"                           => 1: path 1 => missing field `dev`
     [[path]]|dev = "a"|[[path]]|dev = "a"         => 4: path 2: dev: => second table
     [[path]]|dev = "a name too long for one"      => 2: path 1: dev: => not a device name

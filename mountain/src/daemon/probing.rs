@@ -160,11 +160,14 @@ pub(crate) fn doubts(
     unlike.chain(near).collect()
 }
 
-/// Where a path's probes go by the configuration, if that is an uplink's own address.
-fn own_target(topology: &Topology, index: usize, config: &Config) -> Option<IpAddr> {
+/// Where a path's probes go by the configuration, if that is an address of this host.
+pub(super) fn own_target(topology: &Topology, index: usize, config: &Config) -> Option<IpAddr> {
     let target = far_target(&topology.paths[index], config)?.ip();
-    let is_own = |path: &Path| path.addresses.contains(&target);
-    topology.paths.iter().any(is_own).then_some(target)
+    let of_path = topology.paths.iter().flat_map(|path| &path.addresses);
+    let mut own = of_path
+        .chain(&topology.own_sources)
+        .chain(&topology.uplink_bound_sources);
+    own.any(|own| *own == target).then_some(target)
 }
 
 /// The warning for a group some of whose paths are measured far away, and others to their gateways: all flows would leave
@@ -200,7 +203,7 @@ fn unlike_text(
 /// Why no probe has left so far.
 pub(super) fn unsent(target: impl Display, stats: &PathStats) -> String {
     let why = stats.last_error.as_deref().unwrap_or("no reason is known");
-    format!("this host sends no probe to {target} ({why}): does its firewall drop them?")
+    format!("this host sends no probe to {target} ({why}): its firewall drops them")
 }
 
 impl Daemon {

@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use tracing::{info, warn};
 
 use super::ids::PathIds;
-use super::probing::{doubts, leaves_by_gateway, measured_near, way, Doubt};
+use super::probing::{doubts, leaves_by_gateway, measured_near, own_target, way, Doubt};
 use super::{Daemon, ADOPT_MS};
 use crate::bpf::{ProgramGroup, ProgramPath, Sources};
 use crate::config::Config;
@@ -254,7 +254,9 @@ impl Paths {
             let Some(id) = *id else { continue };
             let mut known = configured(&topology, index, config);
             if near.contains(&index) {
-                known.target = path.key.gateway.map(Target::Icmp).or(known.target);
+                let own = own_target(&topology, index, config);
+                let target = known.target.filter(|_| own.is_none());
+                known.target = path.key.gateway.map(Target::Icmp).or(target);
             }
             let target = known.target.map(Target::ip);
             known.probed_by_gateway = target.is_some_and(|ip| leaves_by_gateway(path, ip, way));
@@ -344,6 +346,7 @@ pub(super) fn configured(topology: &Topology, index: usize, config: &Config) -> 
         path: path.clone(),
         input: PathInput {
             name: config.path_name(topology, index),
+            key: Some(path.key),
             capacity_bps: entry.and_then(|e| e.capacity_bps()),
             cost_us: 1e3
                 * match path.demoted {

@@ -131,7 +131,7 @@ pub struct PathStats {
     pub sent: u64,
     /// Answers to distinct probes.
     pub answered: u64,
-    /// Probes that this host has refused to send since the last one that left, as its firewall does.
+    /// Probes that this host's firewall has refused (EPERM) since the last one that left.
     #[serde(skip)]
     pub refused: u64,
     /// Packets that answer none of our waiting probes: foreign, forged, replayed, too late.
@@ -220,10 +220,11 @@ impl Prober {
             )
         })?;
         let sent = endpoint.send(seq);
-        endpoint.stats.refused = match sent {
-            Ok(()) => 0,
-            Err(_) => endpoint.stats.refused + 1,
-        };
+        match &sent {
+            Ok(()) => endpoint.stats.refused = 0,
+            Err(e) if e.raw_os_error() == Some(libc::EPERM) => endpoint.stats.refused += 1,
+            Err(_) => {}
+        }
         sent.inspect_err(|error| endpoint.stats.last_error = Some(error.to_string()))
     }
 

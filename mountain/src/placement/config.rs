@@ -143,6 +143,13 @@ pub enum RuleUse {
     Path(String),
 }
 
+/// Whether a rule that names a path means the one that is called `path`: also where that name goes on with the path's
+/// gateway, as the device has several.
+pub(crate) fn means(name: &str, path: &str) -> bool {
+    let rest = path.strip_prefix(name);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(" via "))
+}
+
 impl From<String> for RuleUse {
     fn from(word: String) -> Self {
         match word.as_str() {

@@ -358,7 +358,10 @@ impl Placer {
             RuleUse::Steadiest => Wants::Steadiest,
             RuleUse::Bulk => Wants::Bulk,
             RuleUse::Path(name) => {
-                let named = self.known.iter().filter(|(_, path)| path.name == *name);
+                let named = self
+                    .known
+                    .iter()
+                    .filter(|(_, path)| config::means(name, &path.name));
                 let paths = named.fold(0, |bits, (id, _)| bits | 1u64 << id);
                 anyhow::ensure!(paths != 0, "there is no path {name} at the moment");
                 Wants::Paths(paths)

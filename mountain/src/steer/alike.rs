@@ -23,7 +23,7 @@ mod question;
 
 pub(crate) use question::{About, Question};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
@@ -198,6 +198,7 @@ impl Firewall {
         let residues = |device: &Link| {
             let sources = question.sources.iter();
             let sources = sources.filter(|(_, index)| *index == device.ifindex);
+            let sources = sources.take(SOURCES_MAX);
             let facts = facts(nat.hook, device);
             let residues = sources.map(|(source, _)| {
                 let facts = Facts {
@@ -300,6 +301,9 @@ impl Firewall {
     }
 }
 
+/// So many addresses of an uplink are asked about: a server may have hundreds, and each takes a look through all rules.
+const SOURCES_MAX: usize = 32;
+
 /// A host of the Internet that no rule is about (a root name server), IPv4 and IPv6, and such a port.
 const ANYWHERE: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(198, 41, 0, 4)),
@@ -340,10 +344,15 @@ fn at_place(ruleset: &Ruleset, place: Place, devices: &[&Link]) -> Option<Differ
 
 /// The first rule that gives `packets` the same address on several devices, of which each has some residues.
 fn same_nat(residues: &[Vec<Residue<'_>>], packets: &str) -> Option<Difference> {
-    let rule = residues.iter().enumerate().find_map(|(i, here)| {
-        let mut others = residues[i + 1..].iter().flatten();
-        others.find_map(|there| here.iter().find_map(|here| here.same_nat(there)))
-    })?;
+    let all = residues.iter().enumerate();
+    let all = all.flat_map(|(device, of)| of.iter().map(move |residue| (device, residue)));
+    let mut all = all.flat_map(|(device, residue)| {
+        let translations = residue.translations().into_iter();
+        translations.map(move |(what, rule)| (what, device, rule))
+    });
+    let mut known: HashMap<&str, usize> = HashMap::new();
+    let (.., rule) =
+        all.find(|(what, device, _)| *known.entry(what).or_insert(*device) != *device)?;
     Some(Difference {
         what: format!(
             "the firewall gives {packets} the same address on several uplinks, by {rule}"

@@ -80,7 +80,7 @@ pub struct ConfiguredPath {
     /// Its gateway, where one device has several. Default: any.
     #[serde(default)]
     pub gateway: Option<IpAddr>,
-    /// Its name in `status`, `explain` and `[[rule]]`: one line of 1 to 40 characters, neither "steadiest" nor "bulk".
+    /// Its name in `status`, `explain` and `[[rule]]`: one line of 1 to 100 characters, neither "steadiest" nor "bulk".
     /// Default: the device's name; with the gateway, where the device has several of a family.
     #[serde(default, deserialize_with = "path_name")]
     pub name: Option<String>,
@@ -116,7 +116,7 @@ fn path_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String
 }
 
 /// Characters of a path's name, which heads a row of `mountain status`.
-const PATH_NAME_MAX: usize = 40;
+const PATH_NAME_MAX: usize = 100;
 /// What else `use` in `[[rule]]` may say.
 const RESERVED_NAMES: [&str; 2] = ["steadiest", "bulk"];
 

@@ -7,12 +7,11 @@
 //! `probes` holds what is measured of a path and the figures over it, `rule` decides by them, `load` knows
 //! our own traffic, `pace` how often to probe, `report` says why.
 
-use rand::rngs::StdRng;
-use rand::SeedableRng;
+use rand::{rngs::StdRng, SeedableRng};
 use serde::Serialize;
 
 use super::explain::Log;
-use crate::topology::{PathMasks, MAX_GROUP_PATHS};
+use crate::topology::{PathKey, PathMasks, MAX_GROUP_PATHS};
 use load::OurRates;
 use pace::{Pace, USUAL_US};
 use probes::{Probes, Slow, LATE_US};
@@ -35,6 +34,8 @@ const RECENT_US: u64 = 3_000_000;
 pub struct PathInput {
     /// As decisions call the path.
     pub name: String,
+    /// What it is, whatever it is called. `None`: none of the kernel's, as of one that is gone.
+    pub key: Option<PathKey>,
     /// Handicap: the path is used like one that is this much longer, in µs.
     pub cost_us: f64,
     /// What it can carry, in bit/s.
@@ -225,13 +226,13 @@ impl Policy {
         self
     }
 
-    /// Other groups and paths from now on. A path keeps what was measured when its id and name are
+    /// Other groups and paths from now on. A path keeps what was measured when its id and key are
     /// the same as before, and its standing in a group when it was in one. A group of the same paths goes on.
     pub fn set_topology(&mut self, groups: Vec<Vec<usize>>, paths: Vec<PathInput>) {
         let mut known: Vec<Option<Path>> = self.paths.drain(..).map(Some).collect();
         let kept = |(id, input): (usize, PathInput)| match known.get_mut(id).and_then(Option::take)
         {
-            Some(path) if path.input.name == input.name => Path { input, ..path },
+            Some(path) if path.input.key == input.key => Path { input, ..path },
             _ => Path::new(input),
         };
         self.paths = paths.into_iter().enumerate().map(kept).collect();

@@ -345,7 +345,7 @@ fn a_configuration_that_only_the_command_can_read_is_refused() {
         (&by_pipe, "missing field `dev`"),
         (
             &format!("{MOUNTAIN} up --config /dev/zero"),
-            "more than 1 MiB",
+            "more than 64 MiB",
         ),
     ] {
         let output = net.client.output("sh", &["-c", line]);
@@ -383,7 +383,7 @@ fn probes_that_this_host_does_not_send_are_not_called_lost() {
     net.client
         .chain("ip guard o", hook, "ip protocol icmp drop");
     let log = net.start("up --foreground");
-    let why = "does its firewall drop them?";
+    let why = "its firewall drops them";
     wait_said(&log, why);
     let said = net.client.mountain_says("status", "silent");
     assert_has(

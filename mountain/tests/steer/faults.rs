@@ -282,7 +282,10 @@ fn a_kernel_that_is_too_old_or_has_no_btf_is_named() {
     let (code, text) = check("mount -t tmpfs none /sys/kernel/btf");
     assert_eq!(code, Some(1), "{text}");
     assert_has(&text, &["✗ BTF", "CONFIG_DEBUG_INFO_BTF=y"]);
-    // Without the pretence neither is found.
+    let (code, text) = check("mount -t tmpfs -o ro none /run");
+    assert_eq!(code, Some(1), "{text}");
+    assert_has(&text, &["✗ /run", "it is read-only"]);
+    // Without the pretence none is found.
     let (_, text) = check("true");
     assert!(!text.contains('✗'), "{text}");
 }

@@ -7,7 +7,7 @@ use rand::{RngExt, SeedableRng};
 
 use crate::steer::policy::*;
 use crate::steer::rendezvous;
-use crate::topology::PathMasks;
+use crate::topology::{PathKey, PathMasks};
 
 pub const MS: u64 = 1_000;
 pub const S: u64 = 1_000_000;
@@ -187,8 +187,15 @@ impl<'a> Sim<'a> {
 
 /// A path of which nothing but its name is known beforehand.
 pub fn input(name: &str) -> PathInput {
+    // Of each name another one.
+    let device = name.bytes().fold(0, |sum, byte| sum << 8 | u32::from(byte));
     PathInput {
         name: name.to_owned(),
+        key: Some(PathKey {
+            ifindex: device,
+            gateway: None,
+            ipv6: false,
+        }),
         ..PathInput::default()
     }
 }
