@@ -2,10 +2,11 @@
 /*
  * Whether the daemon still follows the host: a dead man's switch.
  *
- * The programs of a daemon that hangs or is stopped (SIGSTOP, a debugger, the cgroup freezer) stay attached, and
- * its last verdict would hold for ever, whatever becomes of routes, firewall and paths. So it is with what watches the
- * firewall for redirects. So their loops write the time several times a second. Once that is older than
- * MTN_ALIVE_S, the programs leave everything to the kernel. The clock is CLOCK_MONOTONIC, which stands still while the machine sleeps.
+ * The programs of a daemon that hangs or is stopped (SIGSTOP, a debugger, the cgroup freezer) stay attached, and its
+ * last verdict would hold for ever, whatever becomes of routes, firewall and paths. The same holds for the process that
+ * watches the firewall for redirects. So their loops write the time several times a second. Once that is older than
+ * MTN_ALIVE_S, the programs leave everything to the kernel. The clock is CLOCK_MONOTONIC, which stands still while the
+ * machine sleeps.
  */
 #ifndef MOUNTAIN_ALIVE_H
 #define MOUNTAIN_ALIVE_H

@@ -62,8 +62,8 @@ pub(super) fn leaves_by_gateway(
 ///
 /// A probe names its device, not its gateway. Where several paths have one device, the kernel sends the probes of all
 /// by the first gateway, unless a route to the target leads elsewhere, and the path by another one would be judged by
-/// what is measured on that. An address of this host itself says nothing of a path. `way`: see [`way`]. The other paths of its groups are measured as near, so that like is
-/// compared with like.
+/// what is measured on that. An address of this host itself says nothing of a path. `way`: see [`way`]. The other paths of
+/// the groups are measured as near, so that like is compared with like.
 pub(crate) fn measured_near(
     topology: &Topology,
     config: &Config,

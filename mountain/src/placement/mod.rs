@@ -473,7 +473,7 @@ pub(crate) fn clear() -> Result<bool> {
 }
 
 /// The families of which an earlier run has left rules, by which flows go on where they are, and the devices to which
-/// its tables lead.
+/// its tables lead, or the main table those single destinations that these have ([`Topology::kept`]).
 ///
 /// # Errors
 /// When the kernel refuses to list them.
@@ -485,9 +485,15 @@ pub(crate) fn left_behind(config: &PlacementConfig) -> Result<Placed> {
     Ok([false, true].map(|ipv6| {
         let has_rules = there.rules.iter().any(|rule| rule.ipv6 == ipv6);
         let routes = there.routes.iter().filter(|route| route.ipv6 == ipv6);
-        let devices = routes.filter_map(|route| match route.to {
-            To::Gateway { ifindex, .. } => Some(ifindex),
-            To::Unreachable => None,
+        let devices = routes.flat_map(|route| {
+            let own = match route.to {
+                To::Gateway { ifindex, .. } => Some(ifindex),
+                To::Unreachable => None,
+            };
+            let main = route
+                .host
+                .and_then(|host| netlink::egress_route(host, None, None).ok());
+            own.into_iter().chain(main.map(|main| main.ifindex))
         });
         has_rules.then(|| devices.collect())
     }))

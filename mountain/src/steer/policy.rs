@@ -226,14 +226,14 @@ impl Policy {
         self
     }
 
-    /// Other groups and paths from now on. A path keeps what was measured when its id and key are
-    /// the same as before, and its standing in a group when it was in one. A group of the same paths goes on.
+    /// Other groups and paths from now on. A path keeps what was measured when its id is the same as before, and so is its
+    /// name (its gateway was replaced) or its key (its device has got another gateway besides). It keeps its standing in a
+    /// group when it was in one. A group of the same paths goes on.
     pub fn set_topology(&mut self, groups: Vec<Vec<usize>>, paths: Vec<PathInput>) {
         let mut known: Vec<Option<Path>> = self.paths.drain(..).map(Some).collect();
-        let kept = |(id, input): (usize, PathInput)| match known.get_mut(id).and_then(Option::take)
-        {
-            Some(path) if path.input.key == input.key => Path { input, ..path },
-            _ => Path::new(input),
+        let kept = |(id, it): (usize, PathInput)| match known.get_mut(id).and_then(Option::take) {
+            Some(p) if p.input.name == it.name || p.input.key == it.key => Path { input: it, ..p },
+            _ => Path::new(it),
         };
         self.paths = paths.into_iter().enumerate().map(kept).collect();
         let mut before = std::mem::take(&mut self.groups);

@@ -284,7 +284,10 @@ fn two_gateways_on_one_device_are_each_measured() {
          nexthop via 10.30.0.2 dev u0 nexthop via 10.30.0.3 dev u0");
     let config = "[[path]]\ndev = \"u0\"\nprobe_target = \"198.18.98.1\"\n";
     let log = net.start_configured(config);
-    wait_said(&log, "u0: probes go to the gateways");
+    wait_said(
+        &log,
+        "u0 via 10.30.0.2, u0 via 10.30.0.3: probes go to the gateways",
+    );
     assert_eq!(targets(&net, "10.30.0."), ["10.30.0.2", "10.30.0.3"]);
     net.client.mountain_ok("down");
     // Each by its own.

@@ -358,6 +358,15 @@ fn a_vpns_own_connection_goes_on_and_other_flows_enter_it() {
             "the VPN's own connections, without u0's default"
         );
     }
+    net.home.end_daemon(Signal::SIGUSR1);
+    net.start_with("--wait");
+    wait_suspended(&net, [true; 2]);
+    thread::sleep(HALF);
+    assert_eq!(
+        outer.ask(),
+        before,
+        "the VPN's own connections, by another daemon"
+    );
     default("add");
     let gone = others.ask();
     assert!(gone.iter().all(|f| f.server.is_none()), "{gone:?}");
