@@ -13,8 +13,8 @@ pub(crate) fn is_at(file: &File, path: &Path) -> bool {
     open.is_ok_and(|open| named.is_ok_and(|named| open == named))
 }
 
-/// Whether a file can be put at `path`. A device or a pipe is none, and what is in /dev or /proc is the whole machine's,
-/// as /dev/stdout is, which leads to a file where output is redirected.
+/// Whether a file can be put at `path`. Devices and pipes stay. So do entries of /dev and /proc, which are the whole
+/// machine's: /dev/stdout leads to a file where output is redirected.
 ///
 /// # Errors
 /// Why not.

@@ -252,7 +252,7 @@ struct Watcher {
     far: FarEnds,
     /// What looks at the host keep for the next one.
     seen: HostReadings,
-    /// Lines for the user. They are said once other commands can go on: a terminal may stop them (Ctrl-S).
+    /// Lines for the user. They are printed once other commands can go on: a terminal may stop them (Ctrl-S).
     lines: Vec<String>,
 }
 

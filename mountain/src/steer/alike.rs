@@ -342,7 +342,7 @@ fn at_place(ruleset: &Ruleset, place: Place, devices: &[&Link]) -> Option<Differ
     })
 }
 
-/// The first rule that gives `packets` the same address on several devices, of which each has some residues.
+/// The first rule that gives `packets` the same address on several devices. Each device has some residues.
 fn same_nat(residues: &[Vec<Residue<'_>>], packets: &str) -> Option<Difference> {
     let all = residues.iter().enumerate();
     let all = all.flat_map(|(device, of)| of.iter().map(move |residue| (device, residue)));
