@@ -466,7 +466,7 @@ pub fn gone(rules: &[Installed]) -> Result<HashSet<u32>> {
 }
 
 /// How rules are carried now that something faster than nft carries, by number; none, where what watches stands still. What
-/// another version of Mountain carries cannot be read: that is said, and counts as nothing.
+/// another version of Mountain carries cannot be read: this says so, and counts it as nothing.
 ///
 /// # Errors
 /// When the kernel refuses to read what is there.

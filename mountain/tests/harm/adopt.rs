@@ -378,7 +378,7 @@ fn a_vpns_own_connection_goes_on_and_other_flows_enter_it() {
             let errors = others.errors();
             panic!("20 of each to the tunnel: {entered:?}, {errors:?}\n{sockets}");
         }
-        // What is lost on a busy machine is repeated late.
+        // A busy machine may lose packets, and TCP repeats them late.
         others.ask();
     }
     let errors = others.errors();

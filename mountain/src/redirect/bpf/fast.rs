@@ -60,10 +60,7 @@ pub struct Fast {
     links: HashMap<(u32, Prog), OwnedFd>,
     /// Rules whose counters have begun.
     begun: HashMap<u32, Redirected>,
-    /// When this process has last said that it watches.
-    said: Cell<Option<Instant>>,
-    /// It has not for too long: the programs have left packets to nft meanwhile.
-    was_away: Cell<bool>,
+    alive: Alive,
 }
 
 impl Fast {
@@ -88,15 +85,14 @@ impl Fast {
         let loaded = &*self
             .loaded
             .insert(LoadedObject::complete(mine, &needs.programs())?);
-        let alive = Alive::of(&self.said, &self.was_away);
-        alive.say(loaded)?;
+        self.alive.say(loaded)?;
         let there = attach(&mut self.links, loaded, &needs, there)?;
         own::tell(loaded)?;
         let begun = &self.begun;
         let entered = rules.iter().zip(&values);
         enter(loaded, &there, entered, |installed| {
             // With many rules this takes long. Where it fails, the trial of the next rule does.
-            let _ = alive.say(loaded);
+            let _ = self.alive.say(loaded);
             begun.get(&installed.id) != Some(&installed.rule.redirected())
         })?;
         let begin = rules.iter().map(|rule| (rule.id, rule.rule.redirected()));
@@ -110,22 +106,20 @@ impl Fast {
     /// # Errors
     /// When the kernel refuses.
     pub(crate) fn say_alive(&self) -> Result<()> {
-        let alive = Alive::of(&self.said, &self.was_away);
         match &self.loaded {
-            Some(loaded) => alive.say(loaded),
+            Some(loaded) => self.alive.say(loaded),
             None => Ok(()),
         }
     }
 
     /// Whether the programs leave all packets to nft, as nobody has watched for too long.
     pub(crate) fn was_away(&self) -> bool {
-        self.was_away.get()
+        self.alive.was_away.get()
     }
 
     /// Everything has been handed over to nft.
-    pub(crate) fn came_back(&self) {
-        self.was_away.set(false);
-        self.said.set(None);
+    pub(crate) fn came_back(&mut self) {
+        self.alive = Alive::default();
     }
 
     /// The devices that its programs are at.
@@ -163,17 +157,16 @@ impl Fast {
 /// After this the programs of a process that has said nothing leave all packets to nft.
 const ALIVE: Duration = Duration::from_nanos(ALIVE_NS);
 
-/// Says that somebody watches: see [`Fast::say_alive`].
-struct Alive<'a> {
-    said: &'a Cell<Option<Instant>>,
-    was_away: &'a Cell<bool>,
+/// Whether this process watches, as the programs know it: see [`Fast::say_alive`].
+#[derive(Default)]
+struct Alive {
+    /// When it has last told them.
+    said: Cell<Option<Instant>>,
+    /// It has not for too long: the programs have left packets to nft meanwhile.
+    was_away: Cell<bool>,
 }
 
-impl<'a> Alive<'a> {
-    fn of(said: &'a Cell<Option<Instant>>, was_away: &'a Cell<bool>) -> Self {
-        Self { said, was_away }
-    }
-
+impl Alive {
     fn say(&self, loaded: &LoadedObject) -> Result<()> {
         let now = Instant::now();
         let before = self.said.replace(Some(now));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! What is asked of the firewall.
+//! What is asked of the firewall: about which packets and devices, and in which respect they must not be told apart.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -68,7 +68,8 @@ impl Question {
         }
     }
 
-    /// Whether what is at the egress of its devices is asked about, too: of running flows that could move.
+    /// Whether it is also about filters and programs at the egress of its devices. Only running flows that could move
+    /// would miss these.
     pub(crate) fn is_of_egress(&self) -> bool {
         self.about == About::Running && self.devices.len() > 1
     }

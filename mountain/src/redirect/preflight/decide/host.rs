@@ -78,19 +78,17 @@ impl Case<'_> {
     fn need_for_all(&mut self, setting: Setting, why: &str) {
         match setting.met {
             true => self.need(setting, why),
-            false => self.refuse(
-                why,
-                match self.facts.client {
-                    Client::Unknown => format!(
-                        "{} (for all devices, so --fix leaves it alone), or name the device clients come in by: --dev",
-                        setting.by_hand
-                    ),
-                    _ => format!(
-                        "{} (for all devices, so --fix leaves it alone)",
-                        setting.by_hand
-                    ),
-                },
-            ),
+            false => {
+                let or = match self.facts.client {
+                    Client::Unknown => ", or name the device clients come in by: --dev",
+                    _ => "",
+                };
+                let by_hand = setting.by_hand;
+                self.refuse(
+                    why,
+                    format!("{by_hand} (for all devices, so --fix leaves it alone){or}"),
+                );
+            }
         }
     }
 
