@@ -28,6 +28,12 @@ static __always_inline struct mtn_placement_path *mtn_path_at(__u32 id)
 	return &paths[id & (MTN_MAX_PATHS - 1)];
 }
 
+static __always_inline struct mtn_group *mtn_group_at(__u32 id)
+{
+	barrier_var(id);
+	return &groups[id & (MTN_MAX_GROUPS - 1)];
+}
+
 static __always_inline bool mtn_is_path(__u32 path)
 {
 	return path < MTN_MAX_PATHS && mtn_path_at(path)->mark;
@@ -40,10 +46,8 @@ static __always_inline bool mtn_is_alive(__u32 path)
 
 static __always_inline bool mtn_is_member(__u32 group, __u32 path)
 {
-	barrier_var(group);
 	barrier_var(path);
-	return groups[group & (MTN_MAX_GROUPS - 1)].member_of[path & (MTN_MAX_PATHS - 1)] <
-	       MTN_MAX_MEMBERS;
+	return mtn_group_at(group)->member_of[path & (MTN_MAX_PATHS - 1)] < MTN_MAX_MEMBERS;
 }
 
 /* Does @r match? Whoever may call for the current task's cgroup says so by the constant @local. */
@@ -72,18 +76,38 @@ static __always_inline bool mtn_rule_matches(const struct mtn_placement_rule *r,
 	return !r->cgroup || (local && bpf_get_current_ancestor_cgroup_id(r->cgroup_level) == r->cgroup);
 }
 
-/* The first rule that matches, or MTN_MAX_RULES. */
-static __always_inline __u32 mtn_rule_for(const struct mtn_new_flow *s, const bool local)
+/* Does the @i-th rule match a flow of the current task, or a forwarded one? Functions of their own as mtn_rule_selects(). */
+__noinline int mtn_matches_local(__u32 i, struct mtn_new_flow *s)
 {
-	__u32 i, found = MTN_MAX_RULES;
+	return s && i < MTN_MAX_RULES && mtn_rule_matches(&rules[i], s, true);
+}
+
+__noinline int mtn_matches_forwarded(__u32 i, struct mtn_new_flow *s)
+{
+	return s && i < MTN_MAX_RULES && mtn_rule_matches(&rules[i], s, false);
+}
+
+/* The first rule that matches it, or MTN_MAX_RULES. */
+__noinline int mtn_local_rule(struct mtn_new_flow *s)
+{
+	__u32 i;
 
 	for (i = 0; i < MTN_MAX_RULES && i < config.n_rules; i++) {
-		if (mtn_rule_matches(&rules[i], s, local)) {
-			found = i;
-			break;
-		}
+		if (mtn_matches_local(i, s))
+			return i;
 	}
-	return found;
+	return MTN_MAX_RULES;
+}
+
+__noinline int mtn_forwarded_rule(struct mtn_new_flow *s)
+{
+	__u32 i;
+
+	for (i = 0; i < MTN_MAX_RULES && i < config.n_rules; i++) {
+		if (mtn_matches_forwarded(i, s))
+			return i;
+	}
+	return MTN_MAX_RULES;
 }
 
 /* Is the path dead that the kernel takes for all of a family? What it has is lost there. */
@@ -149,30 +173,51 @@ static __always_inline __u32 mtn_members_of(const struct mtn_group *g, __u64 wan
 {
 	__u32 i, members = 0;
 
-	for (i = 0; i < MTN_MAX_MEMBERS && i < g->n_members; i++) {
-		if (wanted >> (g->path[i] & (MTN_MAX_PATHS - 1)) & 1)
-			members |= 1U << i;
-	}
+	/* Without a branch, each way of which the verifier would follow from member to member. */
+	for (i = 0; i < MTN_MAX_MEMBERS && i < g->n_members; i++)
+		members |= (wanted >> (g->path[i] & (MTN_MAX_PATHS - 1)) & 1) << i;
 	return members;
 }
 
-/* The path that @hash gives among the members in @may; MTN_MAX_PATHS: there is none. */
-static __always_inline __u32 mtn_choose(const struct mtn_group *g, __u32 may, __u32 hash)
+#define MTN_NO_SCORE	(~0ULL)
+
+/* What speaks against the @i-th member of @group by rendezvous hashing, or MTN_NO_SCORE. As mtn_rule_selects(). */
+__noinline __u64 mtn_score(__u32 group, __u32 i, __u32 hash)
+{
+	struct mtn_group *g;
+	__u64 score;
+	__u32 path;
+
+	if (group >= MTN_MAX_GROUPS || i >= MTN_MAX_MEMBERS)
+		return MTN_NO_SCORE;
+	g = mtn_group_at(group);
+	path = g->path[i & (MTN_MAX_MEMBERS - 1)];
+	if (!mtn_is_path(path))
+		return MTN_NO_SCORE;
+	score = (__u64)mtn_neg_log2(mtn_fmix32(hash ^ mtn_path_at(path)->salt)) *
+		g->inv_weight[i & (MTN_MAX_MEMBERS - 1)];
+	return score < MTN_NO_SCORE ? score : MTN_NO_SCORE - 1;
+}
+
+/* The path that @hash gives among the members of @group in @may; MTN_MAX_PATHS: there is none. */
+__noinline int mtn_choose(__u32 group, __u32 may, __u32 hash)
 {
 	__u32 i, best = MTN_MAX_PATHS;
-	__u64 best_score = ~0ULL;
+	__u64 best_score = MTN_NO_SCORE;
+	struct mtn_group *g;
 
+	if (group >= MTN_MAX_GROUPS)
+		return MTN_MAX_PATHS;
+	g = mtn_group_at(group);
 	for (i = 0; i < MTN_MAX_MEMBERS && i < g->n_members; i++) {
-		__u32 path = g->path[i];
 		__u64 score;
 
-		if (!(may & (1U << i)) || path >= MTN_MAX_PATHS || !mtn_path_at(path)->mark)
+		if (!(may & (1U << i)))
 			continue;
-		score = (__u64)mtn_neg_log2(mtn_fmix32(hash ^ mtn_path_at(path)->salt)) *
-			g->inv_weight[i];
-		if (best == MTN_MAX_PATHS || score < best_score) {
+		score = mtn_score(group, i, hash);
+		if (score < best_score) {
 			best_score = score;
-			best = path;
+			best = g->path[i];
 		}
 	}
 	return best;
@@ -191,8 +236,8 @@ static __always_inline __u32 mtn_place(struct mtn_new_flow *s, __u32 group, __u3
 		mtn_count(MTN_PLACE_PASS_PAUSED);
 		return MTN_MAX_PATHS;
 	}
+	g = mtn_group_at(group);
 	barrier_var(group);
-	g = &groups[group & (MTN_MAX_GROUPS - 1)];
 	masks.word = group_masks[group & (MTN_MAX_GROUPS - 1)].word;
 	may = masks.latency & masks.alive;
 	s->by_rule = 0;
@@ -238,7 +283,7 @@ static __always_inline __u32 mtn_place(struct mtn_new_flow *s, __u32 group, __u3
 		if (key.saddr[0] | key.saddr[1] | key.saddr[2] | key.saddr[3])
 			__builtin_memset(key.daddr, 0, sizeof(key.daddr));
 	}
-	path = mtn_choose(g, may, mtn_flow_hash(&key, config.hash_seed) ^ mtn_fmix32(s->salt));
+	path = mtn_choose(group, may, mtn_flow_hash(&key, config.hash_seed) ^ mtn_fmix32(s->salt));
 	if (path >= MTN_MAX_PATHS)
 		mtn_count(MTN_PLACE_PASS_NO_PATH);
 	return path;
@@ -255,11 +300,6 @@ __noinline int mtn_place_local(struct mtn_new_flow *s, __u32 group, __u32 rule)
 	return mtn_place(s, group, rule);
 }
 
-__noinline int mtn_local_rule(struct mtn_new_flow *s)
-{
-	return s ? mtn_rule_for(s, true) : MTN_MAX_RULES;
-}
-
 /* ... and for forwarded ones. A mark that no rule names is somebody's who routes by it. */
 __noinline int mtn_place_forwarded(struct mtn_new_flow *s, __u32 group)
 {
@@ -267,7 +307,7 @@ __noinline int mtn_place_forwarded(struct mtn_new_flow *s, __u32 group)
 
 	if (!s)
 		return MTN_MAX_PATHS;
-	rule = mtn_rule_for(s, false);
+	rule = mtn_forwarded_rule(s);
 	if (rule >= MTN_MAX_RULES && s->mark) {
 		mtn_count(MTN_PLACE_PASS_MARKED);
 		return MTN_MAX_PATHS;

@@ -29,27 +29,35 @@ static __always_inline bool mtn_is_inner(const struct mtn_flow_key *key)
 	return key->ipv6 ? mtn_is_private6(key->saddr) : mtn_is_private4(bpf_ntohl(key->saddr[0]));
 }
 
+/* Is a flow's source in the @i-th network whose flows are left? A function of its own as mtn_rule_selects(). */
+__noinline int mtn_is_from_left(__u32 i, struct mtn_flow_key *key)
+{
+	struct mtn_left_net *net;
+
+	if (!key || i >= MTN_MAX_LEFT_NETS)
+		return 0;
+	net = &left_nets[i];
+	return net->ipv6 == key->ipv6 && mtn_in_prefix(key->saddr, net->addr, net->mask);
+}
+
 /*
  * Is the source right on one uplink only, above all as it is of that uplink's own network? If it is the kernel's to place
- * for another reason, @left says so.
+ * for another reason, @s says so.
  */
-static __always_inline bool mtn_is_left_net(const struct mtn_flow_key *key, __u8 *left)
+__noinline int mtn_is_left_net(struct mtn_new_flow *s)
 {
-	bool found = config.n_left_nets > MTN_MAX_LEFT_NETS;
 	__u32 i;
 
+	if (!s || config.n_left_nets > MTN_MAX_LEFT_NETS)
+		return 1;
 	for (i = 0; i < MTN_MAX_LEFT_NETS && i < config.n_left_nets; i++) {
-		struct mtn_left_net *net = &left_nets[i];
-
-		if (net->ipv6 != key->ipv6 || !mtn_in_prefix(key->saddr, net->addr, net->mask))
+		if (!mtn_is_from_left(i, &s->key))
 			continue;
-		if (!net->unless) {
-			found = true;
-			break;
-		}
-		*left = !mtn_is_preferred_dead(key->ipv6);
+		if (!left_nets[i].unless)
+			return 1;
+		s->left = !mtn_is_preferred_dead(s->key.ipv6);
 	}
-	return found;
+	return 0;
 }
 
 /* Of a flow's words, each times an odd number of its own: no multiplication waits for another one. */
@@ -86,7 +94,7 @@ static __always_inline __u32 mtn_recent_path(__u32 hash, __u32 generation)
 	barrier_var(group);
 	masks.word = group_masks[group & (MTN_MAX_GROUPS - 1)].word;
 	barrier_var(path);
-	member = groups[group & (MTN_MAX_GROUPS - 1)].member_of[path & (MTN_MAX_PATHS - 1)];
+	member = mtn_group_at(group)->member_of[path & (MTN_MAX_PATHS - 1)];
 	if (member >= MTN_MAX_MEMBERS || !(masks.latency & masks.alive & (1U << member)))
 		return MTN_MAX_PATHS;
 	return path;
@@ -104,11 +112,11 @@ static __noinline int mtn_begin(struct __sk_buff *skb, const struct mtn_pkt *pkt
 	group = mtn_group_of(&pkt->key);
 	if (group >= MTN_MAX_GROUPS)
 		return MTN_MAX_PATHS;
-	if (!mtn_is_inner(&pkt->key) || mtn_is_left_net(&pkt->key, &s.left)) {
+	s.key = pkt->key;
+	if (!mtn_is_inner(&s.key) || mtn_is_left_net(&s)) {
 		mtn_count(MTN_PLACE_PASS_SOURCE);
 		return MTN_MAX_PATHS;
 	}
-	s.key = pkt->key;
 	s.mark = skb->mark;
 	s.dsfield = pkt->dsfield;
 	/* The kernel looks up forwarded packets as the superuser's (net/ipv4/route.c, net/ipv6/route.c). */

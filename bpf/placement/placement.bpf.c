@@ -39,9 +39,8 @@
  * port of their own unless a rule names them (others may have been told the address),
  * destinations with a route of their own, local ones, multicast; what an ip rule of the user's selects; sockets
  * below a cgroup with a program at its egress, which may let them leave by one device only; MPTCP, signalling and
- * what may be a provider's own (choose.h), unless the path is dead that the kernel takes; for sendmsg, a source per
- * packet. (A device per packet without a source, IP_PKTINFO, cannot be seen here.) Everything, when no path is
- * known good, and while the daemon hangs or is stopped (alive.h).
+ * what may be a provider's own (choose.h), unless the path is dead that the kernel takes; for sendmsg, a source, device or
+ * mark per packet. Everything, when no path is known good, and while the daemon hangs or is stopped (alive.h).
  *
  * Nothing here ever refuses a call: each program returns 1.
  */
@@ -108,9 +107,34 @@ struct inet_sock {
 struct tcp_sock {
 	bool is_mptcp;
 };
+
+struct bpf_sock_addr_kern {
+	void *t_ctx;
+};
+
+struct sockcm_cookie {
+	__u32 mark;
+};
+
+struct ipcm_cookie {
+	struct sockcm_cookie sockc;
+	__be32 addr;
+	int oif;
+};
+
+struct flowi_common {
+	int flowic_oif;
+	__u32 flowic_mark;
+};
+
+struct flowi6 {
+	struct flowi_common __fl_common;
+	struct in6_addr saddr;
+};
 #pragma clang attribute pop
 
 extern void *bpf_rdonly_cast(const void *obj, __u32 btf_id) __ksym;
+extern void *bpf_cast_to_kern_ctx(void *obj) __ksym;
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 

@@ -26,11 +26,9 @@ static __always_inline bool mtn_is_left(struct mtn_unconnected *e, const struct 
 /* The member of @group by the uplink of this mark, or MTN_MAX_PATHS. */
 static __always_inline __u32 mtn_member_of_mark(__u32 mark, __u32 group)
 {
-	const struct mtn_group *g;
+	const struct mtn_group *g = mtn_group_at(group);
 	__u32 i, found = MTN_MAX_PATHS;
 
-	barrier_var(group);
-	g = &groups[group & (MTN_MAX_GROUPS - 1)];
 	for (i = 0; i < MTN_MAX_MEMBERS && i < g->n_members; i++) {
 		if (mtn_path_at(g->path[i])->mark == mark) {
 			found = g->path[i];
@@ -101,6 +99,37 @@ static __always_inline void mtn_leave(const struct mtn_unconnected_key *key, __u
 	bpf_map_update_elem(&unconnected, key, &left, BPF_ANY);
 }
 
+/* What a datagram goes by: its socket's, or what it names for itself alone (control messages, ip(7), ipv6(7)). */
+struct mtn_named {
+	__u32 device;
+	__u32 mark;
+};
+
+/*
+ * It stands around the source that the kernel hands to the program: in udp_sendmsg() (net/ipv4/udp.c) in the cookie of the
+ * control messages, in udpv6_sendmsg() (net/ipv6/udp.c) in the key of the look-up.
+ */
+static __always_inline struct mtn_named mtn_named_by(struct bpf_sock_addr *ctx, bool ipv6)
+{
+	struct bpf_sock_addr_kern *kern = bpf_cast_to_kern_ctx(ctx);
+	struct mtn_named named;
+
+	if (ipv6) {
+		struct flowi6 *flow = bpf_rdonly_cast(kern->t_ctx - bpf_core_field_offset(struct flowi6, saddr),
+						      bpf_core_type_id_kernel(struct flowi6));
+
+		named.device = flow->__fl_common.flowic_oif;
+		named.mark = flow->__fl_common.flowic_mark;
+	} else {
+		struct ipcm_cookie *cookie = bpf_rdonly_cast(kern->t_ctx - bpf_core_field_offset(struct ipcm_cookie, addr),
+							     bpf_core_type_id_kernel(struct ipcm_cookie));
+
+		named.device = cookie->oif;
+		named.mark = cookie->sockc.mark;
+	}
+	return named;
+}
+
 /* The path of a datagram of an unconnected socket, or MTN_MAX_PATHS. @stale: the mark that was just taken off it, or 0. */
 static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, struct mtn_new_flow *s,
 						   __u32 stale)
@@ -108,13 +137,16 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 	struct mtn_unconnected_key pair = {}, whole = {};
 	struct bpf_sock *sk = ctx->sk;
 	struct mtn_unconnected new = {}, *known, *last;
+	struct mtn_named named;
 	__u32 group, rule, path, was = MTN_MAX_PATHS;
 	bool to_provider;
 	__u64 now;
 
 	if (!sk || sk->bound_dev_if || mtn_dest_is_local(&s->key))
 		return MTN_MAX_PATHS;
-	s->mark = sk->mark;
+	named = mtn_named_by(ctx, s->key.ipv6);
+	/* The kernel has read the socket's before ours was taken off. */
+	s->mark = named.mark == stale ? 0 : named.mark;
 	s->key.proto = IPPROTO_UDP;
 	s->key.dport = ctx->user_port;
 	/* Asked each time: a route, a rule or an option may have come since the exchange began. */
@@ -123,7 +155,7 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 		return MTN_MAX_PATHS;
 	/* Whoever it was connected to may have told others of that address. */
 	s->prefer = stale ? mtn_member_of_mark(stale, group) : MTN_MAX_PATHS;
-	if (mtn_has_own_device(sk, s->key.ipv6) || (s->key.ipv6 && mtn_wants_source(sk))) {
+	if (named.device || mtn_has_own_device(sk, s->key.ipv6) || (s->key.ipv6 && mtn_wants_source(sk))) {
 		mtn_count(MTN_PLACE_PASS_BOUND);
 		return MTN_MAX_PATHS;
 	}

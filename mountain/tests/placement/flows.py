@@ -3,7 +3,8 @@
 
 open KIND COUNT SERVER PORT [bind=ADDRESS[:PORT]] [dev=NAME] [out=NAME] [info=NAME] [mark=N]
                         KIND: tcp, mptcp, udp (connected), msg; out: IP_UNICAST_IF, IPV6_UNICAST_IF;
-                        info: IPV6_PKTINFO, for all packets; prefer: IPV6_ADDR_PREFERENCES
+                        info: IPV6_PKTINFO, for all packets; prefer: IPV6_ADDR_PREFERENCES;
+                        each-info, each-mark: IP_PKTINFO or IPV6_PKTINFO, SO_MARK, with each datagram of msg
 ask                     asks over every open flow
 again SERVER PORT [...] connects every udp flow anew, after it was dissolved; options as for open
 loose SERVER PORT       dissolves every udp flow, and asks there by datagrams without a connection
@@ -49,6 +50,21 @@ def choose(s, server, options):
             s.setsockopt(socket.SOL_SOCKET, 36, int(value, 0))
 
 
+def control_messages(server, options):
+    messages = []
+    for option in options:
+        key, value = option.split("=", 1)
+        if key == "each-info":
+            index = socket.if_nametoindex(value).to_bytes(4, sys.byteorder)
+            if ":" in server:
+                messages.append((socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, bytes(16) + index))
+            else:
+                messages.append((socket.IPPROTO_IP, 8, index + bytes(8)))
+        elif key == "each-mark":
+            messages.append((socket.SOL_SOCKET, 36, int(value, 0).to_bytes(4, sys.byteorder)))
+    return messages
+
+
 def open_flow(kind, server, port, options):
     family = socket.AF_INET6 if ":" in server else socket.AF_INET
     is_stream = kind in ("tcp", "mptcp")
@@ -59,7 +75,9 @@ def open_flow(kind, server, port, options):
     if kind != "msg":
         s.connect_ex(target(server, port))
     to = target(server, port)
-    flows.append({"kind": kind, "socket": s, "to": to, "seen": None, "rest": "", "error": None})
+    with_each = control_messages(server, options)
+    flow = {"kind": kind, "socket": s, "to": to, "with": with_each, "seen": None, "rest": "", "error": None}
+    flows.append(flow)
 
 
 def failed(flow, e):
@@ -71,7 +89,7 @@ def send(flow):
     data = f"{nonce}\n".encode()
     try:
         if flow["kind"] == "msg":
-            flow["socket"].sendto(data, flow["to"])
+            flow["socket"].sendmsg([data], flow["with"], 0, flow["to"])
         else:
             flow["socket"].send(data)
     except OSError as e:

@@ -171,6 +171,19 @@ fn sockets_that_have_chosen_stay_with_their_choice() {
             }
         }
     }
+    // For each datagram by itself: of devices, and of marks by which a routing rule goes.
+    for server in SERVER {
+        for (device, expected) in [("u0", [16, 0]), ("u1", [0, 16])] {
+            let opened = named.open_with("msg", 16, server, &format!("each-info={device}"));
+            assert_eq!(by_uplink(&opened), expected, "{server}: {device}");
+        }
+        let marked = named.open_with("msg", 16, server, "each-mark=0x77");
+        assert_eq!(
+            by_uplink(&marked),
+            [16, 0],
+            "{server}: by the kernel's uplink"
+        );
+    }
     // Nor do those of other namespaces.
     let near = net.flows_in(&net.server).open("udp", 4, "198.18.50.1");
     assert!(near.iter().all(|f| f.own == "198.18.50.2"), "{near:?}");
