@@ -39,6 +39,9 @@ struct mtn_link_header {
 	struct mtn_mac from;
 };
 
+/* Jumbo payload (RFC 2675). */
+#define MTN_OPT_JUMBO		0xc2
+
 /* What the headers of all transports with ports begin with. */
 struct mtn_ports {
 	__be16 source;
@@ -206,13 +209,13 @@ static __always_inline int mtn_parse_ipv4(struct __sk_buff *skb, struct mtn_pkt 
 
 __noinline int mtn_parse_ipv6_ext(struct __sk_buff *skb, struct mtn_pkt *pkt, __u8 proto)
 {
-	__u32 off = ETH_HLEN + sizeof(struct ipv6hdr);
+	__u32 off = ETH_HLEN + sizeof(struct ipv6hdr), jumbo = 0;
 	int i;
 
 	if (!pkt)
 		return -1;
 	for (i = 0; i < MTN_MAX_EXT_HDRS; i++) {
-		__u8 ext[8];	/* next header, length in 8 bytes beyond the first, ... */
+		__u8 ext[8];	/* next header, length in 8 bytes beyond the first, first option, its length, ... */
 
 		if (proto != IPPROTO_HOPOPTS && proto != IPPROTO_ROUTING &&
 		    proto != IPPROTO_FRAGMENT && proto != IPPROTO_DSTOPTS)
@@ -235,12 +238,20 @@ __noinline int mtn_parse_ipv6_ext(struct __sk_buff *skb, struct mtn_pkt *pkt, __
 				pkt->flags |= MTN_PKT_FRAG_FIRST;
 			off += 8;
 		} else {
+			/* BIG TCP's own, which no segment has (ipv6_has_hopopt_jumbo(), include/net/ipv6.h). */
+			if (skb->gso_size && proto == IPPROTO_HOPOPTS && !ext[1] &&
+			    ext[2] == MTN_OPT_JUMBO)
+				jumbo = 8;
 			off += ((__u32)ext[1] + 1) * 8;
 		}
 		proto = ext[0];
 	}
 	pkt->key.proto = proto;
-	return mtn_parse_transport(skb, pkt, off);
+	if (mtn_parse_transport(skb, pkt, off))
+		return -1;
+	if (pkt->hdr_len > jumbo)
+		pkt->hdr_len -= jumbo;
+	return 0;
 }
 
 /* A function of its own for the stack's sake. */

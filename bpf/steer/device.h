@@ -39,6 +39,15 @@ struct inet_sock {
 };
 #pragma clang attribute pop
 
+/*
+ * A SYN-ACK with a cookie? It has no socket that would tell (tcp_make_synack(), net/ipv4/tcp_output.c), and its listener may
+ * have named its device.
+ */
+static __always_inline bool mtn_is_cookie(struct __sk_buff *ctx, const struct mtn_pkt *pkt)
+{
+	return (pkt->flags & MTN_PKT_SYN) && !ctx->ingress_ifindex && !ctx->sk;
+}
+
 /* Has @ctx's socket named its device? */
 static __always_inline bool mtn_names_device(struct __sk_buff *ctx)
 {

@@ -539,6 +539,10 @@ int mountain_steer(struct __sk_buff *skb)
 		mtn_count(MTN_STAT_PASS_PARSE);
 		goto pass;
 	}
+	if (mtn_is_cookie(skb, &pkt)) {
+		mtn_count(MTN_STAT_PASS_BOUND);
+		goto pass;
+	}
 	if (mtn_dest_is_local(&pkt.key)) {
 		mtn_count(MTN_STAT_PASS_DEST);
 		goto pass;

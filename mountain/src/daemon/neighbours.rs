@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::Daemon;
+use crate::host::sysctl;
 use crate::netlink;
 
 /// A gateway that was never resolved may take so long before its path counts as down: the kernel
@@ -42,8 +43,10 @@ impl Daemon {
         let memory = &self.memory[path];
         let since = memory.resolved_at.map(|at| at.elapsed());
         let after = memory.resolve_after;
-        let keeps =
-            since.is_some_and(|since| since < after) && self.moves(path) && !self.options.dry_run;
+        let keeps = since.is_some_and(|since| since < after)
+            && self.moves(path)
+            && !self.is_left_by_kernel(path)
+            && !self.options.dry_run;
         if let (Some(mac), Some((ifindex, gateway)), true) =
             (known, self.paths.gateway(path), keeps)
         {
@@ -59,6 +62,13 @@ impl Daemon {
             memory.unresolved_since.get_or_insert_with(Instant::now);
         }
         self.resolve(path);
+    }
+
+    /// Whether the kernel itself takes another next hop than a gateway whose entry has failed, for flows that Mountain may not
+    /// move, too (`fib_good_nh`, net/ipv4/fib_semantics.c).
+    fn is_left_by_kernel(&self, path: usize) -> bool {
+        let is_ipv4 = self.paths.path(path).is_some_and(|path| !path.key.ipv6);
+        is_ipv4 && sysctl::number("net/ipv4/fib_multipath_use_neigh") == Some(1)
     }
 
     /// Whether running flows move between a path and others.

@@ -10,11 +10,14 @@ use anyhow::{Context, Result};
 use libc::{NDA_DST, NDA_LLADDR, NUD_DELAY, NUD_NOARP, NUD_PERMANENT, NUD_PROBE, NUD_REACHABLE};
 use libc::{NUD_STALE, RTM_GETNEIGH, RTM_NEWNEIGH};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
-use netlink_sys::protocols::NETLINK_ROUTE;
 
 use super::uapi::RTM_HEADER_LEN;
-use super::wire::{self, ip_bytes, push_attribute, u16_at, u32_at, unless, Attributes, Socket};
 use super::wire::{family, AF_INET, AF_INET6};
+use super::wire::{ip_bytes, push_attribute, u16_at, u32_at, unless, Attributes, Socket};
+
+// linux/neighbour.h
+const NDA_FLAGS_EXT: u16 = 15;
+const NTF_EXT_MANAGED: u32 = 1;
 
 const NUD_USABLE: u16 =
     NUD_REACHABLE | NUD_STALE | NUD_DELAY | NUD_PROBE | NUD_NOARP | NUD_PERMANENT;
@@ -24,6 +27,9 @@ pub(super) struct Neighbour {
     pub ifindex: u32,
     pub address: IpAddr,
     state: u16,
+    flags: u8,
+    /// The kernel asks for it by itself, again and again (NTF_EXT_MANAGED).
+    managed: bool,
     mac: Option<[u8; 6]>,
 }
 
@@ -51,6 +57,8 @@ pub(super) fn decode(payload: &[u8]) -> Option<Neighbour> {
         ifindex: u32_at(payload, 4)?,
         address,
         state: u16_at(payload, 8)?,
+        flags: *payload.get(10)?,
+        managed: attributes.u32(NDA_FLAGS_EXT).unwrap_or(0) & NTF_EXT_MANAGED != 0,
         mac: mac.and_then(|address| address.try_into().ok()),
     })
 }
@@ -103,9 +111,11 @@ pub fn resolve_neighbour(ifindex: u32, gateway: IpAddr) -> Result<()> {
     let resolve = || -> io::Result<()> {
         // One request answered from kernel memory: not worth a thread of its own.
         let mut socket = Socket::open()?;
-        // NTF_USE takes the permanence away from an entry that an administrator made: look first.
+        // NTF_USE takes the permanence away from an entry that an administrator made, and the kernel's care: look first.
         let entry = get(&mut socket, ifindex, gateway)?;
-        if entry.is_none_or(|entry| entry.state & (NUD_PERMANENT | NUD_NOARP) == 0) {
+        let is_plain =
+            |entry: Neighbour| entry.state & (NUD_PERMANENT | NUD_NOARP) == 0 && !entry.managed;
+        if entry.is_none_or(is_plain) {
             let message = message(ifindex, gateway, 0, libc::NTF_USE);
             socket.request(RTM_NEWNEIGH, NLM_F_CREATE, &message)?;
         }
@@ -115,7 +125,8 @@ pub fn resolve_neighbour(ifindex: u32, gateway: IpAddr) -> Result<()> {
 }
 
 /// Puts the last known Ethernet address of a gateway back as an ordinary stale entry, which the
-/// kernel verifies in use and collects when it goes unused.
+/// kernel verifies in use and collects when it goes unused. One that the kernel looks after by itself is left alone: it would
+/// not do so any more.
 ///
 /// A packet that the kernel routed to a gateway without a usable entry waits in the entry's queue
 /// and never reaches the device's egress, where it could be steered to a path that works. Sockets
@@ -124,12 +135,19 @@ pub fn resolve_neighbour(ifindex: u32, gateway: IpAddr) -> Result<()> {
 /// # Errors
 /// When the device is gone, or without CAP_NET_ADMIN.
 pub(crate) fn keep_neighbour(ifindex: u32, gateway: IpAddr, mac: [u8; 6]) -> Result<()> {
-    let mut message = message(ifindex, gateway, NUD_STALE, 0);
-    push_attribute(&mut message, NDA_LLADDR, &mac);
-    let flags = NLM_F_CREATE | NLM_F_REPLACE;
-    wire::request(NETLINK_ROUTE, RTM_NEWNEIGH, flags, &message)
-        .map(drop)
-        .with_context(|| format!("cannot keep the entry of {gateway} on device {ifindex}"))
+    let keep = || -> io::Result<()> {
+        let mut socket = Socket::open()?;
+        let entry = get(&mut socket, ifindex, gateway)?;
+        if entry.as_ref().is_some_and(|entry| entry.managed) {
+            return Ok(());
+        }
+        let is_router = entry.map_or(0, |entry| entry.flags & libc::NTF_ROUTER);
+        let mut message = message(ifindex, gateway, NUD_STALE, is_router);
+        push_attribute(&mut message, NDA_LLADDR, &mac);
+        socket.request(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, &message)?;
+        Ok(())
+    };
+    keep().with_context(|| format!("cannot keep the entry of {gateway} on device {ifindex}"))
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use ipnet::IpNet;
 use libc::RTN_UNICAST;
 
 use self::addresses::{
-    bridges_of, inner_devices, inner_nets, ipvlans, next_hops, own_addresses, source_address,
-    tunnels, uplink_nets,
+    bridges_of, inner_devices, inner_nets, ipvlans, is_in_some, nets_on, next_hops, own_addresses,
+    source_address, tunnels, uplink_nets,
 };
 use super::read::Filter;
 use super::rules::{self, Reach};
@@ -417,8 +417,12 @@ impl<'a> Builder<'a> {
         let paths = self.topology.paths.iter();
         let devices: BTreeSet<u32> = paths.map(|path| path.key.ifindex).collect();
         let addresses = self.snapshot.addresses.iter();
-        let (pinned, own): (Vec<&Address>, Vec<&Address>) =
-            addresses.partition(|address| devices.contains(&address.ifindex));
+        let near = nets_on(self.snapshot, &devices);
+        let is_bound = |address: &&Address| {
+            devices.contains(&address.ifindex)
+                || is_in_some(&near, &self.topology.paths, address.address)
+        };
+        let (pinned, own): (Vec<&Address>, Vec<&Address>) = addresses.partition(is_bound);
         let mut pinned: BTreeSet<IpAddr> = pinned.iter().map(|a| a.address).collect();
         let (to, from) = tunnels(self.snapshot, &devices, &self.adopted);
         let policies = self.policies().map(|policy| policy.to);

@@ -255,7 +255,7 @@ pub struct Topology {
     /// ip rules that come before the groups' tables are looked up, without those that only
     /// choose `local` or the group's own table.
     pub fib_rules: Vec<FibRule>,
-    /// Addresses on the paths' devices: packets from them belong to one uplink and stay.
+    /// Addresses on the paths' devices, or in the network of some of these: packets from them belong to one uplink and stay.
     pub uplink_bound_sources: Vec<IpAddr>,
     /// The host's other addresses: packets from them may take any path.
     pub own_sources: Vec<IpAddr>,

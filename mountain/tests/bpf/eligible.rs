@@ -251,6 +251,11 @@ fn rules_by_port_keep_packets_that_have_none() {
     });
 }
 
+const HOP_BY_HOP: u8 = 0;
+/// Extension headers before one of TCP (RFC 8200, 4.3): with a jumbo payload's length (RFC 2675), with PadN.
+const JUMBO: [u8; 8] = [TCP, 0, 0xc2, 4, 0, 2, 0, 0];
+const PADDING: [u8; 8] = [TCP, 0, 1, 4, 0, 0, 0, 0];
+
 #[test]
 fn packets_that_do_not_fit_the_other_path_pass() {
     with_rig(settings(), |mut rig| {
@@ -274,6 +279,23 @@ fn packets_that_do_not_fit_the_other_path_pass() {
                     (mtu == 1500) as usize,
                 ),
                 (Ip::v6(TCP, syn()), 40 + 32, 1),
+                // BIG TCP's header with the length is taken off before the segments are made.
+                (
+                    Ip::v6(
+                        HOP_BY_HOP,
+                        [JUMBO.to_vec(), tcp(port, 5, SYN, 2 * mtu)].concat(),
+                    ),
+                    40 + 32,
+                    1,
+                ),
+                (
+                    Ip::v6(
+                        HOP_BY_HOP,
+                        [PADDING.to_vec(), tcp(port, 6, SYN, 2 * mtu)].concat(),
+                    ),
+                    40 + 8 + 32,
+                    1,
+                ),
             ] {
                 let size = (mtu - headers) as u32;
                 let by = [size, size + 1].map(|size| rig.send_ctx(0, &ip.on(0), Ctx::gso(size)));

@@ -3,12 +3,13 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
 use etherparse::PacketBuilder;
 use nix::sys::stat::{makedev, mknod, Mode, SFlag};
+use socket2::{Domain, Socket, Type};
 
 use super::support::frames::PacketSocket;
 use super::support::{assert_has, stdout, wait_until, Net, Ns, LEAVE, SERVER4};
@@ -137,6 +138,38 @@ fn by_macvtap(net: &Net, port: u16) {
     send_frames(net, "tap0", port, |frame| {
         tap.write_all(&[&[0; 10][..], frame].concat()).unwrap();
     });
+}
+
+/// The kernel answers a SYN by a cookie when there are too many, and then knows no socket of the connection.
+#[test]
+fn answers_with_cookies_leave_by_the_device_of_their_listener() {
+    let mut net = Net::new();
+    net.client.sysctl("net.ipv4.tcp_syncookies", "2");
+    let _log = only_u1_is_good(&mut net);
+    let (client, server) = (&net.client, &net.server);
+    let own: Ipv4Addr = "10.98.0.1".parse().unwrap();
+    let control = by_sockets(client, own);
+    all_come_by(server, "s1", 9001, "the host's own packets", &control);
+    let listener = client.with(|| {
+        let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        listener.bind_device(Some(b"u0")).unwrap();
+        let address: SocketAddr = (own, 9002).into();
+        listener.bind(&address.into()).unwrap();
+        listener.listen(PACKETS as i32).unwrap();
+        listener
+    });
+    server.ip(&format!("route replace {own}/32 via 10.30.0.1 dev s0"));
+    for dev in ["s0", "s1"] {
+        server.nft(&format!(
+            "add counter inet q {dev}_ack\n\
+             add rule inet q in iifname {dev} tcp flags & (syn | ack) == syn | ack counter name {dev}_ack"
+        ));
+    }
+    let connect = |_| TcpStream::connect((own, 9002)).unwrap();
+    let streams: Vec<TcpStream> = server.with(|| (0..PACKETS).map(connect).collect());
+    let by = ["s0", "s1"].map(|dev| server.counted(&format!("counter inet q {dev}_ack"))[0]);
+    assert_eq!(by, [streams.len() as u64, 0]);
+    drop(listener);
 }
 
 #[test]

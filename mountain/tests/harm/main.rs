@@ -15,6 +15,7 @@ mod firewall;
 mod forged;
 mod frames;
 mod measure;
+mod neighbours;
 mod packaging;
 mod placement;
 mod pressure;

@@ -12,7 +12,7 @@ use crate::netlink::link::{Address, Link};
 use crate::netlink::nexthop::NextHop;
 use crate::netlink::snapshot::{Route, Snapshot, TABLE_MAIN};
 use crate::topology::global::private_nets;
-use crate::topology::{InnerNet, PathKey};
+use crate::topology::{InnerNet, Path, PathKey};
 
 /// The address our probes of a path are sent from.
 pub(super) fn source_address(snapshot: &Snapshot, path: &PathKey) -> Option<IpAddr> {
@@ -66,6 +66,28 @@ pub(super) fn own_addresses<'a>(
         .filter(move |a| a.ifindex == ifindex && a.address.is_ipv6() == ipv6 && a.global)
 }
 
+/// The networks that addresses on these devices are in.
+pub(super) fn nets_on(snapshot: &Snapshot, devices: &BTreeSet<u32>) -> BTreeSet<(u32, IpNet)> {
+    let on_them = snapshot
+        .addresses
+        .iter()
+        .filter(|a| devices.contains(&a.ifindex));
+    on_them
+        .filter_map(|a| Some((a.ifindex, a.subnet?.trunc())))
+        .collect()
+}
+
+/// Is an address in the network of some path's device, and not in that of every other one? It is that uplink's, whatever
+/// device it is on: keepalived's is on a macvlan, others are on `lo`. `nets`: those on the paths' devices.
+pub(super) fn is_in_some(nets: &BTreeSet<(u32, IpNet)>, paths: &[Path], address: IpAddr) -> bool {
+    let near = nets.iter().filter(|(_, net)| net.contains(&address));
+    let near: BTreeSet<u32> = near.map(|(device, _)| *device).collect();
+    let mut alike = paths
+        .iter()
+        .filter(|path| path.key.ipv6 == address.is_ipv6());
+    !near.is_empty() && !alike.all(|path| near.contains(&path.key.ifindex))
+}
+
 /// Of tunnels that name one of these devices: where they lead, or the addresses that they send from, where that is
 /// anywhere or a prefix of a group's own.
 pub(super) fn tunnels(
@@ -88,12 +110,8 @@ pub(super) fn tunnels(
 
 /// Networks that addresses on uplinks are in.
 pub(super) fn uplink_nets(snapshot: &Snapshot, uplinks: &BTreeSet<u32>) -> Vec<IpNet> {
-    let addresses = snapshot.addresses.iter();
-    let on_uplinks = addresses.filter(|a| uplinks.contains(&a.ifindex));
-    let mut nets: Vec<IpNet> = on_uplinks
-        .filter_map(|a| a.subnet.map(|n| n.trunc()))
-        .collect();
-    nets = IpNet::aggregate(&nets);
+    let nets = nets_on(snapshot, uplinks).into_iter().map(|(_, net)| net);
+    let mut nets = IpNet::aggregate(&nets.collect());
     nets.sort();
     nets
 }

@@ -170,6 +170,54 @@ fn tunnels_that_name_an_uplink_keep_to_it() {
 }
 
 #[test]
+fn an_address_in_the_network_of_one_uplink_is_that_uplinks() {
+    let mut snapshot = with_rules(vec![look_up(10, 254)]);
+    let links = [1, 2, 3, 7].map(|ifindex| (ifindex, Link::default()));
+    snapshot.links.extend(links);
+    snapshot.routes.push(route(254, "0.0.0.0/0", &[2, 3]));
+    for (ifindex, address) in [
+        (2, "10.0.2.1/24"),
+        (2, "10.0.9.1/24"),
+        (3, "10.0.3.1/24"),
+        (3, "10.0.9.2/24"),
+        // As keepalived's on a macvlan.
+        (7, "10.0.2.51/32"),
+        (1, "10.0.3.52/32"),
+        // Of both networks, and of none.
+        (1, "10.0.9.53/32"),
+        (1, "10.0.4.54/32"),
+        (1, "fd00::2:55/128"),
+    ] {
+        let subnet: IpNet = address.parse().unwrap();
+        snapshot.addresses.push(Address {
+            ifindex,
+            address: subnet.addr(),
+            subnet: Some(subnet),
+            global: true,
+            second_choice: false,
+            fresh: true,
+        });
+    }
+    let topology = build(&snapshot, &Filter::default());
+    let text = |sources: &[IpAddr]| sources.iter().map(IpAddr::to_string).collect::<Vec<_>>();
+    assert_eq!(
+        text(&topology.uplink_bound_sources),
+        [
+            "10.0.2.1",
+            "10.0.2.51",
+            "10.0.3.1",
+            "10.0.3.52",
+            "10.0.9.1",
+            "10.0.9.2"
+        ]
+    );
+    assert_eq!(
+        text(&topology.own_sources),
+        ["10.0.4.54", "10.0.9.53", "fd00::2:55"]
+    );
+}
+
+#[test]
 fn nothing_is_moved_to_an_ipvlan_whose_lower_device_is_a_path() {
     let mut snapshot = with_rules(vec![look_up(10, 254)]);
     let devices = [2, 3, 4, 5];

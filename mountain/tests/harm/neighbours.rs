@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Neighbour entries of gateways, which Mountain puts back so that packets reach the program.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::support::*;
+
+/// As long as it takes until an entry that has failed twice is put back.
+const FAILS_TWICE: Duration = Duration::from_secs(9);
+
+/// A client whose gateway by `u1` is asked often and has stopped to answer.
+fn with_silent_gateway(prepare: &str) -> Net {
+    let net = Net::new();
+    for (name, value) in [
+        ("base_reachable_time_ms", "1000"),
+        ("delay_first_probe_time", "1"),
+    ] {
+        net.client
+            .sysctl(&format!("net.ipv4.neigh.u1.{name}"), value);
+    }
+    net.client.run(prepare);
+    net.client.mountain_ok("up");
+    net.wait_good();
+    let hook = "filter hook output priority 0";
+    net.server.chain("arp t out", hook, "drop");
+    net
+}
+
+fn entry(net: &Net) -> String {
+    net.client.ip("neigh show 10.30.1.2 dev u1")
+}
+
+fn is_unusable(entry: &str) -> bool {
+    entry.contains("FAILED") || entry.contains("INCOMPLETE")
+}
+
+#[test]
+fn a_dead_gateway_that_the_kernel_itself_leaves_gets_no_entry() {
+    let net = with_silent_gateway("sysctl -qw net.ipv4.fib_multipath_use_neigh=1");
+    wait_until("it has failed", LEAVE, || is_unusable(&entry(&net)));
+    let since = Instant::now();
+    while since.elapsed() < FAILS_TWICE {
+        let text = entry(&net);
+        assert!(is_unusable(&text), "the kernel would use it: {text}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn an_entry_that_the_kernel_looks_after_stays_so() {
+    let net = with_silent_gateway("ip neigh replace 10.30.1.2 dev u1 managed");
+    wait_until("it has failed", LEAVE, || is_unusable(&entry(&net)));
+    thread::sleep(FAILS_TWICE);
+    let text = entry(&net);
+    assert_has(&text, &["managed"]);
+    net.client.mountain_says("down", "mountain is down");
+}
