@@ -191,10 +191,14 @@ upnp() {
     stray_counters
     printf '%s\n' "ext_ifname=$wan1" listening_ip=br0 secure_mode=yes \
         'allow 1024-65535 10.8.0.0/24 1024-65535' 'deny 0-65535 0.0.0.0/0 0-65535' >/etc/miniupnpd/miniupnpd.conf
-    # Older ones do not know it.
+    # Older ones do not know it, but ask for a public address to tell their clients.
     if grep -aq ext_allow_private_ipv4 /usr/sbin/miniupnpd; then
         echo ext_allow_private_ipv4=yes >>/etc/miniupnpd/miniupnpd.conf
+    else
+        echo ext_ip=11.0.0.1 >>/etc/miniupnpd/miniupnpd.conf
     fi
+    # Ubuntu's allows two tasks, of which the helper that makes its table needs more.
+    systemctl set-property --runtime miniupnpd TasksMax=20
     ip netns exec inner python3 /tests/installed.py long $other >/run/long &
     pid=$!
     for times in once twice; do

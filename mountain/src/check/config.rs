@@ -6,12 +6,12 @@ use crate::config::Config;
 use crate::daemon::probing::{doubts, measured_near, way};
 use crate::host::cgroup;
 use crate::placement::config::{means, RuleConfig, RuleUse};
-use crate::topology::{Kind, Topology};
+use crate::topology::{Kind, Path, Topology};
 
 /// Holds the tables of the configuration against the paths and cgroups that are there.
 pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
     let paths = || {
-        let of = |path: &crate::topology::Path| (path.ifname.clone(), path.key.gateway);
+        let of = |path: &Path| (path.ifname.clone(), path.key.gateway);
         topology.paths.iter().map(of)
     };
     for unused in config.unused_paths(paths()) {
@@ -19,6 +19,13 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
             "configuration",
             format!("{unused}: no route that is steered uses it"),
             "mend `dev` and `gateway`, or remove the table",
+        );
+    }
+    for unmet in unmet_targets(topology, config) {
+        report.warn(
+            "configuration",
+            format!("{unmet}: its `probe_target` is of a family in which the path has no route, and is not used"),
+            "name one of the path's own family",
         );
     }
     let near = measured_near(topology, config, way);
@@ -48,7 +55,7 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
     }
     // Where no cgroups are mounted, placement::check reports that.
     let folder = config.placement.cgroup_folder().ok();
-    if let Some(cgroup) = folder.filter(|folder| !folder.exists()) {
+    if let Some(cgroup) = folder.filter(|folder| !cgroup::is_one(folder)) {
         // Without one, `up` moves running flows where it can and fails where it cannot.
         let level = match topology
             .groups
@@ -65,6 +72,24 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
             "create it, or name another one (`systemd-cgls` lists them)",
         );
     }
+}
+
+/// The devices of `[[path]]` tables whose probe target is of another family than all of the paths that they are about.
+fn unmet_targets<'a>(
+    topology: &'a Topology,
+    config: &'a Config,
+) -> impl Iterator<Item = &'a str> + 'a {
+    let unmet = config.path.iter().filter(|entry| {
+        let is_about = |path: &&Path| {
+            path.ifname == entry.dev
+                && (entry.gateway).is_none_or(|gateway| path.key.gateway == Some(gateway))
+        };
+        let mut paths = topology.paths.iter().filter(is_about).peekable();
+        paths.peek().is_some()
+            && paths
+                .all(|path| entry.probe_target.is_some() && entry.target(path.key.ipv6).is_none())
+    });
+    unmet.map(|entry| entry.dev.as_str())
 }
 
 /// Why no new flow meets the rules, if there are any.
@@ -94,8 +119,6 @@ fn applies(rule: &RuleConfig, names: &[String]) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
     use crate::topology::Group;
 
@@ -113,11 +136,25 @@ mod tests {
             groups: vec![group],
             ..Topology::default()
         };
-        let config = Config::parse(text, Path::new("test.toml")).unwrap();
+        let config = Config::parse(text, "test.toml".as_ref()).unwrap();
         let mut report = Report::default();
         check(&mut report, &topology, &config);
         let items = report.items.into_iter();
         items.map(|item| item.what).collect()
+    }
+
+    #[test]
+    fn probe_targets_of_a_family_without_a_path_are_told() {
+        let topology = Topology {
+            paths: vec![Path::plain(1, "192.0.2.1")],
+            ..Topology::default()
+        };
+        for (target, told) in [("2001:db8::1", 1), ("198.51.100.7", 0)] {
+            let text = format!("[[path]]\ndev = \"u1\"\nprobe_target = \"{target}\"\n");
+            let config = Config::parse(&text, "test.toml".as_ref()).unwrap();
+            let unmet: Vec<&str> = unmet_targets(&topology, &config).collect();
+            assert_eq!(unmet.len(), told, "{unmet:?}");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use super::Report;
 use crate::config::Config;
 use crate::daemon::firewall::read;
 use crate::daemon::topology::reserves;
+use crate::host::cgroup;
 use crate::host::sysctl::forwards;
 use crate::host::text::count;
 use crate::netlink;
@@ -41,8 +42,8 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config, u
         Err(error) => report.fail("uplinks", format!("{error:#}"), ""),
     }
     match config.cgroup_folder() {
-        // A missing one is a finding of config::check.
-        Ok(folder) if !folder.exists() => {}
+        // One that is missing or none is a finding of config::check.
+        Ok(folder) if !cgroup::is_one(&folder) => {}
         Ok(folder) => report.ok("cgroup", format!("sockets are met at {}", folder.display())),
         Err(error) => report.fail("cgroup", format!("{error:#}"), ""),
     }

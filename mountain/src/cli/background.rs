@@ -106,6 +106,11 @@ fn wait_ready(
     let end = begin + START_TIMEOUT;
     loop {
         let status = run_dir.status().ok().flatten();
+        // It may have been asked for while the daemon had no time to answer.
+        if asked.has_come()? {
+            give_up(&mut child, run_dir)?;
+            bail!(Ended);
+        }
         if let Some(status) = status.filter(|status| status.pid == child.id()) {
             return Ok(status);
         }

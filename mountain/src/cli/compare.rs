@@ -12,6 +12,7 @@ use clap::Args;
 
 use crate::cli::print_answer;
 use crate::cli::results::{is_stdout, keep, label};
+use crate::host::stdout::plain;
 use crate::host::text::count;
 use crate::measure::compare::{compare, Against, CompareOptions, Compared, Comparison, Run, Side};
 use crate::measure::import::import;
@@ -65,7 +66,7 @@ pub(super) fn milliseconds(text: &str) -> Result<f64, String> {
 
 fn file_name(path: &Path) -> String {
     let name = path.file_name().unwrap_or(path.as_os_str());
-    name.to_string_lossy().into_owned()
+    plain(&name.to_string_lossy()).into_owned()
 }
 
 impl Compare {
@@ -94,7 +95,7 @@ fn single(files: &[PathBuf]) -> Result<Vec<Side>> {
         let mut name = run.label.clone().unwrap_or_else(|| file_name(path));
         let known = |name: &String| sides.iter().any(|side| side.name == *name);
         if known(&name) {
-            name = path.display().to_string();
+            name = plain(&path.to_string_lossy()).into_owned();
         }
         // The same file twice.
         while known(&name) {

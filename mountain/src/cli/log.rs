@@ -44,6 +44,8 @@ pub(super) fn to_stderr() {
             io::stderr()
         })
         .with_ansi(is_coloured(&io::stderr()))
+        // It would say there that nothing can be written there, and panic over that.
+        .log_internal_errors(false)
         .with_target(false);
     match is_journal(&io::stderr()) {
         true => log.without_time().init(),

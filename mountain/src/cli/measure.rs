@@ -86,7 +86,7 @@ pub(crate) struct Ping {
     /// Count answers slower than this many ms; several with commas [default: chosen by the median]
     #[arg(long, value_name = "MS", value_delimiter = ',', value_parser = milliseconds)]
     threshold: Vec<f64>,
-    /// Print JSON
+    /// Print JSON; delays in it are in µs
     #[arg(long)]
     json: bool,
 }
@@ -141,7 +141,7 @@ impl Ping {
         } else {
             self.print(&outcome, &address, &kernel, user.as_ref());
             if let (Some(out), Ok(())) = (&self.out, &written) {
-                println!("samples: {}", out.display());
+                println!("samples: {}", stdout::plain(&out.to_string_lossy()));
             }
         }
         written?;

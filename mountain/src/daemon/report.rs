@@ -14,6 +14,7 @@ use crate::control::status::{
     Averages, CgroupStatus, DecisionStatus, Decisions, FlowCounts, GroupStatus, Judged,
     MemberStatus, MoveStatus, Moves, PathStatus, Status,
 };
+use crate::host::text::count;
 use crate::steer::explain::{in_group, PathInGroup};
 use crate::steer::PolicyKind;
 
@@ -218,7 +219,10 @@ impl Daemon {
         }
         let is_young = status.state == "good" && (status.samples as u64) < COSTED;
         match status.state == "unknown" || is_young {
-            true => format!("measuring has just begun: {} probes so far", status.samples),
+            true => format!(
+                "measuring has just begun: {} so far",
+                count(status.samples, "probe")
+            ),
             false => status.reason.clone(),
         }
     }

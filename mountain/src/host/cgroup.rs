@@ -32,9 +32,7 @@ pub fn root() -> Result<PathBuf> {
         };
         mounted_in(&mounts.unwrap_or_default(), Path::new(&root))
     });
-    let is_there =
-        |at: &PathBuf| statfs(at).is_ok_and(|fs| fs.filesystem_type() == CGROUP2_SUPER_MAGIC);
-    mounts.find(is_there).context(
+    mounts.find(|at| is_one(at)).context(
         "no cgroup file system of version 2 is mounted: mount -t cgroup2 none /sys/fs/cgroup",
     )
 }
@@ -63,6 +61,11 @@ pub fn folder(root: &Path, cgroup: &Path) -> PathBuf {
         true => cgroup.to_owned(),
         false => below,
     }
+}
+
+/// Whether a folder is a cgroup of version 2.
+pub(crate) fn is_one(folder: &Path) -> bool {
+    statfs(folder).is_ok_and(|fs| fs.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }
 
 /// A cgroup's name below `root`.

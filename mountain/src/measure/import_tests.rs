@@ -278,6 +278,7 @@ fn numbers_that_no_measurement_has_are_refused() {
     refused(irtt("1e300", "1", "1"), "not from 0 to 24 h");
     refused(irtt("1e999", "1", "1"), "out of range");
     refused(irtt("-5", "1", "1"), "not from 0 to 24 h");
+    refused(irtt("1e-4", "1", "1"), "less than a nanosecond");
     refused(irtt("2e7", "1", "-1"), "no seqno");
 
     let flent = |seq: &str, val: &str, sent: &str| {

@@ -149,22 +149,32 @@ const LONGEST_RTT_US: f64 = 86_400e6;
 /// Characters of a label.
 const LONGEST_LABEL: usize = 200;
 
-/// Refuses round trips below 0 or of more than a day.
+/// No clock tells less apart, 1 ns. µs.
+const SHORTEST_RTT_US: f64 = 1e-3;
+
+/// Refuses round trips below 0 or of more than a day, and those above 0 of less than a nanosecond: no axis is that long.
 pub(crate) fn check_rtt(rtt_us: Option<f64>) -> Result<()> {
     match rtt_us {
         Some(us) if !(0.0..=LONGEST_RTT_US).contains(&us) => {
             bail!("a round trip of {us} µs is not from 0 to 24 h")
         }
+        Some(us) if us > 0.0 && us < SHORTEST_RTT_US => {
+            bail!("a round trip of {us} µs is less than a nanosecond")
+        }
         _ => Ok(()),
     }
 }
 
-/// Refuses a name that no table has room for.
+/// Refuses a name that no table has room for, or that would be several lines of it.
 pub(crate) fn check_label(label: &str) -> Result<()> {
     let length = label.chars().count();
     ensure!(
         length <= LONGEST_LABEL,
         "the label has {length} characters, at most {LONGEST_LABEL} are allowed"
+    );
+    ensure!(
+        !label.contains(char::is_control),
+        "the label is not one line of text"
     );
     Ok(())
 }
@@ -226,6 +236,9 @@ impl RunFile {
             let not = format!("{name} is not a run file of mountain");
             match Schema::of(path) {
                 Some(schema) if is_ab(&schema.schema) => format!("{not}: {AB}"),
+                Some(schema) if schema.schema != SCHEMA => {
+                    format!("{not}, but of the schema {:?}", schema.schema)
+                }
                 _ => format!("{not} (other tools' logs: mountain import)"),
             }
         })?;

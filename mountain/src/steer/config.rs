@@ -80,7 +80,7 @@ pub struct ConfiguredPath {
     /// Its gateway, where one device has several. Default: any.
     #[serde(default)]
     pub gateway: Option<IpAddr>,
-    /// Its name in `status`, `explain` and `[[rule]]`: one line of 1 to 100 characters, neither "steadiest" nor "bulk".
+    /// Its name in `status`, `explain` and `[[rule]]`: one line of 1 to 100 characters without blanks around, neither "steadiest" nor "bulk".
     /// Default: the device's name; with the gateway, where the device has several of a family.
     #[serde(default, deserialize_with = "path_name")]
     pub name: Option<String>,
@@ -106,11 +106,12 @@ fn path_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String
     let name = String::deserialize(deserializer)?;
     let is_one = (1..=PATH_NAME_MAX).contains(&name.chars().count())
         && !name.contains(char::is_control)
+        && name.trim() == name
         && !RESERVED_NAMES.contains(&name.as_str());
     match is_one {
         true => Ok(Some(name)),
         false => Err(D::Error::custom(format!(
-            "{name:?} cannot be a path's name: one line of 1 to {PATH_NAME_MAX} characters, neither of {RESERVED_NAMES:?}"
+            "{name:?} cannot be a path's name: one line of 1 to {PATH_NAME_MAX} characters without blanks around, neither of {RESERVED_NAMES:?}"
         ))),
     }
 }

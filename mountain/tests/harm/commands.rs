@@ -3,11 +3,12 @@
 
 mod docs;
 
+use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
@@ -82,9 +83,9 @@ fn a_status_shows_flows_that_were_placed_and_plain_probes_as_round_trips() {
 fn with_nft(script: &str) -> (tempfile::TempDir, String, String) {
     let folder = tempfile::tempdir().unwrap();
     let [nft, config] = ["nft", "m.toml"].map(|name| folder.path().join(name));
-    std::fs::write(&nft, script).unwrap();
-    std::fs::set_permissions(&nft, std::fs::Permissions::from_mode(0o755)).unwrap();
-    std::fs::write(&config, "[start]\nforward = \"always\"\n").unwrap();
+    fs::write(&nft, script).unwrap();
+    fs::set_permissions(&nft, Permissions::from_mode(0o755)).unwrap();
+    fs::write(&config, "[start]\nforward = \"always\"\n").unwrap();
     let path = format!("{}:{}", folder.path().display(), env!("PATH"));
     let args = format!("up --adopt --config {}", config.display());
     (folder, path, args)
@@ -111,7 +112,7 @@ fn probes_go_on_while_nft_takes_its_time() {
     net.client.ip("link set u1 down");
     net.client.ip("link set u1 name u7");
     wait_until("it is gone", LEAVE, || net.client.status().paths.is_empty());
-    std::fs::write(&slow, "").unwrap();
+    fs::write(&slow, "").unwrap();
     net.client.ip("link set u7 up");
     net.client
         .ip("route add default via 10.30.1.2 dev u7 metric 200");
@@ -124,7 +125,7 @@ fn probes_go_on_while_nft_takes_its_time() {
     let before = sent();
     wait_until("probes go on", LEAVE, || sent() > before + 2);
     assert!(runs.exists(), "the daemon waited for nft");
-    std::fs::remove_file(&slow).unwrap();
+    fs::remove_file(&slow).unwrap();
     wait_until("the table is back", 6 * LEAVE, table);
 }
 
@@ -330,7 +331,7 @@ fn times_are_seconds_as_for_ping_and_dash_is_standard_input() {
     );
     let mut import = Command::new(MOUNTAIN);
     import.args(["import", "-", "--out"]).arg(&out);
-    import.stdin(std::fs::File::open(log).unwrap());
+    import.stdin(File::open(log).unwrap());
     assert!(import.status().unwrap().success() && out.exists());
 }
 
@@ -374,6 +375,33 @@ fn a_daemon_that_is_just_being_started_is_ended() {
         net.client.mountain_says("down", "mountain is down");
         assert!(child.wait().unwrap().success());
     }
+    // It has its lock before it listens.
+    net.client.mountain_says("up", "");
+    let socket = net.client.control_socket();
+    let away = format!("{socket}.away");
+    fs::rename(&socket, &away).unwrap();
+    let (begin, mut down) = (Instant::now(), net.client.command(MOUNTAIN));
+    let mut down = down.arg("down").spawn().unwrap();
+    thread::sleep(Duration::from_millis(500));
+    assert!(down.try_wait().unwrap().is_none(), "it waits");
+    fs::rename(&away, &socket).unwrap();
+    assert!(down.wait().unwrap().success());
+    assert!(begin.elapsed() < LEAVE, "it has asked again");
+    net.client.mountain_says("down", "was not running");
+}
+
+#[test]
+fn a_log_that_cannot_be_written_ends_no_daemon() {
+    let net = Net::new();
+    let mut command = net.client.command(MOUNTAIN);
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let command = command.args(["up", "--foreground"]).stderr(full);
+    let mut daemon = command.spawn().unwrap();
+    let answers = || net.client.output(MOUNTAIN, &["status"]).status.success();
+    wait_until("it answers", LEAVE, answers);
+    net.client.mountain_ok("policy ecmp");
+    net.client.mountain_says("down", "mountain is down");
+    assert!(daemon.wait().unwrap().success());
 }
 
 #[test]
@@ -424,8 +452,8 @@ fn values_that_can_be_chosen_are_listed() {
 /// What bash offers for the last of `words`, where the host's configuration is `config`.
 fn completed(words: &[&str], config: &str) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::create_dir(dir.path().join("mountain")).unwrap();
-    std::fs::write(dir.path().join("mountain/mountain.toml"), config).unwrap();
+    fs::create_dir(dir.path().join("mountain")).unwrap();
+    fs::write(dir.path().join("mountain/mountain.toml"), config).unwrap();
     // In a mount namespace, the machine's own configuration stays out of it.
     let script = r#"
         mount --bind "$1" /etc && shift
