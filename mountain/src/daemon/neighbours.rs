@@ -10,6 +10,8 @@ use crate::netlink;
 /// A gateway that was never resolved may take so long before its path counts as down: the kernel
 /// asks once a second.
 const NEIGHBOUR_GRACE: Duration = Duration::from_millis(1_500);
+/// A gateway that is resolved from scratch is left to the kernel for so long, which asks three times, once a second.
+const RESOLVING: Duration = Duration::from_secs(2);
 /// A gateway whose entry fails again is resolved from scratch after this: the kernel takes as long to give up a
 /// stale entry that is in use.
 const RESOLVE_FIRST: Duration = Duration::from_secs(8);
@@ -33,16 +35,20 @@ impl Daemon {
         }
     }
 
-    /// A gateway's entry was flushed or did not answer. Its last address is put back, so that
+    /// A gateway's entry was flushed or has failed. One that has failed gets its last address back, so that
     /// packets which the kernel sends there go on to reach the egress and can be steered; whether
     /// the path still carries any is for the probes to say. Now and then the gateway is resolved
     /// from scratch instead, in case it has another address now: the kernel asks the old one only, as long as
-    /// it has an entry. Where nothing is moved it always is.
+    /// it has an entry. Where nothing is moved it always is, and after a flush.
     fn neighbour_lost(&mut self, path: usize) {
         let known = self.paths.path(path).and_then(|p| p.gateway_mac);
         let memory = &self.memory[path];
         let since = memory.resolved_at.map(|at| at.elapsed());
         let after = memory.resolve_after;
+        // An entry that is flushed fails first and is deleted then: the first of that has begun it.
+        if since.is_some_and(|since| since < RESOLVING) {
+            return;
+        }
         let keeps = since.is_some_and(|since| since < after)
             && self.moves(path)
             && !self.is_left_by_kernel(path)
@@ -50,8 +56,14 @@ impl Daemon {
         if let (Some(mac), Some((ifindex, gateway)), true) =
             (known, self.paths.gateway(path), keeps)
         {
-            if let Err(e) = netlink::keep_neighbour(ifindex, gateway, mac) {
-                tracing::debug!(path = self.paths.name(path), "{e:#}");
+            match netlink::keep_neighbour(ifindex, gateway, mac) {
+                Ok(true) => {}
+                // Whoever has flushed it may know of another gateway.
+                Ok(false) => {
+                    self.memory[path].resolved_at = Some(Instant::now());
+                    self.resolve(path);
+                }
+                Err(e) => tracing::debug!(path = self.paths.name(path), "{e:#}"),
             }
             return;
         }

@@ -126,7 +126,7 @@ pub fn resolve_neighbour(ifindex: u32, gateway: IpAddr) -> Result<()> {
 
 /// Puts the last known Ethernet address of a gateway back as an ordinary stale entry, which the
 /// kernel verifies in use and collects when it goes unused. One that the kernel looks after by itself is left alone: it would
-/// not do so any more.
+/// not do so any more. Returns whether there is an entry at all; none is made.
 ///
 /// A packet that the kernel routed to a gateway without a usable entry waits in the entry's queue
 /// and never reaches the device's egress, where it could be steered to a path that works. Sockets
@@ -134,18 +134,20 @@ pub fn resolve_neighbour(ifindex: u32, gateway: IpAddr) -> Result<()> {
 ///
 /// # Errors
 /// When the device is gone, or without CAP_NET_ADMIN.
-pub(crate) fn keep_neighbour(ifindex: u32, gateway: IpAddr, mac: [u8; 6]) -> Result<()> {
-    let keep = || -> io::Result<()> {
+pub(crate) fn keep_neighbour(ifindex: u32, gateway: IpAddr, mac: [u8; 6]) -> Result<bool> {
+    let keep = || -> io::Result<bool> {
         let mut socket = Socket::open()?;
-        let entry = get(&mut socket, ifindex, gateway)?;
-        if entry.as_ref().is_some_and(|entry| entry.managed) {
-            return Ok(());
+        let Some(entry) = get(&mut socket, ifindex, gateway)? else {
+            return Ok(false);
+        };
+        if !entry.managed {
+            let is_router = entry.flags & libc::NTF_ROUTER;
+            let mut message = message(ifindex, gateway, NUD_STALE, is_router);
+            push_attribute(&mut message, NDA_LLADDR, &mac);
+            let kept = socket.request(RTM_NEWNEIGH, NLM_F_REPLACE, &message);
+            return Ok(unless(kept, &[libc::ENOENT])?.is_some());
         }
-        let is_router = entry.map_or(0, |entry| entry.flags & libc::NTF_ROUTER);
-        let mut message = message(ifindex, gateway, NUD_STALE, is_router);
-        push_attribute(&mut message, NDA_LLADDR, &mac);
-        socket.request(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, &message)?;
-        Ok(())
+        Ok(true)
     };
     keep().with_context(|| format!("cannot keep the entry of {gateway} on device {ifindex}"))
 }

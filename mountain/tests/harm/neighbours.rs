@@ -9,6 +9,9 @@ use super::support::*;
 /// As long as it takes until an entry that has failed twice is put back.
 const FAILS_TWICE: Duration = Duration::from_secs(9);
 
+/// In less time an old address is not put back a second time.
+const FOUND: Duration = Duration::from_secs(4);
+
 /// A client whose gateway by `u1` is asked often and has stopped to answer.
 fn with_silent_gateway(prepare: &str) -> Net {
     let net = Net::new();
@@ -44,6 +47,21 @@ fn a_dead_gateway_that_the_kernel_itself_leaves_gets_no_entry() {
         let text = entry(&net);
         assert!(is_unusable(&text), "the kernel would use it: {text}");
         thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The owner has replaced the router, and flushes what the host knows of it.
+#[test]
+fn a_gateway_with_another_address_is_found_after_a_flush() {
+    let net = Net::new();
+    net.client.mountain_ok("up");
+    net.wait_good();
+    for n in 1..=3 {
+        let mac = format!("02:00:00:00:01:0{n}");
+        net.server.ip(&format!("link set s1 address {mac}"));
+        net.client.ip("neigh flush dev u1");
+        wait_until("it is found", FOUND, || entry(&net).contains(&mac));
+        thread::sleep(FOUND);
     }
 }
 
