@@ -87,12 +87,17 @@ impl Compare {
     }
 }
 
+/// A run's label, which could pass for lines of the answer.
+fn one_line(run: &RunFile) -> Option<String> {
+    Some(run.label.as_ref()?.replace(['\n', '\t'], " "))
+}
+
 /// A side for each file.
 fn single(files: &[PathBuf]) -> Result<Vec<Side>> {
     let mut sides: Vec<Side> = Vec::new();
     for path in files {
         let run = RunFile::read(path)?;
-        let mut name = run.label.clone().unwrap_or_else(|| file_name(path));
+        let mut name = one_line(&run).unwrap_or_else(|| file_name(path));
         let known = |name: &String| sides.iter().any(|side| side.name == *name);
         if known(&name) {
             name = plain(&path.to_string_lossy()).into_owned();
@@ -111,8 +116,8 @@ fn single(files: &[PathBuf]) -> Result<Vec<Side>> {
 fn side(name: &str, files: &[PathBuf]) -> Result<Side> {
     let runs = files.iter().map(|path| RunFile::read(path));
     let runs = runs.collect::<Result<Vec<_>>>()?;
-    let label = runs[0].label.clone();
-    let shared = runs.iter().all(|run| run.label == label);
+    let label = one_line(&runs[0]);
+    let shared = runs.iter().all(|run| run.label == runs[0].label);
     Ok(Side {
         name: label.filter(|_| shared).unwrap_or(name.into()),
         runs,

@@ -165,16 +165,12 @@ pub(crate) fn check_rtt(rtt_us: Option<f64>) -> Result<()> {
     }
 }
 
-/// Refuses a name that no table has room for, or that would be several lines of it.
+/// Refuses a name that no table has room for.
 pub(crate) fn check_label(label: &str) -> Result<()> {
     let length = label.chars().count();
     ensure!(
         length <= LONGEST_LABEL,
         "the label has {length} characters, at most {LONGEST_LABEL} are allowed"
-    );
-    ensure!(
-        !label.contains(char::is_control),
-        "the label is not one line of text"
     );
     Ok(())
 }
