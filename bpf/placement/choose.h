@@ -87,27 +87,26 @@ __noinline int mtn_matches_forwarded(__u32 i, struct mtn_new_flow *s)
 	return s && i < MTN_MAX_RULES && mtn_rule_matches(&rules[i], s, false);
 }
 
-/* The first rule that matches it, or MTN_MAX_RULES. */
-__noinline int mtn_local_rule(struct mtn_new_flow *s)
+/* The first rule that matches, or MTN_MAX_RULES. @local is a constant. */
+static __always_inline __u32 mtn_rule_for(struct mtn_new_flow *s, const bool local)
 {
 	__u32 i;
 
 	for (i = 0; i < MTN_MAX_RULES && i < config.n_rules; i++) {
-		if (mtn_matches_local(i, s))
+		if (local ? mtn_matches_local(i, s) : mtn_matches_forwarded(i, s))
 			return i;
 	}
 	return MTN_MAX_RULES;
 }
 
+__noinline int mtn_local_rule(struct mtn_new_flow *s)
+{
+	return mtn_rule_for(s, true);
+}
+
 __noinline int mtn_forwarded_rule(struct mtn_new_flow *s)
 {
-	__u32 i;
-
-	for (i = 0; i < MTN_MAX_RULES && i < config.n_rules; i++) {
-		if (mtn_matches_forwarded(i, s))
-			return i;
-	}
-	return MTN_MAX_RULES;
+	return mtn_rule_for(s, false);
 }
 
 /* Is the path dead that the kernel takes for all of a family? What it has is lost there. */

@@ -79,15 +79,14 @@ fn unmet_targets<'a>(
     topology: &'a Topology,
     config: &'a Config,
 ) -> impl Iterator<Item = &'a str> + 'a {
-    let unmet = config.path.iter().filter(|entry| {
+    let aimed = config.path.iter().filter(|e| e.probe_target.is_some());
+    let unmet = aimed.filter(|entry| {
         let is_about = |path: &&Path| {
             path.ifname == entry.dev
                 && (entry.gateway).is_none_or(|gateway| path.key.gateway == Some(gateway))
         };
         let mut paths = topology.paths.iter().filter(is_about).peekable();
-        paths.peek().is_some()
-            && paths
-                .all(|path| entry.probe_target.is_some() && entry.target(path.key.ipv6).is_none())
+        paths.peek().is_some() && paths.all(|path| entry.target(path.key.ipv6).is_none())
     });
     unmet.map(|entry| entry.dev.as_str())
 }

@@ -376,7 +376,7 @@ fn a_daemon_that_is_just_being_started_is_ended() {
         assert!(child.wait().unwrap().success());
     }
     // It has its lock before it listens.
-    net.client.mountain_says("up", "");
+    net.client.mountain_ok("up");
     let socket = net.client.control_socket();
     let away = format!("{socket}.away");
     fs::rename(&socket, &away).unwrap();

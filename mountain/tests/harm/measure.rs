@@ -240,7 +240,7 @@ fn what_ab_would_not_do_as_a_shell() {
 fn the_terminal_of_who_reads_a_foreign_file() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let label = "\u{1b}]0;owned\u{7}\u{9b}2J\rgood\u{202e}";
+    let label = "\u{1b}]0;owned\u{7}\u{9b}2J\rgood\u{202e}\nforged";
     write_run(&dir.join("a"), label, drifting(1));
     write_run(&dir.join("b"), "b", drifting(2));
     for args in [
@@ -253,6 +253,7 @@ fn the_terminal_of_who_reads_a_foreign_file() {
         let (out, error) = texts(&output);
         let obeyed = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
         assert!(!out.contains(obeyed) && !error.contains(obeyed), "{args:?}");
+        assert!(!out.lines().any(|line| line.starts_with("forged")), "{out}");
         let is_there = !args.contains('[');
         assert_eq!(output.status.success(), is_there, "{args:?}: {error}");
     }
