@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
@@ -165,8 +165,17 @@ fn answers_with_cookies_leave_by_the_device_of_their_listener() {
              add rule inet q in iifname {dev} tcp flags & (syn | ack) == syn | ack counter name {dev}_ack"
         ));
     }
-    let connect = |_| TcpStream::connect((own, 9002)).unwrap();
-    let streams: Vec<TcpStream> = server.with(|| (0..PACKETS).map(connect).collect());
+    // From an address to which the multipath route leads.
+    let connect = |_| {
+        let stream = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let from: SocketAddr = (SERVER4.parse::<Ipv4Addr>().unwrap(), 0).into();
+        stream.bind(&from.into()).unwrap();
+        stream
+            .connect(&SocketAddr::from((own, 9002)).into())
+            .unwrap();
+        stream
+    };
+    let streams: Vec<Socket> = server.with(|| (0..PACKETS).map(connect).collect());
     let by = ["s0", "s1"].map(|dev| server.counted(&format!("counter inet q {dev}_ack"))[0]);
     assert_eq!(by, [streams.len() as u64, 0]);
     drop(listener);
