@@ -99,6 +99,8 @@ struct PathMemory {
     resolved_at: Option<Instant>,
     /// For how long from then on its last address is put back instead.
     resolve_after: Duration,
+    /// Until when its gateway may answer before the last address is put back.
+    asking_until: Option<Instant>,
     /// When its last route went, and what the path was, if it had answered by then.
     gone: Option<(Instant, Path)>,
 }
@@ -340,6 +342,9 @@ impl Daemon {
                 }
                 for path in paths {
                     self.usable(path, up, if deleted { "device deleted" } else { "carrier" });
+                    if !up && !deleted {
+                        self.stop_asking(path);
+                    }
                 }
                 self.device_changed(ifindex);
                 if deleted {
@@ -418,6 +423,7 @@ impl Daemon {
             placer.look_at_counters();
         }
         self.say_unresolved();
+        self.put_back_unanswered();
         if let Some(verdict) = self.policy.tick(now_us()) {
             tracing::debug!(?verdict, "verdict");
         }

@@ -10,8 +10,9 @@ use crate::netlink;
 /// A gateway that was never resolved may take so long before its path counts as down: the kernel
 /// asks once a second.
 const NEIGHBOUR_GRACE: Duration = Duration::from_millis(1_500);
-/// A gateway that is resolved from scratch is left to the kernel for so long, which asks three times, once a second.
-const RESOLVING: Duration = Duration::from_secs(2);
+/// A gateway that is resolved from scratch has so long to answer before its last address is put back: longer than a
+/// broadcast waits for a sleeping Wi-Fi client. Packets to it wait meanwhile.
+const ASKING: Duration = Duration::from_millis(250);
 /// A gateway whose entry fails again is resolved from scratch after this: the kernel takes as long to give up a
 /// stale entry that is in use.
 const RESOLVE_FIRST: Duration = Duration::from_secs(8);
@@ -30,6 +31,7 @@ impl Daemon {
         if self.paths.set_mac(path, mac) {
             self.write_path(path);
         }
+        self.memory[path].asking_until = None;
         if self.memory[path].unresolved_since.take().is_some() {
             self.usable(path, true, "gateway resolved");
         }
@@ -38,42 +40,67 @@ impl Daemon {
     /// A gateway's entry was flushed or has failed. One that has failed gets its last address back, so that
     /// packets which the kernel sends there go on to reach the egress and can be steered; whether
     /// the path still carries any is for the probes to say. Now and then the gateway is resolved
-    /// from scratch instead, in case it has another address now: the kernel asks the old one only, as long as
-    /// it has an entry. Where nothing is moved it always is, and after a flush.
+    /// from scratch for a moment first, in case it has another address now: the kernel asks the old one only, as long as
+    /// it has an entry. So it is after a flush. Where nothing is moved, no address is put back.
     fn neighbour_lost(&mut self, path: usize) {
+        let now = Instant::now();
         let known = self.paths.path(path).and_then(|p| p.gateway_mac);
-        let memory = &self.memory[path];
-        let since = memory.resolved_at.map(|at| at.elapsed());
-        let after = memory.resolve_after;
-        // An entry that is flushed fails first and is deleted then: the first of that has begun it.
-        if since.is_some_and(|since| since < RESOLVING) {
-            return;
-        }
-        let keeps = since.is_some_and(|since| since < after)
+        let keeps = known.is_some()
             && self.moves(path)
             && !self.is_left_by_kernel(path)
             && !self.options.dry_run;
-        if let (Some(mac), Some((ifindex, gateway)), true) =
-            (known, self.paths.gateway(path), keeps)
-        {
-            match netlink::keep_neighbour(ifindex, gateway, mac) {
-                Ok(true) => {}
-                // Whoever has flushed it may know of another gateway.
-                Ok(false) => {
-                    self.memory[path].resolved_at = Some(Instant::now());
-                    self.resolve(path);
-                }
-                Err(e) => tracing::debug!(path = self.paths.name(path), "{e:#}"),
-            }
+        // An entry that is flushed fails first and is deleted then: the first of that has begun it.
+        if keeps && self.memory[path].asking_until.is_some() {
+            return;
+        }
+        let memory = &self.memory[path];
+        let since = memory.resolved_at.map(|at| now - at);
+        let is_due = since.is_none_or(|since| since >= memory.resolve_after);
+        if keeps && !is_due && self.has_entry(path) {
+            self.put_back(path);
             return;
         }
         let memory = &mut self.memory[path];
-        memory.resolved_at = Some(Instant::now());
-        memory.resolve_after = next_wait(after, since);
+        if is_due {
+            memory.resolved_at = Some(now);
+            memory.resolve_after = next_wait(memory.resolve_after, since);
+        }
+        memory.asking_until = keeps.then_some(now + ASKING);
         if known.is_none() {
-            memory.unresolved_since.get_or_insert_with(Instant::now);
+            memory.unresolved_since.get_or_insert(now);
         }
         self.resolve(path);
+    }
+
+    /// Puts the last address back of a gateway that is not going to answer.
+    pub(super) fn stop_asking(&mut self, path: usize) {
+        if self.memory[path].asking_until.take().is_some() {
+            self.put_back(path);
+        }
+    }
+
+    pub(super) fn put_back_unanswered(&mut self) {
+        let now = Instant::now();
+        for path in 0..self.memory.len() {
+            if self.memory[path].asking_until.is_some_and(|end| end <= now) {
+                self.stop_asking(path);
+            }
+        }
+    }
+
+    fn put_back(&self, path: usize) {
+        let known = self.paths.path(path).and_then(|p| p.gateway_mac);
+        if let (Some(mac), Some((ifindex, gateway))) = (known, self.paths.gateway(path)) {
+            if let Err(e) = netlink::keep_neighbour(ifindex, gateway, mac) {
+                tracing::debug!(path = self.paths.name(path), "{e:#}");
+            }
+        }
+    }
+
+    /// Whether a gateway's entry has failed only. Whoever has flushed it may know of another gateway.
+    fn has_entry(&self, path: usize) -> bool {
+        let gateway = self.paths.gateway(path);
+        gateway.is_some_and(|(ifindex, ip)| netlink::has_neighbour(ifindex, ip).unwrap_or(false))
     }
 
     /// Whether the kernel itself takes another next hop than a gateway whose entry has failed, for flows that Mountain may not
@@ -127,6 +154,7 @@ impl Daemon {
             if self.paths.path(path).is_none() {
                 memory.unresolved_since = None;
                 memory.unanswered_since = None;
+                memory.asking_until = None;
             }
         }
     }

@@ -92,6 +92,14 @@ fn get(socket: &mut Socket, ifindex: u32, address: IpAddr) -> io::Result<Option<
     Ok(entry.as_deref().and_then(decode))
 }
 
+/// Whether the kernel has an entry of a neighbour, be it one that has failed.
+///
+/// # Errors
+/// When the kernel refuses to say.
+pub(crate) fn has_neighbour(ifindex: u32, address: IpAddr) -> io::Result<bool> {
+    Ok(get(&mut Socket::open()?, ifindex, address)?.is_some())
+}
+
 /// Whether the kernel knows where a neighbour is at the moment.
 ///
 /// # Errors
@@ -125,8 +133,8 @@ pub fn resolve_neighbour(ifindex: u32, gateway: IpAddr) -> Result<()> {
 }
 
 /// Puts the last known Ethernet address of a gateway back as an ordinary stale entry, which the
-/// kernel verifies in use and collects when it goes unused. One that the kernel looks after by itself is left alone: it would
-/// not do so any more. Returns whether there is an entry at all; none is made.
+/// kernel verifies in use and collects when it goes unused. One that is usable by now is left alone, and one that the
+/// kernel looks after by itself: it would not do so any more.
 ///
 /// A packet that the kernel routed to a gateway without a usable entry waits in the entry's queue
 /// and never reaches the device's egress, where it could be steered to a path that works. Sockets
@@ -134,20 +142,18 @@ pub fn resolve_neighbour(ifindex: u32, gateway: IpAddr) -> Result<()> {
 ///
 /// # Errors
 /// When the device is gone, or without CAP_NET_ADMIN.
-pub(crate) fn keep_neighbour(ifindex: u32, gateway: IpAddr, mac: [u8; 6]) -> Result<bool> {
-    let keep = || -> io::Result<bool> {
+pub(crate) fn keep_neighbour(ifindex: u32, gateway: IpAddr, mac: [u8; 6]) -> Result<()> {
+    let keep = || -> io::Result<()> {
         let mut socket = Socket::open()?;
-        let Some(entry) = get(&mut socket, ifindex, gateway)? else {
-            return Ok(false);
-        };
-        if !entry.managed {
-            let is_router = entry.flags & libc::NTF_ROUTER;
-            let mut message = message(ifindex, gateway, NUD_STALE, is_router);
-            push_attribute(&mut message, NDA_LLADDR, &mac);
-            let kept = socket.request(RTM_NEWNEIGH, NLM_F_REPLACE, &message);
-            return Ok(unless(kept, &[libc::ENOENT])?.is_some());
+        let entry = get(&mut socket, ifindex, gateway)?;
+        if entry.as_ref().is_some_and(|e| e.managed || e.usable()) {
+            return Ok(());
         }
-        Ok(true)
+        let is_router = entry.map_or(0, |entry| entry.flags & libc::NTF_ROUTER);
+        let mut message = message(ifindex, gateway, NUD_STALE, is_router);
+        push_attribute(&mut message, NDA_LLADDR, &mac);
+        socket.request(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, &message)?;
+        Ok(())
     };
     keep().with_context(|| format!("cannot keep the entry of {gateway} on device {ifindex}"))
 }
