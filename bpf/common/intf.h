@@ -67,6 +67,7 @@ enum mtn_stat {
 	MTN_STAT_MOVE_EJECTED,
 	MTN_STAT_MOVE_DEAD,
 	MTN_STAT_MOVE_FORCED,
+	MTN_STAT_MOVE_REHASHED,
 	MTN_STAT_PASS_BOUND,		/* the socket is bound to a device, or names one */
 	MTN_STAT_PASS_FIB_RULE,		/* an ip rule outside the group's table */
 	MTN_STAT_PASS_UPLINK_BOUND,	/* the source address belongs to one uplink */
@@ -89,6 +90,7 @@ enum mtn_move_reason {
 	MTN_MOVE_EJECTED = 1,	/* latency flow, path ejected: at once */
 	MTN_MOVE_DEAD = 2,	/* path dead: at once */
 	MTN_MOVE_FORCED = 3,	/* no flowlet within force_after_ns */
+	MTN_MOVE_REHASHED = 4,	/* its sender looks for another path (rehash.h): at once */
 };
 
 /* One next hop. Written by user space, read by every run of the program. */
@@ -197,7 +199,10 @@ struct mtn_flow {
 	__u16 l3_len_max;	/* largest packet so far, network layer bytes */
 	__u32 window_packets;
 	__u8 exact;		/* last_ns is of the exact clock */
-	__u8 unused[15];
+	__u8 sent_by;		/* path id that the kernel chose for the last packet */
+	__u8 pad[2];
+	__u32 hash;		/* of its sender, see rehash.h; 0: not known */
+	__u8 unused[8];
 };
 _Static_assert(sizeof(struct mtn_flow) == 64, "a flow is one cache line");
 

@@ -54,10 +54,11 @@ struct mtn_pkt {
 	__u32 frag_id;
 	__u32 hdr_len;		/* network and transport headers, bytes */
 	__u32 l3_len;		/* of the largest packet on the wire, set by the program */
+	__u32 sender;		/* a new flow's hash (rehash.h), set by the program */
 	__u8 flags;		/* MTN_PKT_* */
 	__u8 dsfield;
 	__u8 bulk;		/* the flow's class, set by the program */
-	__u8 pad;
+	__u8 rehashed;		/* its sender looks for another path, set by the program */
 };
 
 /*

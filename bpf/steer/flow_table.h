@@ -127,9 +127,9 @@ static __always_inline struct mtn_flow *mtn_flow_find(__u64 tag, __u64 now, __u3
 	return mtn_flow_at(*slot);
 }
 
-/* Makes the entry @flow at @slot that of @pkt's flow, which starts on @path. */
+/* Makes the entry @flow at @slot that of @pkt's flow, which starts on @path and is on @here now. */
 static __always_inline void mtn_flow_add(struct mtn_flow *flow, __u32 slot, __u64 tag,
-					 const struct mtn_pkt *pkt, __u32 group, __u32 path,
+					 const struct mtn_pkt *pkt, __u32 group, __u32 path, __u32 here,
 					 __u32 len, __u64 now)
 {
 	struct mtn_flow_key *key = bpf_map_lookup_elem(&flow_keys, &slot);
@@ -153,6 +153,8 @@ static __always_inline void mtn_flow_add(struct mtn_flow *flow, __u32 slot, __u6
 	flow->class = MTN_CLASS_LATENCY;
 	flow->big = 0;
 	flow->exact = 0;
+	flow->sent_by = here;
+	flow->hash = pkt->sender;
 	flow->l3_len_max = pkt->l3_len;
 	*key = pkt->key;
 	barrier();

@@ -25,6 +25,7 @@
  *
  * When a flow may leave its path:
  *   - path dead: with this packet;
+ *   - TCP whose sender looks for another path (rehash.h): with this packet;
  *   - path ejected, latency flow: with this packet (a late packet is a lost packet to it). Where the path is eligible
  *     as well, more flows have come to it than it carries: those leave that the hash gives to another one;
  *   - path filled by bulk flows while another one has room, bulk flow that the hash gives to another one, or
@@ -132,6 +133,7 @@ static __always_inline void mtn_count(__u32 stat)
 #include "sources.h"
 #include "routed.h"
 #include "choose.h"
+#include "rehash.h"
 
 /* DSCP EF, AF41..AF43 and CS4 and up ask for low latency (RFC 4594). */
 static __always_inline bool mtn_dscp_is_latency(__u8 dsfield)
@@ -150,20 +152,23 @@ static __always_inline __u64 mtn_gap_ns(const struct mtn_flow *flow, __u64 now)
 	return now > last_ns ? now - last_ns : 0;
 }
 
-static __always_inline void mtn_report_move(struct mtn_flow_key *key, struct mtn_flow *flow,
-					    __u32 to, __u32 reason, __u64 now, __u64 gap_ns,
-					    __u64 need_us)
+/* Moves @flow, with @key, and reports that. */
+static __always_inline void mtn_move(struct mtn_flow_key *key, struct mtn_flow *flow, __u32 to,
+				     __u32 reason, __u64 now, __u64 gap_ns, __u64 need_us)
 {
 	struct mtn_move *m = bpf_ringbuf_reserve(&moves, sizeof(*m), 0);
+	__u32 from = flow->path;
 
 	mtn_count(MTN_STAT_MOVE_FLOWLET + reason);
+	flow->path = to;
+	flow->moves++;
 	if (!m)
 		return;
 	m->at_ns = now;
 	m->gap_us = gap_ns / 1000;
 	m->need_us = need_us;
 	m->key = *key;
-	m->from = flow->path;
+	m->from = from;
 	m->to = to;
 	m->reason = reason;
 	m->class = flow->class;
@@ -219,6 +224,13 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow, __u32 h
 	member = mtn_member(g, from);
 	fits = flow->l3_len_max <= mtn_path_at(from)->mtu;
 	ejected = !bulk && mtn_has(masks.ejected, member);
+	if (pkt->rehashed) {
+		to = mtn_elsewhere(pkt, flow, group, may, from, here);
+		if (to < MTN_MAX_PATHS && to != from) {
+			mtn_move(&pkt->key, flow, to, MTN_MOVE_REHASHED, bpf_ktime_get_ns(), 0, 0);
+			return to;
+		}
+	}
 	if (mtn_has(may, member) && fits && !ejected && !(bulk && mtn_has(g->full, member))) {
 		/* The coarse clock may still be behind an exact stamp, which this packet then leaves. */
 		flow->exact = 0;
@@ -261,9 +273,7 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow, __u32 h
 		else
 			return from;
 	}
-	mtn_report_move(&pkt->key, flow, to, reason, now, gap_ns, need_us);
-	flow->path = to;
-	flow->moves++;
+	mtn_move(&pkt->key, flow, to, reason, now, gap_ns, need_us);
 	return to;
 }
 
@@ -458,6 +468,8 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 	if (!flow)
 		return MTN_MAX_PATHS;
 	if (mtn_is_flow(flow, tag, here)) {
+		if (flow->sent_by != *here)
+			mtn_follow_sender(skb, pkt, flow, *here);
 		path = mtn_flow_next(pkt, flow, *here);
 		mtn_flow_account(flow, skb, pkt, now);
 		return path;
@@ -473,10 +485,13 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 		}
 		return path;
 	}
+	pkt->sender = mtn_sender_hash(skb, pkt);
 	if (flow->tag == tag) {
 		/* The topology changed: the flow stays if its path is still in its group. */
 		__u32 was = flow->path;
 
+		flow->sent_by = *here;
+		flow->hash = pkt->sender;
 		flow->group = group;
 		flow->generation = config.generation;
 		if (group >= MTN_MAX_GROUPS || was >= MTN_MAX_PATHS ||
@@ -486,7 +501,7 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 		mtn_flow_account(flow, skb, pkt, now);
 		return path;
 	}
-	mtn_flow_add(flow, slot, tag, pkt, group, path, skb->len, now);
+	mtn_flow_add(flow, slot, tag, pkt, group, path, *here, skb->len, now);
 	return path;
 }
 

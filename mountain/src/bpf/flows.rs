@@ -192,6 +192,8 @@ pub enum MoveReason {
     Dead,
     /// No flowlet came in time.
     Forced,
+    /// Its sender looks for another path (`bpf/steer/rehash.h`): at once.
+    Rehashed,
 }
 
 /// One move of one flow.
@@ -226,6 +228,7 @@ impl Move {
                 mtn_move_reason::MTN_MOVE_FLOWLET => MoveReason::Flowlet,
                 mtn_move_reason::MTN_MOVE_EJECTED => MoveReason::Ejected,
                 mtn_move_reason::MTN_MOVE_DEAD => MoveReason::Dead,
+                mtn_move_reason::MTN_MOVE_REHASHED => MoveReason::Rehashed,
                 _ => MoveReason::Forced,
             },
             class: Class::from_raw(m.class),

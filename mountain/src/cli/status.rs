@@ -329,6 +329,7 @@ fn why_moved(moved: &Move) -> String {
         MoveReason::Ejected => "its path was late".into(),
         MoveReason::Dead => "its path was dead".into(),
         MoveReason::Forced => "no pause came in time".into(),
+        MoveReason::Rehashed => "its TCP looked for another path after a timeout".into(),
     }
 }
 

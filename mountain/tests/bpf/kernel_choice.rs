@@ -9,6 +9,7 @@ use crate::rig::packets::*;
 use crate::rig::{alive, all_but, fib_rule, ms, only, patient, rig_groups, settings, with_rig};
 use crate::rig::{Ctx, Rig, BOTH, PASS, PLAIN, REDIRECT};
 use ipnet::IpNet;
+use mountain::bpf::flows::{Move, MoveReason};
 use mountain::bpf::{ProgramGroup, Sources, SteerMode};
 use mountain::steer::rendezvous::inv_weight;
 
@@ -97,6 +98,51 @@ fn other_routes_do_not_put_off_a_forced_move() {
         }
         assert!(before.elapsed() >= ms(100), "{:?}", before.elapsed());
         assert_eq!(rig.stat("move_forced"), 1);
+    });
+}
+
+/// TCP with a flow label, as of a host that this one forwards for.
+fn labelled(dev: usize, proto: u8, label: u8) -> Vec<u8> {
+    let l4 = if proto == TCP {
+        tcp(1, 2, ACK, 20)
+    } else {
+        udp(1, 2, 20)
+    };
+    let mut frame = Ip::v6(proto, l4).on(dev);
+    frame[17] = label;
+    frame
+}
+
+#[test]
+fn tcp_whose_sender_looks_for_another_path_leaves_its_own() {
+    with_rig(patient(), |mut rig| {
+        rig.masks(BOTH);
+        let send = |rig: &Rig, dev, label| rig.send(dev, &labelled(dev, TCP, label));
+        let first = send(&rig, 0, 1);
+        // The routes may have changed, or the label alone.
+        assert_eq!(send(&rig, 1, 1), first);
+        assert_eq!(send(&rig, 1, 2), first);
+        assert_eq!(rig.moves.drain().unwrap(), []);
+        for (dev, label, to) in [(0, 3, 1 - first), (1, 4, first), (0, 5, 1 - first)] {
+            assert_eq!(send(&rig, dev, label), to, "at label {label}");
+            assert_eq!(send(&rig, dev, label), to, "after label {label}");
+        }
+        let moved = rig.moves.drain().unwrap();
+        let rehashed = |m: &Move| m.reason == MoveReason::Rehashed;
+        assert!(moved.len() == 3 && moved.iter().all(rehashed), "{moved:?}");
+        assert_eq!(rig.stat("move_rehashed"), 3);
+        // Where the other path will not do, it stays.
+        rig.masks(only(1 - first as u16));
+        assert_eq!(send(&rig, 1, 6), 1 - first);
+        // After the routes have changed, nobody knows why the kernel's choice is another one.
+        rig.masks(BOTH);
+        rig.topology(&[]);
+        rig.masks(BOTH);
+        assert_eq!(send(&rig, 0, 7), 1 - first);
+        // The label of other protocols tells nothing.
+        let send = |dev, label| rig.send(dev, &labelled(dev, UDP, label));
+        assert_eq!(send(0, 1), send(1, 2));
+        assert_eq!(rig.moves.drain().unwrap(), []);
     });
 }
 

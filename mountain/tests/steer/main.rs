@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod escape;
 mod events;
 mod faults;
 mod policy;
