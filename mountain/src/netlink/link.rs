@@ -106,7 +106,7 @@ impl Tunnel {
             "gre" | "gretap" | "erspan" | "ip6gre" | "ip6gretap" | "ip6erspan" => (1, &[6], &[7]),
             "ipip" | "sit" | "ip6tnl" => (1, &[2], &[3]),
             "vti" | "vti6" => (1, &[4], &[5]),
-            // Its forwarding database has more other ends.
+            // Its forwarding table has the other ends.
             "vxlan" => (3, &[4, 17], &[]),
             _ => return None,
         };

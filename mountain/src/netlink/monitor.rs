@@ -275,7 +275,10 @@ fn changes_of(kind: u16, payload: &[u8]) -> Vec<Change> {
             }
         },
         RTM_NEWNEIGH | RTM_DELNEIGH => match neighbour::decode(payload) {
-            None => Vec::new(),
+            // Others come with traffic.
+            None => neighbour::decode_forwarding(payload)
+                .filter(|entry| entry.via.is_some())
+                .map_or_else(Vec::new, |_| vec![Change::Routing]),
             Some(neighbour) => {
                 let usable = kind == RTM_NEWNEIGH && neighbour.usable();
                 vec![Change::Neighbour {

@@ -75,6 +75,28 @@ pub(super) fn decode_bridged(payload: &[u8]) -> Option<((u32, [u8; 6]), u32)> {
     Some(((bridge, address), u32_at(payload, 4)?))
 }
 
+/// Where an entry of a tunnel's forwarding table sends.
+pub(super) struct Forwarding {
+    /// Index of the tunnel.
+    pub tunnel: u32,
+    /// Index of the device that the entry names.
+    pub via: Option<u32>,
+    pub end: IpAddr,
+}
+
+/// An entry of the forwarding table of a tunnel with many ends, as VXLAN is.
+pub(super) fn decode_forwarding(payload: &[u8]) -> Option<Forwarding> {
+    if i32::from(*payload.first()?) != libc::AF_BRIDGE {
+        return None;
+    }
+    let attributes = Attributes::after(payload, RTM_HEADER_LEN);
+    Some(Forwarding {
+        tunnel: u32_at(payload, 4)?,
+        via: attributes.u32(libc::NDA_IFINDEX),
+        end: attributes.ip(NDA_DST).filter(|ip| !ip.is_multicast())?,
+    })
+}
+
 /// A message about one entry.
 fn message(ifindex: u32, address: IpAddr, state: u16, flags: u8) -> Vec<u8> {
     let mut body = vec![family(address.is_ipv6()), 0, 0, 0];

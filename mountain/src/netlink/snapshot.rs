@@ -44,6 +44,8 @@ pub(crate) struct Snapshot {
     /// The ports behind which bridges have met Ethernet addresses, by bridge and address. Only read where
     /// a default route leaves by a bridge.
     pub bridged: HashMap<(u32, [u8; 6]), u32>,
+    /// Ends of tunnels that their forwarding tables lead to, with the device that the tunnel or the table names for them.
+    pub tunnel_ends: BTreeSet<(u32, IpAddr)>,
     pub routes: Vec<Route>,
     /// In the order in which the kernel looks them up.
     pub rules: Vec<FibRule>,
@@ -247,11 +249,19 @@ fn look_closer(snapshot: &mut Snapshot, socket: &mut Socket) -> Result<()> {
         }
     }
     // A VLAN's bridge counts as well: the gateway's address is on the VLAN's device.
-    if snapshot.links.values().any(Link::is_bridge) && !devices.is_empty() {
+    let has_bridges = snapshot.links.values().any(Link::is_bridge) && !devices.is_empty();
+    let is_vxlan = |link: &Link| link.kind.as_deref() == Some("vxlan");
+    if has_bridges || snapshot.links.values().any(is_vxlan) {
         let mut header = [0; RTM_HEADER_LEN];
         header[0] = libc::AF_BRIDGE as u8;
         let dumped = socket.dump(RTM_GETNEIGH, &header, |payload| {
             snapshot.bridged.extend(neighbour::decode_bridged(payload));
+            if let Some(entry) = neighbour::decode_forwarding(payload) {
+                let tunnel = snapshot.links.get(&entry.tunnel);
+                let named = || Some(tunnel?.tunnel.as_ref()?.over);
+                let over = entry.via.or_else(named);
+                snapshot.tunnel_ends.extend(over.zip(Some(entry.end)));
+            }
         });
         // Changes while it is read matter no more than those right after.
         unless(dumped, &[libc::EOPNOTSUPP]).context("cannot list what bridges have learned")?;

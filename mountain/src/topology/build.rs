@@ -49,12 +49,8 @@ pub(super) fn build_on(snapshot: &Snapshot, filter: &Filter, placed: &Placed) ->
         )
     });
     for route in candidates {
-        let adopted = if filter.admits(&route.prefix) {
-            builder.adopt(route)
-        } else {
-            Err("not among the routes asked for".to_owned())
-        };
-        if let Err(reason) = adopted {
+        let adopted = filter.check(&route.prefix);
+        if let Err(reason) = adopted.and_then(|()| builder.adopt(route)) {
             builder.skip(route, &reason);
         }
     }

@@ -13,7 +13,8 @@ use crate::netlink::{snapshot, wire};
 /// Which routes to adopt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// Adopt only routes whose prefix equals or lies in one of these; empty: all.
+    /// Adopt only routes whose prefix equals or lies in one of these; empty: all. One to a single address has to be
+    /// among them.
     pub routes: Vec<IpNet>,
     /// Make a group of default routes that differ only in metric, too.
     pub adopt: bool,
@@ -24,8 +25,20 @@ pub struct Filter {
 }
 
 impl Filter {
-    pub(super) fn admits(&self, prefix: &IpNet) -> bool {
-        self.routes.is_empty() || self.routes.iter().any(|wanted| wanted.contains(prefix))
+    /// Whether the owner of the host wants a route adopted, or why not.
+    pub(super) fn check(&self, prefix: &IpNet) -> Result<(), String> {
+        let is_asked_for = |wanted: &IpNet| wanted.contains(prefix);
+        if !self.routes.is_empty() && !self.routes.iter().any(is_asked_for) {
+            return Err("not among the routes asked for".to_owned());
+        }
+        // As those of BGP to the addresses that load balancers announce.
+        if prefix.prefix_len() == prefix.max_prefix_len() && !self.routes.contains(prefix) {
+            return Err(
+                "its next hops may be servers that share this address: name it in `routes` if all lead to one host"
+                    .to_owned(),
+            );
+        }
+        Ok(())
     }
 }
 

@@ -197,6 +197,41 @@ fn encapsulated_next_hops_are_skipped() {
 }
 
 #[test]
+fn single_addresses_are_left_alone_unless_they_are_named() {
+    let net = Net::new(2);
+    let host = &net.host;
+    host.ip(&format!("route add default {TWO_HOPS}"));
+    host.ip(&format!("route add 10.30.0.1/32 {TWO_HOPS}"));
+    host.ip(&format!("-6 route add 2001:db8::1/128 {TWO_HOPS_V6}"));
+    let shared = ["10.30.0.1/32", "2001:db8::1/128"];
+    for routes in [&[][..], &["0.0.0.0/0", "::/0"]] {
+        let topology = host.filtered(routes);
+        assert_eq!(topology.groups.len(), 1, "{routes:?}");
+        for prefix in shared {
+            assert_skipped(&topology, prefix, "may be servers that share this address");
+        }
+        assert!(topology.not_ours.contains(&prefix(shared[0])));
+    }
+    assert_eq!(host.filtered(&shared).groups.len(), 2);
+}
+
+/// By an entry of its forwarding table, which may name its device or have that of the tunnel.
+#[test]
+fn ends_of_vxlan_that_names_a_device_are_left_alone() {
+    let net = Net::new(2);
+    let host = &net.host;
+    host.ip(&format!("route add default {TWO_HOPS}"));
+    host.ip("link add v0 type vxlan id 1 dstport 4789 dev u0 remote 10.40.0.1");
+    host.ip("link add v1 type vxlan id 2 dstport 4790");
+    host.run("bridge fdb append 02:00:00:00:00:01 dev v0 dst 10.40.0.2");
+    host.run("bridge fdb append 02:00:00:00:00:01 dev v1 dst 10.40.0.3 via u1");
+    host.run("bridge fdb append 02:00:00:00:00:01 dev v1 dst 10.40.0.4");
+    let not_ours = host.topology().not_ours;
+    let stays = |n: u32| not_ours.contains(&prefix(&format!("10.40.0.{n}/32")));
+    assert_eq!([1, 2, 3, 4].map(stays), [true, true, true, false]);
+}
+
+#[test]
 fn a_next_hop_without_gateway_leaves_the_others() {
     let net = Net::new(3);
     let host = &net.host;

@@ -97,7 +97,11 @@ pub(super) fn tunnels(
 ) -> (BTreeSet<IpNet>, BTreeSet<IpAddr>) {
     let tunnels = snapshot.links.values().filter_map(|l| l.tunnel.as_ref());
     let bound = tunnels.filter(|tunnel| devices.contains(&tunnel.over));
-    let (mut to, mut from) = (BTreeSet::new(), BTreeSet::new());
+    let ends = snapshot.tunnel_ends.iter();
+    let near = ends.filter(|(over, _)| devices.contains(over));
+    let mut to: BTreeSet<IpNet> = near.map(|(_, end)| IpNet::from(*end)).collect();
+    let mut from = BTreeSet::new();
+    to.retain(|end| !adopted.contains_key(end));
     for tunnel in bound {
         let remote = tunnel.remote.map(IpNet::from);
         match remote.filter(|remote| !adopted.contains_key(remote)) {

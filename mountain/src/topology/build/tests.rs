@@ -161,9 +161,17 @@ fn tunnels_that_name_an_uplink_keep_to_it() {
     ] {
         add(ifindex, over, remote);
     }
-    let topology = build(&snapshot, &Filter::default());
+    for (over, end) in [(2, "10.1.0.7"), (2, "10.1.0.9"), (9, "10.1.0.10")] {
+        snapshot.tunnel_ends.insert((over, end.parse().unwrap()));
+    }
+    let named = ["10.1.0.0/16", "10.1.0.7/32"].map(|prefix| prefix.parse().unwrap());
+    let filter = Filter {
+        routes: named.to_vec(),
+        ..Filter::default()
+    };
+    let topology = build(&snapshot, &filter);
     let not_ours: Vec<String> = topology.not_ours.iter().map(IpNet::to_string).collect();
-    assert_eq!(not_ours, ["10.1.0.4/32"]);
+    assert_eq!(not_ours, ["10.1.0.4/32", "10.1.0.9/32"]);
     let bound: [IpAddr; 2] = [5, 7].map(|n| Ipv4Addr::new(10, 7, 0, n).into());
     let why = "to many ends, and to one that a multipath route is for";
     assert_eq!(topology.uplink_bound_sources, bound, "{why}");
