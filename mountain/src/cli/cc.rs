@@ -144,6 +144,7 @@ impl Enable {
         for prefix in &self.route {
             routes::find(*prefix)?;
         }
+        pinned.state()?;
         let done = pinned.enable(self.behaviour)?;
         let scoped = self.apply(&pinned, &cgroups);
         if scoped.is_err() && done == Enabled::New {

@@ -160,7 +160,7 @@ impl Import {
             "{}: {} probes of {}, {answered} answered",
             out.display(),
             run.samples.len(),
-            run.tool
+            plain(&run.tool)
         );
         Ok(())
     }
@@ -269,7 +269,7 @@ pub(crate) fn text(c: &Comparison) -> String {
         text += "\n";
     }
     for warning in &c.warnings {
-        let _ = writeln!(text, "Warning: {}", warning.text);
+        let _ = writeln!(text, "Warning: {}", plain(&warning.text));
     }
     if c.warnings.len() > 1 {
         text +=

@@ -335,6 +335,9 @@ impl Cpu {
                 bail!("--{name}: at most a year");
             }
         }
+        if self.duration.is_some_and(|d| d.is_zero()) {
+            bail!("--duration: nothing is recorded in no time");
+        }
         check_writable(self.out.as_deref())?;
         let environment = environment::record(steering().as_deref());
         let started = humantime::format_rfc3339_millis(SystemTime::now()).to_string();

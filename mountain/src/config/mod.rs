@@ -220,6 +220,9 @@ impl Config {
     }
 }
 
+/// No key of ours is longer, in bytes.
+const LONGEST_KEY: usize = 64;
+
 /// Offset of `key` in the table of this number in an array of tables, or else of the table.
 fn locate(text: &str, array: &str, i: usize, key: &str) -> usize {
     let find = || {
@@ -239,8 +242,10 @@ fn key_at(text: &str, offset: usize) -> String {
             .rfind('\n')
             .map_or(0, |i| i + 1);
         let line = text[start..].lines().next().unwrap_or("");
-        line.split_once('=')
-            .map_or(String::new(), |(key, _)| key.trim().to_owned())
+        let key = line.split_once('=').map_or("", |(key, _)| key.trim());
+        // Of a file that is something else, a line may be all of it.
+        let is_key = key.len() <= LONGEST_KEY;
+        if is_key { key } else { "" }.to_owned()
     };
     let root = DeTable::parse(text).ok();
     let found = root.and_then(|root| key_in(root.get_ref(), offset, String::new()));

@@ -75,6 +75,20 @@ fn errors_name_file_line_and_key() {
 }
 
 #[test]
+fn two_redirects_of_a_file_are_not_in_force() {
+    let table = "[[redirect]]\nproto = \"udp\"\nfrom = \"192.0.2.1:1\"\nto = \"192.0.2.2:";
+    let e = error(&format!("{table}1\"\n{table}2\"\n"));
+    testkit::assert_has(&e, &["redirect 2: from: redirect 1", "delete one of them"]);
+    assert!(!e.contains("mountain redirect del"), "{e}");
+}
+
+#[test]
+fn a_line_of_another_file_is_not_repeated() {
+    let e = error(&format!("{{\"a\": \"{} = b\"}}", "x".repeat(10_000)));
+    assert!(e.len() < 300, "{e}");
+}
+
+#[test]
 fn a_file_that_cannot_be_read() {
     let e = Config::load(Path::new("/nonexistent/mountain.toml")).unwrap_err();
     let e = format!("{e:#}");

@@ -82,6 +82,11 @@ impl Reflector {
     /// # Errors
     /// EADDRINUSE and what else bind(2) says.
     pub fn bind(address: SocketAddr) -> io::Result<Self> {
+        let ip = address.ip();
+        if ip.is_multicast() || ip == Ipv4Addr::BROADCAST {
+            let why = "nobody can answer from a group's address";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
         // Sockets that share a port do not notice one that somebody else shares, too.
         drop(listen(address, false)?);
         let others = listen(address, true)?;

@@ -126,7 +126,7 @@ pub fn among(rule: &Rule, store: &Store) -> Result<Option<Installed>> {
     let touching = store.parse(|entry| {
         entry.is_from(*proto, *from) || entry.is_from(*proto, *to) || entry.is_to(*proto, *from)
     })?;
-    let mut known = RuleIndex::default();
+    let mut known = RuleIndex::in_force();
     for other in &touching {
         if other.rule == *rule {
             return Ok(Some(other.clone()));
@@ -142,9 +142,26 @@ pub fn among(rule: &Rule, store: &Store) -> Result<Option<Installed>> {
 pub struct RuleIndex {
     from: HashMap<(Proto, SocketAddr), Vec<(String, Rule)>>,
     to: HashMap<(Proto, SocketAddr), (String, Rule)>,
+    /// They are in force, and not those of a file.
+    in_force: bool,
 }
 
 impl RuleIndex {
+    /// Of rules that are in force.
+    pub fn in_force() -> Self {
+        Self {
+            in_force: true,
+            ..Self::default()
+        }
+    }
+
+    fn how_to_delete(&self, rule: &Rule) -> String {
+        match self.in_force {
+            true => format!(": mountain redirect del {}", options(rule)),
+            false => String::new(),
+        }
+    }
+
     /// Takes in a rule; `name` is for messages.
     pub fn insert(&mut self, name: String, rule: &Rule) {
         let (from, to) = ((rule.proto, rule.from), (rule.proto, rule.to));
@@ -180,8 +197,8 @@ impl RuleIndex {
             ensure!(
                 other.key() != rule.key(),
                 "{name} is there already: {other}, with other options or another target; delete \
-                 it first: mountain redirect del {}",
-                options(other)
+                 one of them{}",
+                self.how_to_delete(other)
             );
             // With a device each, or with different targets, they can be told apart.
             ensure!(

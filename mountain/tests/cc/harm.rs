@@ -62,3 +62,16 @@ fn who_may_not_enter_other_namespaces_sees_the_flows_of_its_own() {
     let all = ns.mountain(&format!("cc top --json --name {}", name.0));
     assert_eq!(stderr(&all), "");
 }
+
+/// Whoever damaged it, nobody could undo what `enable` would do now.
+#[test]
+fn beside_a_damaged_record_nothing_is_registered() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    let record = format!("/run/mountain/cc-{}.json", name.0);
+    fs::create_dir_all("/run/mountain").unwrap();
+    fs::write(&record, "{").unwrap();
+    name.fails(&ns, "enable", "is damaged");
+    let registered = name.is_available();
+    fs::remove_file(&record).unwrap();
+    assert!(!registered && !name.has_pins());
+}

@@ -242,6 +242,10 @@ fn the_terminal_of_who_reads_a_foreign_file() {
     let dir = dir.path();
     let label = "\u{1b}]0;owned\u{7}\u{9b}2J\rgood\u{202e}\nforged";
     write_run(&dir.join("a"), label, drifting(1));
+    let file = dir.join("a");
+    let text = fs::read_to_string(&file).unwrap();
+    let target = format!("\"target\":{}", json!(label));
+    fs::write(&file, text.replace("\"target\":\"x\"", &target)).unwrap();
     write_run(&dir.join("b"), "b", drifting(2));
     for args in [
         "compare a b",

@@ -37,6 +37,14 @@ fn rig() -> (Net, RunningReflector) {
     (net, reflector)
 }
 
+#[test]
+fn a_group_that_could_never_answer_is_refused() {
+    for address in ["224.0.0.1:0", "255.255.255.255:0", "[ff02::1]:0"] {
+        let e = Reflector::bind(address.parse().unwrap()).err().unwrap();
+        assert_eq!(e.kind(), std::io::ErrorKind::InvalidInput, "{address}: {e}");
+    }
+}
+
 fn bind() -> std::io::Result<Reflector> {
     Reflector::bind(REFLECTOR.parse().unwrap())
 }
