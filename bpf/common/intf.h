@@ -127,7 +127,8 @@ struct mtn_group {
 	__u32 n_members;
 	__u16 full;				/* members that bulk flows fill while another has room: those leave
 						 * that the hash gives to another */
-	__u16 pad;
+	__u16 lighter;				/* members whose weight has fallen: flows leave, in a gap, that the hash
+						 * gives to another */
 	__u8 path[MTN_MAX_MEMBERS];		/* path id of each member */
 	__u8 member_of[MTN_MAX_PATHS];		/* inverse; MTN_NO_MEMBER */
 	__u32 inv_weight[MTN_MAX_MEMBERS];	/* see rendezvous.h */

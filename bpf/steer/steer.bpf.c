@@ -28,8 +28,8 @@
  *   - TCP whose sender looks for another path (rehash.h): with this packet;
  *   - path ejected, latency flow: with this packet (a late packet is a lost packet to it). Where the path is eligible
  *     as well, more flows have come to it than it carries: those leave that the hash gives to another one;
- *   - path filled by bulk flows while another one has room, bulk flow that the hash gives to another one, or
- *     path no longer eligible: once the gap since the flow's last packet exceeds the flowlet gap,
+ *   - path filled by bulk flows while another one has room, bulk flow that the hash gives to another one; path whose
+ *     weight has fallen, flow that the hash gives to another one; or path no longer eligible: once the gap since the flow's last packet exceeds the flowlet gap,
  *     recent maximum delay of the old path - minimum delay of the new one + margin, which makes
  *     reordering impossible (FLARE, LetFlow); or after force_after_ns without such a gap.
  *
@@ -231,7 +231,8 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow, __u32 h
 			return to;
 		}
 	}
-	if (mtn_has(may, member) && fits && !ejected && !(bulk && mtn_has(g->full, member))) {
+	if (mtn_has(may, member) && fits && !ejected && !(bulk && mtn_has(g->full, member)) &&
+	    !mtn_has(g->lighter, member)) {
 		/* The coarse clock may still be behind an exact stamp, which this packet then leaves. */
 		flow->exact = 0;
 		return from;

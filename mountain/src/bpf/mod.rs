@@ -24,6 +24,7 @@ use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr;
+use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail, Context, Result};
 use ipnet::IpNet;
@@ -107,9 +108,28 @@ pub struct Steer {
     only_routed: bool,
     /// Of each group, whether it has destinations: one that is held has none.
     steered: Vec<bool>,
+    /// When the weight of a group's member last fell, while flows follow that.
+    lightened_at: Option<Instant>,
     table: FlowTable,
     dests: tries::Shared,
     sources: tries::Shared,
+}
+
+/// For so long, running flows follow that a member's weight has fallen. All but those that never pause have done so by then.
+const FOLLOWS_WEIGHTS: Duration = Duration::from_secs(60);
+
+/// The members, as bits, whose share of a group's flows falls with these [`crate::steer::rendezvous::inv_weight`]s; 0
+/// stands for no member.
+fn lighter(old: &[u32], new: &[u32]) -> u16 {
+    let weight = |inv: u32| if inv == 0 { 0.0 } else { 1.0 / f64::from(inv) };
+    let shares = |all: &[u32]| -> Vec<f64> {
+        let sum: f64 = all.iter().map(|inv| weight(*inv)).sum();
+        all.iter().map(|inv| weight(*inv) / sum).collect()
+    };
+    // Beyond what rounding makes of equal shares.
+    let falls = |(old, new): (f64, f64)| new < old * (1.0 - 1e-9);
+    let pairs = shares(old).into_iter().zip(shares(new)).enumerate();
+    pairs.fold(0, |mask, (i, pair)| mask | u16::from(falls(pair)) << i)
 }
 
 /// Source addresses about which something is known in advance (bpf/steer/sources.h). Of any other, user
@@ -180,6 +200,7 @@ impl Steer {
             skel,
             only_routed: settings.only_routed,
             steered: Vec::new(),
+            lightened_at: None,
             table,
             dests,
             sources,
@@ -339,6 +360,7 @@ impl Steer {
         let is_steered = |group: &ProgramGroup| !group.prefixes.is_empty();
         let steered = groups.iter().map(is_steered).collect();
         let before = std::mem::replace(&mut self.steered, steered);
+        let mut lightened = false;
         let bss = self.bss();
         for i in 0..MAX_GROUPS {
             bss.group_masks[i].word = 0;
@@ -347,6 +369,11 @@ impl Steer {
             let (mut new, old) = (encode::group(group)?, &mut bss.groups[i]);
             // What other routes do does not put off that flows are forced to leave. After a hold it begins anew.
             let same_paths = (new.n_members, new.path) == (old.n_members, old.path);
+            if same_paths {
+                let fell = lighter(&old.inv_weight, &new.inv_weight);
+                lightened |= fell != 0;
+                new.lighter = old.lighter | fell;
+            }
             if same_paths && before.get(i) == Some(&is_steered(group)) {
                 new.leave_since_ns = old.leave_since_ns;
             }
@@ -357,6 +384,9 @@ impl Steer {
         }
         bss.fib_rules[..fib_rules.len()].copy_from_slice(&fib_rules);
         bss.config.n_fib_rules = fib_rules.len() as u32;
+        if lightened {
+            self.lightened_at = Some(Instant::now());
+        }
 
         tries::lock(&self.dests).write(destinations(groups, not_ours))?;
         let (stays, moves, own) = (
@@ -443,6 +473,20 @@ impl Steer {
         // SAFETY: the members of the union are 64 plain bits.
         let word = unsafe { &mut bss.group_masks[group].word };
         publish(word, encode::masks(masks));
+    }
+
+    /// Has flows stay again where weights have fallen some time ago.
+    pub(crate) fn settle_weights(&mut self) {
+        if self
+            .lightened_at
+            .is_some_and(|at| at.elapsed() >= FOLLOWS_WEIGHTS)
+        {
+            self.lightened_at = None;
+            self.bss()
+                .groups
+                .iter_mut()
+                .for_each(|group| group.lighter = 0);
+        }
     }
 
     /// Traffic sent by a path, summed over the CPUs.

@@ -511,6 +511,7 @@ impl Daemon {
         let at_us = now_us();
         self.take_traffic(at_us);
         if let Some(steer) = &mut self.steer {
+            steer.settle_weights();
             for (path, delays) in self.policy.path_delays(at_us).iter().enumerate() {
                 let us = |v: u64| u32::try_from(v).unwrap_or(u32::MAX);
                 steer.set_delays(path, us(delays.recent_max_us), us(delays.min_us));

@@ -143,8 +143,8 @@ fn signalling_goes_where_the_kernel_has_the_packets_that_it_is_about() {
         }
     }
     assert_eq!(net.counter("pass_signalling"), 5 * 2 * 8);
-    // As mtr and hping3 ask for the source of their raw packets.
-    for port in [1, 11_111] {
+    // As mtr and hping3 ask for the source of their raw packets, and others for this host's address.
+    for port in [1, 9, 80, 11_111] {
         for server in SERVER {
             let (mut flows, to) = (net.flows(), (server, port));
             flows.assert_opens_at("udp", 8, to, [8, 0]);

@@ -273,6 +273,25 @@ fn neither_a_neighbour_flush_nor_a_gateway_without_arp_stops_traffic() {
     traffic.during(HALF).assert_lost("without mountain");
 }
 
+/// As FRR does it before maintenance.
+#[test]
+fn a_path_is_drained_by_its_weight() {
+    let net = Net::steered();
+    let traffic = Traffic::start(&net, SERVER4, FLOWS);
+    let before = traffic.during(HALF);
+    assert!(before.by_both(), "{before:?}");
+    net.client.ip("route replace 198.18.98.0/24 src 10.98.0.1 \
+         nexthop via 10.30.0.2 dev u0 weight 255 nexthop via 10.30.1.2 dev u1 weight 1");
+    let mut seen = Vec::new();
+    wait_until("nearly all leave", LEAVE, || {
+        seen.push(traffic.during(HALF).assert_arrived("meanwhile"));
+        let last = seen[seen.len() - 1];
+        last.by_path[1] * 20 <= last.sent
+    });
+    assert!(seen.iter().all(|counts| counts.reordered == 0), "{seen:?}");
+    assert!(net.counter("move_flowlet") > 0, "in pauses");
+}
+
 #[test]
 fn a_device_that_is_deleted_and_made_again_is_adopted_again() {
     let net = Net::new();
