@@ -201,9 +201,10 @@ struct mtn_flow {
 	__u32 window_packets;
 	__u8 exact;		/* last_ns is of the exact clock */
 	__u8 sent_by;		/* path id that the kernel chose for the last packet */
-	__u8 pad[2];
-	__u32 hash;		/* of its sender, see rehash.h; 0: not known */
-	__u8 unused[8];
+	__u8 fled;		/* 1 + path id that it has fled last, see rehash.h; 0: none */
+	__u8 pad;
+	__u32 hash;		/* of its sender; 0: not known */
+	__u64 fled_ns;		/* when */
 };
 _Static_assert(sizeof(struct mtn_flow) == 64, "a flow is one cache line");
 

@@ -52,9 +52,9 @@ struct mtn_pkt {
 	struct mtn_flow_key key;	/* of the packet itself */
 	struct mtn_flow_key quoted;	/* MTN_PKT_ICMP_ERROR: of the flow that it is about */
 	__u32 frag_id;
-	__u32 hdr_len;		/* network and transport headers, bytes */
-	__u32 l3_len;		/* of the largest packet on the wire, set by the program */
-	__u32 sender;		/* a new flow's hash (rehash.h), set by the program */
+	__u32 sender;		/* its sender's hash (rehash.h), set by the program */
+	__u16 hdr_len;		/* network and transport headers, bytes */
+	__u16 l3_len;		/* of the largest packet on the wire, set by the program */
 	__u8 flags;		/* MTN_PKT_* */
 	__u8 dsfield;
 	__u8 bulk;		/* the flow's class, set by the program */

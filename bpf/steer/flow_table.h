@@ -154,6 +154,8 @@ static __always_inline void mtn_flow_add(struct mtn_flow *flow, __u32 slot, __u6
 	flow->big = 0;
 	flow->exact = 0;
 	flow->sent_by = here;
+	flow->fled = 0;
+	flow->fled_ns = 0;
 	flow->hash = pkt->sender;
 	flow->l3_len_max = pkt->l3_len;
 	*key = pkt->key;

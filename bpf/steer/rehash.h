@@ -9,6 +9,7 @@
  * first may come from a change of the routes, the second does not matter to the kernel's choice.
  *
  * The hash of a socket of this host is read there. Of others', IPv6's flow label is made of it (RFC 6438).
+ * It is kept up to date once a window, so that one from long ago is not taken for news when the routes change.
  */
 #ifndef MOUNTAIN_REHASH_H
 #define MOUNTAIN_REHASH_H
@@ -20,48 +21,69 @@ struct tcp_request_sock {
 };
 #pragma clang attribute pop
 
-/* What the sender of a TCP packet has chosen its path by; 0: nothing, or not known. */
-static __always_inline __u32 mtn_sender_hash(struct __sk_buff *ctx, const struct mtn_pkt *pkt)
+/* A flow flees no more often, ns: the least timeout of TCP is 0.2 s. Some senders give each packet a label of its own. */
+#define MTN_FLEE_NS		100000000ULL
+/* For so long a flow does not go back to the path that it has fled last while there is another, ns. */
+#define MTN_FLED_NS		600000000000ULL
+
+/*
+ * What the sender of a TCP packet has chosen its path by; 0: nothing, or not known. A function of its own for the
+ * stack's sake.
+ */
+__noinline __u32 mtn_sender_hash(struct __sk_buff *ctx, struct mtn_pkt *pkt)
 {
 	struct tcp_request_sock *request;
-	struct ipv6hdr ip6;
 	struct sk_buff *skb;
 	struct sock *sk;
+	__u32 word;
 	__u8 state;
 
-	if (pkt->key.proto != IPPROTO_TCP || !mtn_origin_is_readable())
+	if (!pkt || pkt->key.proto != IPPROTO_TCP || !mtn_origin_is_readable())
 		return 0;
+	if (ctx->ingress_ifindex || !only_routed) {
+		if (!pkt->key.ipv6 || mtn_load(ctx, ETH_HLEN, &word))
+			return 0;
+		return bpf_ntohl(word) & 0xfffff;	/* after version and traffic class */
+	}
 	skb = bpf_cast_to_kern_ctx(ctx);
 	sk = skb->sk;
-	if (sk) {
-		sk = bpf_rdonly_cast(sk, bpf_core_type_id_kernel(struct sock));
-		state = sk->__sk_common.skc_state;
-		if (state == MTN_TIME_WAIT)
-			return 0;
-		if (state == MTN_NEW_SYN_RECV) {
-			request = bpf_rdonly_cast(sk, bpf_core_type_id_kernel(struct tcp_request_sock));
-			return bpf_core_field_exists(request->txhash) ? request->txhash : 0;
-		}
-		if (bpf_core_field_exists(sk->sk_txhash) && bpf_core_field_exists(sk->sk_protocol) &&
-		    sk->sk_protocol == IPPROTO_TCP)
-			return sk->sk_txhash;
-	}
-	if (!pkt->key.ipv6 || mtn_load(ctx, ETH_HLEN, &ip6))
+	if (!sk)
 		return 0;
-	return (ip6.flow_lbl[0] & 0xf) << 16 | ip6.flow_lbl[1] << 8 | ip6.flow_lbl[2];
+	sk = bpf_rdonly_cast(sk, bpf_core_type_id_kernel(struct sock));
+	state = sk->__sk_common.skc_state;
+	if (state == MTN_TIME_WAIT)
+		return 0;
+	if (state == MTN_NEW_SYN_RECV) {
+		request = bpf_rdonly_cast(sk, bpf_core_type_id_kernel(struct tcp_request_sock));
+		return bpf_core_field_exists(request->txhash) ? request->txhash : 0;
+	}
+	if (!bpf_core_field_exists(sk->sk_txhash) || !bpf_core_field_exists(sk->sk_protocol))
+		return 0;
+	return sk->sk_protocol == IPPROTO_TCP ? sk->sk_txhash : 0;
 }
 
-/* Notes by which path the kernel sends a flow that it has sent by another one, and whether its sender looks for one. */
-static __always_inline void mtn_follow_sender(struct __sk_buff *ctx, struct mtn_pkt *pkt,
-					      struct mtn_flow *flow, __u32 here)
+/* Notes by which path the kernel sends @pkt's flow now, and whether its sender, whose hash is @hash, looks for one. */
+static __always_inline void mtn_follow_sender(struct mtn_pkt *pkt, struct mtn_flow *flow, __u32 here,
+					      __u32 hash)
 {
-	__u32 hash = mtn_sender_hash(ctx, pkt);
-
+	if (flow->sent_by != here)
+		pkt->rehashed = flow->hash && hash && flow->hash != hash;
 	flow->sent_by = here;
-	if (!hash)
-		return;
-	pkt->rehashed = flow->hash && flow->hash != hash;
-	flow->hash = hash;
+	if (hash)
+		flow->hash = hash;
+}
+
+/* The members @may of @g without the one that @flow has fled, if there is another. */
+static __always_inline __u32 mtn_but_fled(const struct mtn_flow *flow, const struct mtn_group *g, __u32 may,
+					  __u64 now)
+{
+	__u32 member = MTN_MAX_MEMBERS, rest = may;
+
+	if (flow->fled && now - flow->fled_ns < MTN_FLED_NS)
+		member = mtn_member(g, flow->fled - 1);
+	if (member < MTN_MAX_MEMBERS)
+		rest &= ~(1U << member);
+	return rest ? rest : may;
 }
 
 /*

@@ -76,8 +76,6 @@ struct bpf_iter_num {
 
 #define AF_INET		2
 #define AF_INET6	10
-/* How far the coarse clock may be behind (mtn_gap_ns). */
-#define MTN_STALLED_TICKS	7
 /* Mean length of a full-sized packet, bytes: between a video call's and what an MTU of 1280 leaves. */
 #define MTN_FULL_SIZED	1000
 
@@ -116,11 +114,6 @@ struct {
 	__type(value, __u64);
 } stats SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 256 * 1024);
-} moves SEC(".maps");
-
 static __always_inline void mtn_count(__u32 stat)
 {
 	__u64 *n = bpf_map_lookup_elem(&stats, &stat);
@@ -134,148 +127,12 @@ static __always_inline void mtn_count(__u32 stat)
 #include "routed.h"
 #include "choose.h"
 #include "rehash.h"
+#include "move.h"
 
 /* DSCP EF, AF41..AF43 and CS4 and up ask for low latency (RFC 4594). */
 static __always_inline bool mtn_dscp_is_latency(__u8 dsfield)
 {
 	return dsfield >> 2 >= 32;
-}
-
-/*
- * Time since the flow's last packet, at least: a coarse stamp may be a tick before its packet, and more
- * when the CPU that keeps the time was halted (5 ticks: MAX_STALLED_JIFFIES in tick-sched.c).
- */
-static __always_inline __u64 mtn_gap_ns(const struct mtn_flow *flow, __u64 now)
-{
-	__u64 last_ns = flow->last_ns + (flow->exact ? 0 : MTN_STALLED_TICKS * (__u64)config.tick_ns);
-
-	return now > last_ns ? now - last_ns : 0;
-}
-
-/* Moves @flow, with @key, and reports that. */
-static __always_inline void mtn_move(struct mtn_flow_key *key, struct mtn_flow *flow, __u32 to,
-				     __u32 reason, __u64 now, __u64 gap_ns, __u64 need_us)
-{
-	struct mtn_move *m = bpf_ringbuf_reserve(&moves, sizeof(*m), 0);
-	__u32 from = flow->path;
-
-	mtn_count(MTN_STAT_MOVE_FLOWLET + reason);
-	flow->path = to;
-	flow->moves++;
-	if (!m)
-		return;
-	m->at_ns = now;
-	m->gap_us = gap_ns / 1000;
-	m->need_us = need_us;
-	m->key = *key;
-	m->from = from;
-	m->to = to;
-	m->reason = reason;
-	m->class = flow->class;
-	m->pad = 0;
-	bpf_ringbuf_submit(m, 0);
-}
-
-/*
- * The path that a known flow is on, whose packet came by @here. It is the table's, unless packets went by the kernel's
- * paths since the flow was seen last, or nothing can be sent to the table's any more: then it is the kernel's.
- */
-static __always_inline __u32 mtn_path_of(const struct mtn_flow *flow, const struct mtn_group *g, __u32 may,
-					 __u32 alive, __u32 here)
-{
-	__u32 path = flow->path;
-
-	if (flow->last_ns < config.steered_since_ns && (!may || mtn_has(may, mtn_member(g, here))))
-		return here;
-	if (path != here && mtn_has(alive, mtn_member(g, path)) &&
-	    !mtn_takes(mtn_path_at(here), mtn_path_at(path)))
-		return here;
-	return path;
-}
-
-/* The path that a known flow, now on @here, takes with this packet; moves the flow if it may and should. */
-__noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow, __u32 here)
-{
-	union mtn_masks masks;
-	struct mtn_group *g;
-	__u32 group, from, to, may, reason, member, choice;
-	__u64 now, gap_ns, need_us = 0;
-	bool fits, ejected, bulk;
-
-	if (!pkt || !flow)
-		return MTN_MAX_PATHS;
-	if (pkt->l3_len > flow->l3_len_max)
-		flow->l3_len_max = pkt->l3_len;
-	group = flow->group;
-	if (group >= MTN_MAX_GROUPS)
-		return MTN_MAX_PATHS;
-	g = mtn_group_at(group);
-	masks.word = mtn_masks_of(group);
-	bulk = flow->class == MTN_CLASS_BULK;
-	may = bulk ? masks.bulk : masks.latency;
-	if (argmax_load)
-		may = masks.alive;
-	may &= masks.alive;
-	from = mtn_path_of(flow, g, may, masks.alive, here);
-	if (from >= MTN_MAX_PATHS)
-		return MTN_MAX_PATHS;
-	if (from != flow->path)
-		flow->path = from;
-	member = mtn_member(g, from);
-	fits = flow->l3_len_max <= mtn_path_at(from)->mtu;
-	ejected = !bulk && mtn_has(masks.ejected, member);
-	if (pkt->rehashed) {
-		to = mtn_elsewhere(pkt, flow, group, may, from, here);
-		if (to < MTN_MAX_PATHS && to != from) {
-			mtn_move(&pkt->key, flow, to, MTN_MOVE_REHASHED, bpf_ktime_get_ns(), 0, 0);
-			return to;
-		}
-	}
-	if (mtn_has(may, member) && fits && !ejected && !(bulk && mtn_has(g->full, member)) &&
-	    !mtn_has(g->lighter, member)) {
-		/* The coarse clock may still be behind an exact stamp, which this packet then leaves. */
-		flow->exact = 0;
-		return from;
-	}
-
-	now = bpf_ktime_get_ns();
-	gap_ns = mtn_gap_ns(flow, now);
-	flow->last_ns = now;
-	flow->exact = 1;
-	choice = mtn_choose(group, may, mtn_flow_hash(&pkt->key, config.hash_seed), flow->l3_len_max, here);
-	if (choice < MTN_MAX_MEMBERS) {
-		to = mtn_member_path(g, choice);
-	} else {
-		/* The kernel decides, and may have left a dead path. While all are dead, there is no verdict. */
-		if (!(mtn_path_at(from)->flags & MTN_PATH_DOWN) &&
-		    (!masks.alive || mtn_has(masks.alive, member)))
-			return from;
-		to = here;
-	}
-	if (to >= MTN_MAX_PATHS || to == from)
-		return from;
-
-	if (!mtn_has(masks.alive, member)) {
-		reason = MTN_MOVE_DEAD;
-	} else if (ejected) {
-		reason = MTN_MOVE_EJECTED;
-	} else if (!fits) {
-		/* Its large packets pass by the kernel's path already: keep the small ones with them. */
-		reason = MTN_MOVE_FORCED;
-	} else {
-		__u32 max_us = mtn_path_at(from)->delay_max_us, min_us = mtn_path_at(to)->delay_min_us;
-		__u64 since = mtn_leave_since(g, bulk, member);
-
-		need_us = (max_us > min_us ? max_us - min_us : 0) + config.margin_us;
-		if (gap_ns >= need_us * 1000)
-			reason = MTN_MOVE_FLOWLET;
-		else if (since && now > since && now - since >= config.force_after_ns)
-			reason = MTN_MOVE_FORCED;
-		else
-			return from;
-	}
-	mtn_move(&pkt->key, flow, to, reason, now, gap_ns, need_us);
-	return to;
 }
 
 /* Network layer bytes of @skb's largest packet on the wire; it is on @here now. */
@@ -342,6 +199,11 @@ static __always_inline void mtn_flow_account(struct mtn_flow *flow, struct __sk_
 	flow->window_bytes = 0;
 	flow->window_packets = 0;
 	flow->big = 0;
+	if (pkt->key.proto == IPPROTO_TCP) {
+		pkt->sender = mtn_sender_hash(skb, pkt);
+		if (pkt->sender)
+			flow->hash = pkt->sender;
+	}
 	/* A flow in use keeps its source's permission: without one it would be the kernel's after the
 	 * next change of the topology. */
 	mtn_source_verdict(&pkt->key, now);
@@ -470,7 +332,7 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 		return MTN_MAX_PATHS;
 	if (mtn_is_flow(flow, tag, here)) {
 		if (flow->sent_by != *here)
-			mtn_follow_sender(skb, pkt, flow, *here);
+			mtn_follow_sender(pkt, flow, *here, mtn_sender_hash(skb, pkt));
 		path = mtn_flow_next(pkt, flow, *here);
 		mtn_flow_account(flow, skb, pkt, now);
 		return path;
@@ -491,13 +353,14 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 		/* The topology changed: the flow stays if its path is still in its group. */
 		__u32 was = flow->path;
 
-		flow->sent_by = *here;
-		flow->hash = pkt->sender;
 		flow->group = group;
 		flow->generation = config.generation;
 		if (group >= MTN_MAX_GROUPS || was >= MTN_MAX_PATHS ||
-		    mtn_member(mtn_group_at(group), was) >= MTN_MAX_MEMBERS)
+		    mtn_member(mtn_group_at(group), was) >= MTN_MAX_MEMBERS) {
 			flow->path = path;
+			flow->sent_by = *here;
+		}
+		mtn_follow_sender(pkt, flow, *here, pkt->sender);
 		path = mtn_flow_next(pkt, flow, *here);
 		mtn_flow_account(flow, skb, pkt, now);
 		return path;
@@ -520,7 +383,7 @@ int mountain_steer(struct __sk_buff *skb)
 	struct mtn_link_header link;
 	struct mtn_handover *note;
 	struct mtn_pkt pkt = {};
-	__u32 zero = 0, here, to = MTN_MAX_PATHS;
+	__u32 zero = 0, here, len, to = MTN_MAX_PATHS;
 	__u64 now;
 
 	note = bpf_map_lookup_elem(&handover, &zero);
@@ -582,10 +445,9 @@ int mountain_steer(struct __sk_buff *skb)
 		goto pass;
 	}
 
-	pkt.l3_len = mtn_l3_len(skb, &pkt, mtn_path_at(here));
+	len = mtn_l3_len(skb, &pkt, mtn_path_at(here));
 	/* SCTP's gso_size is GSO_BY_FRAGS, 0xffff: too large for any path, also when it is kept in 16 bits. */
-	if (pkt.l3_len > 0xffff)
-		pkt.l3_len = 0xffff;
+	pkt.l3_len = len > 0xffff ? 0xffff : len;
 	to = mtn_path_for(skb, &pkt, &here, now);
 	if (to >= MTN_MAX_PATHS) {
 		mtn_count_latency(here, skb->len);

@@ -6,7 +6,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::rig::packets::*;
-use crate::rig::{alive, all_but, fib_rule, ms, only, patient, rig_groups, settings, with_rig};
+use crate::rig::{
+    alive, all_but, ejected, fib_rule, ms, only, patient, rig_groups, settings, with_rig,
+};
 use crate::rig::{Ctx, Rig, BOTH, PASS, PLAIN, REDIRECT};
 use ipnet::IpNet;
 use mountain::bpf::flows::{Move, MoveReason};
@@ -123,22 +125,29 @@ fn tcp_whose_sender_looks_for_another_path_leaves_its_own() {
         assert_eq!(send(&rig, 1, 1), first);
         assert_eq!(send(&rig, 1, 2), first);
         assert_eq!(rig.moves.drain().unwrap(), []);
-        for (dev, label, to) in [(0, 3, 1 - first), (1, 4, first), (0, 5, 1 - first)] {
-            assert_eq!(send(&rig, dev, label), to, "at label {label}");
-            assert_eq!(send(&rig, dev, label), to, "after label {label}");
+        for (label, to) in [(3, 1 - first), (4, first), (5, 1 - first)] {
+            assert_eq!(send(&rig, 0, label), to, "at label {label}");
+            assert_eq!(send(&rig, 0, label), to, "after label {label}");
+            // Not with each packet, though the sender may give each a label.
+            assert_eq!(send(&rig, 1, label + 100), to, "soon after label {label}");
+            sleep(ms(120));
         }
         let moved = rig.moves.drain().unwrap();
         let rehashed = |m: &Move| m.reason == MoveReason::Rehashed;
         assert!(moved.len() == 3 && moved.iter().all(rehashed), "{moved:?}");
         assert_eq!(rig.stat("move_rehashed"), 3);
+        // Its hash gives it to the path that it has fled. It does not go back there from a crowded one.
+        rig.masks(ejected(0b11, BOTH));
+        assert_eq!(send(&rig, 1, 105), 1 - first);
         // Where the other path will not do, it stays.
         rig.masks(only(1 - first as u16));
+        assert_eq!(send(&rig, 0, 6), 1 - first);
         assert_eq!(send(&rig, 1, 6), 1 - first);
-        // After the routes have changed, nobody knows why the kernel's choice is another one.
+        // Where the kernel has it after a pause, it stays: the sender has found another path by itself.
+        sleep(ms(120));
         rig.masks(BOTH);
-        rig.topology(&[]);
-        rig.masks(BOTH);
-        assert_eq!(send(&rig, 0, 7), 1 - first);
+        pause(&mut rig, &labelled(0, TCP, 7));
+        assert_eq!(send(&rig, 0, 7), 0);
         // The label of other protocols tells nothing.
         let send = |dev, label| rig.send(dev, &labelled(dev, UDP, label));
         assert_eq!(send(0, 1), send(1, 2));
