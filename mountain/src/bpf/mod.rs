@@ -17,6 +17,7 @@ pub(crate) mod placement;
 mod program;
 mod settings;
 pub(crate) mod tries;
+mod weights;
 
 use std::collections::{btree_map::Entry, BTreeMap};
 use std::io;
@@ -24,7 +25,7 @@ use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{anyhow, bail, Context, Result};
 use ipnet::IpNet;
@@ -113,23 +114,6 @@ pub struct Steer {
     table: FlowTable,
     dests: tries::Shared,
     sources: tries::Shared,
-}
-
-/// For so long, running flows follow that a member's weight has fallen. All but those that never pause have done so by then.
-const FOLLOWS_WEIGHTS: Duration = Duration::from_secs(60);
-
-/// The members, as bits, whose share of a group's flows falls with these [`crate::steer::rendezvous::inv_weight`]s; 0
-/// stands for no member.
-fn lighter(old: &[u32], new: &[u32]) -> u16 {
-    let weight = |inv: u32| if inv == 0 { 0.0 } else { 1.0 / f64::from(inv) };
-    let shares = |all: &[u32]| -> Vec<f64> {
-        let sum: f64 = all.iter().map(|inv| weight(*inv)).sum();
-        all.iter().map(|inv| weight(*inv) / sum).collect()
-    };
-    // Beyond what rounding makes of equal shares.
-    let falls = |(old, new): (f64, f64)| new < old * (1.0 - 1e-9);
-    let pairs = shares(old).into_iter().zip(shares(new)).enumerate();
-    pairs.fold(0, |mask, (i, pair)| mask | u16::from(falls(pair)) << i)
 }
 
 /// Source addresses about which something is known in advance (bpf/steer/sources.h). Of any other, user
@@ -370,7 +354,7 @@ impl Steer {
             // What other routes do does not put off that flows are forced to leave. After a hold it begins anew.
             let same_paths = (new.n_members, new.path) == (old.n_members, old.path);
             if same_paths {
-                let fell = lighter(&old.inv_weight, &new.inv_weight);
+                let fell = weights::lighter(&old.inv_weight, &new.inv_weight);
                 lightened |= fell != 0;
                 new.lighter = old.lighter | fell;
             }
@@ -479,7 +463,7 @@ impl Steer {
     pub(crate) fn settle_weights(&mut self) {
         if self
             .lightened_at
-            .is_some_and(|at| at.elapsed() >= FOLLOWS_WEIGHTS)
+            .is_some_and(|at| at.elapsed() >= weights::FOLLOWED)
         {
             self.lightened_at = None;
             self.bss()

@@ -101,6 +101,10 @@ struct PathMemory {
     resolve_after: Duration,
     /// Until when its gateway may answer before the last address is put back.
     asking_until: Option<Instant>,
+    /// The kernel asks whether it is still there.
+    probed: bool,
+    /// The device has lost its carrier, and its address was put back.
+    lost_carrier: bool,
     /// When its last route went, and what the path was, if it had answered by then.
     gone: Option<(Instant, Path)>,
 }
@@ -342,8 +346,8 @@ impl Daemon {
                 }
                 for path in paths {
                     self.usable(path, up, if deleted { "device deleted" } else { "carrier" });
-                    if !up && !deleted {
-                        self.stop_asking(path);
+                    if !deleted {
+                        self.carrier(path, up);
                     }
                 }
                 self.device_changed(ifindex);
@@ -359,10 +363,17 @@ impl Daemon {
                 self.reader.ask_before_placing();
             }
             Change::Neighbour {
-                ifindex, addr, mac, ..
+                ifindex,
+                addr,
+                mac,
+                probed,
+                ..
             } => {
                 let paths = self.paths.by_gateway(ifindex, addr);
-                paths.iter().for_each(|path| self.neighbour(*path, mac));
+                for path in &paths {
+                    self.neighbour(*path, mac);
+                    self.memory[*path].probed = probed;
+                }
                 if paths.is_empty() {
                     return; // Any host on a link may make entries as often as it likes.
                 }

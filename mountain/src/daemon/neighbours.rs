@@ -45,18 +45,34 @@ impl Daemon {
     fn neighbour_lost(&mut self, path: usize) {
         let now = Instant::now();
         let known = self.paths.path(path).and_then(|p| p.gateway_mac);
+        if known.is_none() {
+            let since = &mut self.memory[path].unresolved_since;
+            since.get_or_insert(now);
+        }
+        // Routes of either family may use one gateway of IPv6.
+        let Some((ifindex, gateway)) = self.paths.gateway(path) else {
+            return;
+        };
+        let sharing = self.paths.by_gateway(ifindex, gateway);
+        if sharing.first().is_some_and(|first| *first != path) {
+            return;
+        }
         let keeps = known.is_some()
-            && self.moves(path)
+            && sharing.iter().any(|path| self.moves(*path))
             && !self.is_left_by_kernel(path)
             && !self.options.dry_run;
-        // An entry that is flushed fails first and is deleted then: the first of that has begun it.
+        // An entry that is flushed fails first and is deleted then, perhaps after it is being asked for again.
         if keeps && self.memory[path].asking_until.is_some() {
+            if !self.has_entry(path) {
+                self.resolve(path);
+            }
             return;
         }
         let memory = &self.memory[path];
         let since = memory.resolved_at.map(|at| now - at);
         let is_due = since.is_none_or(|since| since >= memory.resolve_after);
-        if keeps && !is_due && self.has_entry(path) {
+        // Whoever has flushed it may know of another gateway: it fails without having been probed.
+        if keeps && !is_due && self.memory[path].probed && self.has_entry(path) {
             self.put_back(path);
             return;
         }
@@ -66,16 +82,28 @@ impl Daemon {
             memory.resolve_after = next_wait(memory.resolve_after, since);
         }
         memory.asking_until = keeps.then_some(now + ASKING);
-        if known.is_none() {
-            memory.unresolved_since.get_or_insert(now);
-        }
         self.resolve(path);
     }
 
     /// Puts the last address back of a gateway that is not going to answer.
-    pub(super) fn stop_asking(&mut self, path: usize) {
+    fn stop_asking(&mut self, path: usize) {
         if self.memory[path].asking_until.take().is_some() {
             self.put_back(path);
+        }
+    }
+
+    /// The device of a path has lost its carrier, with which the kernel forgets its neighbours, or has it again.
+    pub(super) fn carrier(&mut self, path: usize, up: bool) {
+        if !up {
+            self.memory[path].lost_carrier = true;
+            self.stop_asking(path);
+        } else if std::mem::take(&mut self.memory[path].lost_carrier) {
+            // It may lead to another network by now: resolved from scratch, as without Mountain.
+            let forgotten = self.paths.gateway(path);
+            let forgotten = forgotten.map(|(ifindex, ip)| netlink::forget_neighbour(ifindex, ip));
+            if let Some(Err(e)) = forgotten {
+                tracing::debug!(path = self.paths.name(path), "{e:#}");
+            }
         }
     }
 
@@ -97,7 +125,6 @@ impl Daemon {
         }
     }
 
-    /// Whether a gateway's entry has failed only. Whoever has flushed it may know of another gateway.
     fn has_entry(&self, path: usize) -> bool {
         let gateway = self.paths.gateway(path);
         gateway.is_some_and(|(ifindex, ip)| netlink::has_neighbour(ifindex, ip).unwrap_or(false))

@@ -56,6 +56,8 @@ pub enum Change {
         usable: bool,
         /// Ethernet address; `None` while not usable, or without Ethernet.
         mac: Option<[u8; 6]>,
+        /// The kernel asks whether it is still there, before it gives the entry up by itself.
+        probed: bool,
     },
     /// A default route, a routing rule, a nexthop object or an IPsec policy came or went, other than ours, or an address
     /// went: which way the kernel prefers may have changed. Read the topology again, and trust nothing that was chosen
@@ -275,9 +277,7 @@ fn changes_of(kind: u16, payload: &[u8]) -> Vec<Change> {
             }
         },
         RTM_NEWNEIGH | RTM_DELNEIGH => match neighbour::decode(payload) {
-            // Others come with traffic.
             None => neighbour::decode_forwarding(payload)
-                .filter(|entry| entry.via.is_some())
                 .map_or_else(Vec::new, |_| vec![Change::Routing]),
             Some(neighbour) => {
                 let usable = kind == RTM_NEWNEIGH && neighbour.usable();
@@ -286,6 +286,7 @@ fn changes_of(kind: u16, payload: &[u8]) -> Vec<Change> {
                     addr: neighbour.address,
                     usable,
                     mac: neighbour.usable_mac().filter(|_| usable),
+                    probed: usable && neighbour.probed(),
                 }]
             }
         },

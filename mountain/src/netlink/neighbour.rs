@@ -8,8 +8,8 @@ use std::net::IpAddr;
 
 use anyhow::{Context, Result};
 use libc::{NDA_DST, NDA_LLADDR, NUD_DELAY, NUD_NOARP, NUD_PERMANENT, NUD_PROBE, NUD_REACHABLE};
-use libc::{NUD_STALE, RTM_GETNEIGH, RTM_NEWNEIGH};
-use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
+use libc::{NUD_STALE, RTM_DELNEIGH, RTM_GETNEIGH, RTM_NEWNEIGH};
+use netlink_packet_core::NLM_F_CREATE;
 
 use super::uapi::RTM_HEADER_LEN;
 use super::wire::{family, AF_INET, AF_INET6};
@@ -37,6 +37,11 @@ impl Neighbour {
     /// Whether the kernel would send to it without asking first.
     pub(super) fn usable(&self) -> bool {
         self.state & NUD_USABLE != 0
+    }
+
+    /// Whether the kernel asks it because it has not answered for some time.
+    pub(super) fn probed(&self) -> bool {
+        self.state & NUD_PROBE != 0
     }
 
     pub(super) fn usable_mac(&self) -> Option<[u8; 6]> {
@@ -75,26 +80,15 @@ pub(super) fn decode_bridged(payload: &[u8]) -> Option<((u32, [u8; 6]), u32)> {
     Some(((bridge, address), u32_at(payload, 4)?))
 }
 
-/// Where an entry of a tunnel's forwarding table sends.
-pub(super) struct Forwarding {
-    /// Index of the tunnel.
-    pub tunnel: u32,
-    /// Index of the device that the entry names.
-    pub via: Option<u32>,
-    pub end: IpAddr,
-}
-
-/// An entry of the forwarding table of a tunnel with many ends, as VXLAN is.
-pub(super) fn decode_forwarding(payload: &[u8]) -> Option<Forwarding> {
+/// An entry of a VXLAN device's forwarding table that names the device to send by, as the one of the tunnel's own `dev`
+/// and `remote` does: that device, and the other end. What such a tunnel has learned names none.
+pub(super) fn decode_forwarding(payload: &[u8]) -> Option<(u32, IpAddr)> {
     if i32::from(*payload.first()?) != libc::AF_BRIDGE {
         return None;
     }
     let attributes = Attributes::after(payload, RTM_HEADER_LEN);
-    Some(Forwarding {
-        tunnel: u32_at(payload, 4)?,
-        via: attributes.u32(libc::NDA_IFINDEX),
-        end: attributes.ip(NDA_DST).filter(|ip| !ip.is_multicast())?,
-    })
+    let end = attributes.ip(NDA_DST).filter(|ip| !ip.is_multicast())?;
+    Some((attributes.u32(libc::NDA_IFINDEX)?, end))
 }
 
 /// A message about one entry.
@@ -174,10 +168,29 @@ pub(crate) fn keep_neighbour(ifindex: u32, gateway: IpAddr, mac: [u8; 6]) -> Res
         let is_router = entry.map_or(0, |entry| entry.flags & libc::NTF_ROUTER);
         let mut message = message(ifindex, gateway, NUD_STALE, is_router);
         push_attribute(&mut message, NDA_LLADDR, &mac);
-        socket.request(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, &message)?;
+        // Replaces no address that was learned meanwhile.
+        socket.request(RTM_NEWNEIGH, NLM_F_CREATE, &message)?;
         Ok(())
     };
     keep().with_context(|| format!("cannot keep the entry of {gateway} on device {ifindex}"))
+}
+
+/// Deletes an entry that the kernel has not confirmed, as it does itself when a device loses its carrier.
+///
+/// # Errors
+/// When the device is gone, or without CAP_NET_ADMIN.
+pub(crate) fn forget_neighbour(ifindex: u32, gateway: IpAddr) -> Result<()> {
+    let forget = || -> io::Result<()> {
+        let mut socket = Socket::open()?;
+        let entry = get(&mut socket, ifindex, gateway)?;
+        let unconfirmed = NUD_STALE | NUD_DELAY | NUD_PROBE;
+        if entry.is_some_and(|entry| entry.state & unconfirmed != 0 && !entry.managed) {
+            let gone = socket.request(RTM_DELNEIGH, 0, &message(ifindex, gateway, 0, 0));
+            unless(gone, &[libc::ENOENT])?;
+        }
+        Ok(())
+    };
+    forget().with_context(|| format!("cannot delete the entry of {gateway} on device {ifindex}"))
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ pub(crate) struct Snapshot {
     /// The ports behind which bridges have met Ethernet addresses, by bridge and address. Only read where
     /// a default route leaves by a bridge.
     pub bridged: HashMap<(u32, [u8; 6]), u32>,
-    /// Ends of tunnels that their forwarding tables lead to, with the device that the tunnel or the table names for them.
+    /// Ends of VXLAN devices for which their forwarding tables name a device, after that.
     pub tunnel_ends: BTreeSet<(u32, IpAddr)>,
     pub routes: Vec<Route>,
     /// In the order in which the kernel looks them up.
@@ -256,12 +256,9 @@ fn look_closer(snapshot: &mut Snapshot, socket: &mut Socket) -> Result<()> {
         header[0] = libc::AF_BRIDGE as u8;
         let dumped = socket.dump(RTM_GETNEIGH, &header, |payload| {
             snapshot.bridged.extend(neighbour::decode_bridged(payload));
-            if let Some(entry) = neighbour::decode_forwarding(payload) {
-                let tunnel = snapshot.links.get(&entry.tunnel);
-                let named = || Some(tunnel?.tunnel.as_ref()?.over);
-                let over = entry.via.or_else(named);
-                snapshot.tunnel_ends.extend(over.zip(Some(entry.end)));
-            }
+            snapshot
+                .tunnel_ends
+                .extend(neighbour::decode_forwarding(payload));
         });
         // Changes while it is read matter no more than those right after.
         unless(dumped, &[libc::EOPNOTSUPP]).context("cannot list what bridges have learned")?;

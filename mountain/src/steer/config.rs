@@ -19,7 +19,7 @@ const DEVICE_NAME_MAX: usize = 15;
 #[serde(deny_unknown_fields, default)]
 pub struct SteerConfig {
     /// Only multipath routes inside these prefixes are steered; those to a single address, which servers may share, only if
-    /// they are named. Default: all others (empty).
+    /// one of these is for less than everything. Default: all others (empty).
     #[serde(deserialize_with = "prefixes")]
     pub routes: Vec<IpNet>,
     /// Flows from these sources may be moved although the addresses are not this host's and replies

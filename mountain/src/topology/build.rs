@@ -49,8 +49,15 @@ pub(super) fn build_on(snapshot: &Snapshot, filter: &Filter, placed: &Placed) ->
         )
     });
     for route in candidates {
-        let adopted = filter.check(&route.prefix);
-        if let Err(reason) = adopted.and_then(|()| builder.adopt(route)) {
+        let adopted = if !filter.admits(&route.prefix) {
+            Err("not among the routes asked for".to_owned())
+        } else if filter.may_be_shared(&route.prefix) {
+            builder.shared.push(route.prefix);
+            Ok(())
+        } else {
+            builder.adopt(route)
+        };
+        if let Err(reason) = adopted {
             builder.skip(route, &reason);
         }
     }
@@ -81,6 +88,8 @@ struct Builder<'a> {
     /// Prefixes of the groups with their tables.
     adopted: BTreeMap<IpNet, u32>,
     reasons_left_out: usize,
+    /// Single addresses that the next hops of a route may share.
+    shared: Vec<IpNet>,
 }
 
 /// The look-ups before a group's table, and where their routes lead.
@@ -111,6 +120,7 @@ impl<'a> Builder<'a> {
             by_prefix,
             adopted: BTreeMap::new(),
             reasons_left_out: 0,
+            shared: Vec::new(),
         }
     }
 
@@ -455,6 +465,16 @@ impl<'a> Builder<'a> {
             self.topology.our_bits = self.mark_mask;
             self.topology.whole_marks =
                 [false, true].map(|ipv6| rules::whole_marks(self.snapshot, ipv6, self.mark_mask));
+        }
+        // A router has one to each of its neighbours.
+        if let Some(first) = self.shared.first() {
+            let more = match self.shared.len() {
+                1 => String::new(),
+                n => format!(" and {} more to single addresses", n - 1),
+            };
+            self.topology.skipped.push(format!(
+                "{first}{more}: the next hops may be servers that share it; name it in `routes` if all lead to one host"
+            ));
         }
         if self.reasons_left_out > 0 {
             let more = format!("{} more routes", self.reasons_left_out);

@@ -13,8 +13,8 @@ use crate::netlink::{snapshot, wire};
 /// Which routes to adopt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// Adopt only routes whose prefix equals or lies in one of these; empty: all. One to a single address has to be
-    /// among them.
+    /// Adopt only routes whose prefix equals or lies in one of these; empty: all. One to a single address has to lie in
+    /// one, too.
     pub routes: Vec<IpNet>,
     /// Make a group of default routes that differ only in metric, too.
     pub adopt: bool,
@@ -25,20 +25,15 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Whether the owner of the host wants a route adopted, or why not.
-    pub(super) fn check(&self, prefix: &IpNet) -> Result<(), String> {
-        let is_asked_for = |wanted: &IpNet| wanted.contains(prefix);
-        if !self.routes.is_empty() && !self.routes.iter().any(is_asked_for) {
-            return Err("not among the routes asked for".to_owned());
-        }
-        // As those of BGP to the addresses that load balancers announce.
-        if prefix.prefix_len() == prefix.max_prefix_len() && !self.routes.contains(prefix) {
-            return Err(
-                "its next hops may be servers that share this address: name it in `routes` if all lead to one host"
-                    .to_owned(),
-            );
-        }
-        Ok(())
+    pub(super) fn admits(&self, prefix: &IpNet) -> bool {
+        self.routes.is_empty() || self.routes.iter().any(|wanted| wanted.contains(prefix))
+    }
+
+    /// Whether a route is to a single address that no prefix leads to but one for everything. Its next hops may be servers
+    /// that share it, as where BGP announces a load balancer's.
+    pub(super) fn may_be_shared(&self, prefix: &IpNet) -> bool {
+        let is_named = |wanted: &IpNet| wanted.prefix_len() > 0 && wanted.contains(prefix);
+        prefix.prefix_len() == prefix.max_prefix_len() && !self.routes.iter().any(is_named)
     }
 }
 

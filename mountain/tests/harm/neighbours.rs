@@ -65,6 +65,25 @@ fn a_gateway_with_another_address_is_found_after_a_flush() {
     }
 }
 
+/// As where a cable is plugged into another network, whose router has the same address.
+#[test]
+fn another_gateway_is_found_when_the_carrier_is_back() {
+    let net = Net::new();
+    net.client.mountain_ok("up");
+    net.wait_good();
+    for n in 1..=2 {
+        let mac = format!("02:00:00:00:01:0{n}");
+        net.server.ip("link set s1 down");
+        let has_lost = || net.client.ip("link show u1").contains("NO-CARRIER");
+        wait_until("the kernel notices", LEAVE, has_lost);
+        wait_until("it is put back", LEAVE, || entry(&net).contains("lladdr"));
+        net.server.ip(&format!("link set s1 address {mac}"));
+        net.server.ip("link set s1 up");
+        wait_until("it is found", FOUND, || entry(&net).contains(&mac));
+        net.wait_used("u1");
+    }
+}
+
 #[test]
 fn an_entry_that_the_kernel_looks_after_stays_so() {
     let net = with_silent_gateway("ip neigh replace 10.30.1.2 dev u1 managed");

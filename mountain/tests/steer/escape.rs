@@ -13,7 +13,7 @@ const CONNECTIONS: usize = 40;
 /// Within 13 s the kernel looks for another route once, and each connection in two gets one.
 const FOUND: Duration = Duration::from_secs(40);
 
-/// How many of connections, of which the server has these ends, it has heard nothing from.
+/// How many of the server's ends have heard nothing.
 fn unheard(ends: &mut Vec<TcpStream>) -> usize {
     ends.retain_mut(|end| end.read(&mut [0; 8]).is_err());
     ends.len()

@@ -202,7 +202,7 @@ impl Builder<'_> {
         let Some(&best) = defaults.first() else {
             return;
         };
-        if filter.check(&best.prefix).is_err() {
+        if !filter.admits(&best.prefix) {
             return;
         }
         let uplinks = self.uplinks(&defaults, filter);
