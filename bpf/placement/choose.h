@@ -144,7 +144,8 @@ static __always_inline bool mtn_is_to_provider(const struct mtn_flow_key *key)
  * host's sockets with ports of their own: media that RTSP (RFC 7826), SIP (RFC 3261) and H.323 have agreed on. Many
  * servers want all from one address. mtr (to port 1) and hping3 (to 11111) ask so for the source of their raw packets, and
  * send nothing by the socket. Programs that want to know this host's address ask for it likewise: to port 80, 9 (discard),
- * 1 or 0, at which no UDP is served.
+ * 1 or 0, at which no UDP is served. A peer of BGP (RFC 4271) or multihop BFD (RFC 5883) takes no other address than the
+ * one that it has been told.
  */
 static __always_inline bool mtn_is_signalling(const struct mtn_flow_key *key, const bool local)
 {
@@ -154,7 +155,10 @@ static __always_inline bool mtn_is_signalling(const struct mtn_flow_key *key, co
 		return port == 1723 && key->proto == IPPROTO_TCP;
 	if (key->proto == IPPROTO_TCP && port == 1723)
 		return true;
-	if (key->proto == IPPROTO_UDP && (port <= 1 || port == 9 || port == 80 || port == 11111))
+	if (key->proto == IPPROTO_TCP && port == 179)
+		return true;
+	if (key->proto == IPPROTO_UDP &&
+	    (port <= 1 || port == 9 || port == 80 || port == 4784 || port == 11111))
 		return true;
 	return port == 554 || port == 1720 || port == 5060 || port == 5061;
 }

@@ -8,8 +8,9 @@
  * It shows by both: the kernel sends it by another next hop than before, and its hash is another one. Alone, the
  * first may come from a change of the routes, the second does not matter to the kernel's choice.
  *
- * The hash of a socket of this host is read there. Of others', IPv6's flow label is made of it (RFC 6438).
- * It is kept up to date once a window, so that one from long ago is not taken for news when the routes change.
+ * The hash of a socket of this host is read there. Of others', IPv6's flow label is made of it (ip6_make_flowlabel(),
+ * include/net/ipv6.h). It is kept up to date once a window, so that one from long ago is not taken for news when the
+ * routes change.
  */
 #ifndef MOUNTAIN_REHASH_H
 #define MOUNTAIN_REHASH_H

@@ -29,9 +29,9 @@
  *   - path ejected, latency flow: with this packet (a late packet is a lost packet to it). Where the path is eligible
  *     as well, more flows have come to it than it carries: those leave that the hash gives to another one;
  *   - path filled by bulk flows while another one has room, bulk flow that the hash gives to another one; path whose
- *     weight has fallen, flow that the hash gives to another one; or path no longer eligible: once the gap since the flow's last packet exceeds the flowlet gap,
- *     recent maximum delay of the old path - minimum delay of the new one + margin, which makes
- *     reordering impossible (FLARE, LetFlow); or after force_after_ns without such a gap.
+ *     weight has fallen, flow that the hash gives to another one; or path no longer eligible: once the gap since the
+ *     flow's last packet exceeds the flowlet gap, recent maximum delay of the old path - minimum delay of the new one +
+ *     margin, which makes reordering impossible (FLARE, LetFlow); or after force_after_ns without such a gap.
  *
  * A packet has passed Netfilter for the device that the kernel chose. User space compares what the
  * firewall does for the devices of a group and takes the group's prefixes out where that differs.

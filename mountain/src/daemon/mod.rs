@@ -101,9 +101,9 @@ struct PathMemory {
     resolve_after: Duration,
     /// Until when its gateway may answer before the last address is put back.
     asking_until: Option<Instant>,
-    /// The kernel asks whether it is still there.
+    /// The kernel asks whether the gateway is still there.
     probed: bool,
-    /// The device has lost its carrier, and its address was put back.
+    /// The device has lost its carrier.
     lost_carrier: bool,
     /// When its last route went, and what the path was, if it had answered by then.
     gone: Option<(Instant, Path)>,

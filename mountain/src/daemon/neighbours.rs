@@ -97,7 +97,10 @@ impl Daemon {
         if !up {
             self.memory[path].lost_carrier = true;
             self.stop_asking(path);
-        } else if std::mem::take(&mut self.memory[path].lost_carrier) {
+        } else if std::mem::take(&mut self.memory[path].lost_carrier)
+            && self.moves(path)
+            && !self.options.dry_run
+        {
             // It may lead to another network by now: resolved from scratch, as without Mountain.
             let forgotten = self.paths.gateway(path);
             let forgotten = forgotten.map(|(ifindex, ip)| netlink::forget_neighbour(ifindex, ip));

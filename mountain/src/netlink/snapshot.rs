@@ -32,6 +32,9 @@ pub(crate) const IP6_RT_PRIO_USER: u32 = 1024;
 
 pub(crate) const TABLE_MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 
+/// RTPROT_ZEBRA, _BIRD, _BABEL, _OPENR, _BGP, _ISIS, _OSPF, _RIP and _EIGRP of linux/rtnetlink.h.
+const DAEMONS: [u8; 9] = [11, 12, 42, 99, 186, 187, 188, 189, 192];
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Snapshot {
     pub links: BTreeMap<u32, Link>,
@@ -77,6 +80,8 @@ pub(crate) struct Route {
     /// RTA_METRICS, see [`RouteOptions::metrics`].
     pub metrics: Vec<u8>,
     pub kind: u8,
+    /// A routing daemon has made it.
+    pub dynamic: bool,
     /// Made of several next hops by RTA_MULTIPATH or a nexthop group, even if only one is left.
     pub multipath: bool,
     pub hops: Vec<NextHop>,
@@ -280,7 +285,7 @@ pub(crate) fn is_default_route(payload: &[u8]) -> bool {
 /// A route from its message; `None`: of another family, cached, or broken. `objects`: the nexthop objects.
 pub(crate) fn decode_route(payload: &[u8], objects: &HashMap<u32, NextHopObject>) -> Option<Route> {
     // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags (4)
-    let [family, dst_length, src_length, tos, table, _, _, kind] = bytes_at(payload, 0)?;
+    let [family, dst_length, src_length, tos, table, protocol, _, kind] = bytes_at(payload, 0)?;
     if !matches!(family, AF_INET | AF_INET6) || is_cached_route(payload) {
         return None;
     }
@@ -317,6 +322,7 @@ pub(crate) fn decode_route(payload: &[u8], objects: &HashMap<u32, NextHopObject>
             .map(<[u8]>::to_vec)
             .unwrap_or_default(),
         kind,
+        dynamic: DAEMONS.contains(&protocol),
         multipath,
         hops,
     })

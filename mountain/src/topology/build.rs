@@ -511,7 +511,8 @@ impl Builder<'_> {
         found
     }
 
-    /// Single destinations that the main table sends out by the gateway of an uplink where flows start, or did.
+    /// Single destinations that the main table sends out by the gateway of an uplink where flows start, or did, as VPN
+    /// clients have it.
     fn kept(&self) -> Vec<Kept> {
         let topology = &self.topology;
         let starting = topology.groups.iter().filter(|group| group.kind.places());
@@ -531,6 +532,8 @@ impl Builder<'_> {
                 && route.prefix.prefix_len() == route.prefix.max_prefix_len()
                 && route.kind == RTN_UNICAST
                 && !is_conditional(route)
+                // Running flows have to follow it.
+                && !route.dynamic
         };
         let hosts = self.snapshot.routes.iter().filter(is_kept);
         let kept: BTreeSet<Kept> = hosts

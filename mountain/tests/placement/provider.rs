@@ -136,13 +136,13 @@ fn signalling_goes_where_the_kernel_has_the_packets_that_it_is_about() {
     let net = Home::new().with_lan().running();
     lead_there(&net);
     net.wait_forwarding();
-    for port in [554, 1720, 1723, 5060, 5061] {
+    for port in [179, 554, 1720, 1723, 5060, 5061] {
         for server in SERVER {
             net.flows()
                 .assert_opens_at("tcp", 8, (server, port), [8, 0]);
         }
     }
-    assert_eq!(net.counter("pass_signalling"), 5 * 2 * 8);
+    assert_eq!(net.counter("pass_signalling"), 6 * 2 * 8);
     // As mtr and hping3 ask for the source of their raw packets, and others for this host's address.
     for port in [1, 9, 80, 11_111] {
         for server in SERVER {

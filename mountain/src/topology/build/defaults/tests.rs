@@ -214,7 +214,12 @@ fn a_default_route_by_a_point_to_point_device_leads_to_its_far_end() {
         prefix: "198.51.100.1/32".parse().unwrap(),
         ..home.routes[0].clone()
     };
-    home.routes.extend([server, connected]);
+    let learned = Route {
+        prefix: "203.0.113.6/32".parse().unwrap(),
+        dynamic: true,
+        ..home.routes[0].clone()
+    };
+    home.routes.extend([server, connected, learned]);
     let kept: Vec<IpAddr> = adopted(&home).kept.iter().map(|kept| kept.host).collect();
     assert_eq!(kept, [ip("203.0.113.5")]);
     home.routes.truncate(2);
