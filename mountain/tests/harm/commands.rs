@@ -58,7 +58,7 @@ fn a_status_shows_flows_that_were_placed_and_plain_probes_as_round_trips() {
         // Nobody has to answer: the choice is taken when the socket connects.
         let _ = net.client.with(|| {
             let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
-            let connected = socket.connect("198.18.98.1:9");
+            let connected = socket.connect("198.18.98.1:9000");
             connected.and_then(|()| socket.send(b"x"))
         });
         let paths = net.client.status().paths;
