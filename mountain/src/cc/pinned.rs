@@ -338,13 +338,16 @@ impl Pinned {
     }
 
     /// Forgets what had to be put back. Where another of our names has it on record that this one
-    /// was there before, it is told what was there before this one.
+    /// was there before, it is told what was there before this one. A damaged record of another one is its
+    /// own `disable`'s to name.
     pub(crate) fn forget(&self) -> Result<()> {
         let gone = self.state()?;
-        for other in names_on_record() {
+        for other in names_on_record().into_iter().filter(|n| *n != self.name) {
             let other = Pinned::new(&other)?;
-            let mut state = other.state()?;
-            if other.name != self.name && state.inherit(&other.name, &self.name, &gone) {
+            let Ok(mut state) = other.state() else {
+                continue;
+            };
+            if state.inherit(&other.name, &self.name, &gone) {
                 other.save(&state)?;
             }
         }

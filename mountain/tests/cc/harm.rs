@@ -63,15 +63,18 @@ fn who_may_not_enter_other_namespaces_sees_the_flows_of_its_own() {
     assert_eq!(stderr(&all), "");
 }
 
-/// Whoever damaged it, nobody could undo what `enable` would do now.
+/// Whoever damaged it, nobody could undo what `enable` would do now. Other names are none of its business.
 #[test]
-fn beside_a_damaged_record_nothing_is_registered() {
+fn beside_a_damaged_record_nothing_is_registered_and_other_names_are_disabled() {
     let (ns, name) = (Ns::new("cc"), Name::new());
-    let record = format!("/run/mountain/cc-{}.json", name.0);
-    fs::create_dir_all("/run/mountain").unwrap();
-    fs::write(&record, "{").unwrap();
+    let (other_ns, other) = enabled();
+    let record = |name: &Name| format!("/run/mountain/cc-{}.json", name.0);
+    fs::write(record(&name), "{").unwrap();
     name.fails(&ns, "enable", "is damaged");
     let registered = name.is_available();
-    fs::remove_file(&record).unwrap();
+    let disabled = other_ns.mountain(&format!("cc disable --name {}", other.0));
+    fs::remove_file(record(&name)).unwrap();
     assert!(!registered && !name.has_pins());
+    assert!(disabled.status.success(), "{disabled:?}");
+    assert!(!fs::exists(record(&other)).unwrap() && !other.is_available());
 }
