@@ -195,8 +195,10 @@ pub enum Chains {
     Nat,
     /// All others.
     ButNat,
-    /// All but those after which the kernel routes a packet of this host again, where they have changed it
+    /// Those after which the kernel routes a packet of this host again, where they have changed it
     /// (nft_chain_route.c, iptable_mangle.c).
+    Rerouting,
+    /// All but those.
     ButRerouting,
 }
 

@@ -20,6 +20,7 @@
 
 mod marks;
 mod question;
+mod rerouted;
 
 pub(crate) use question::{About, Question};
 
@@ -93,7 +94,10 @@ impl Firewall {
             return None;
         }
         match question.about {
-            About::Leaving => return self.leaving(question, Hook::Output, &DeviceFact::Absent),
+            About::Leaving => {
+                let leaving = self.leaving(question, Hook::Output, &DeviceFact::Absent);
+                return leaving.or_else(|| self.rerouting(question));
+            }
             About::Forwarding(device) => {
                 return match self.inner_device(device) {
                     Some(from) => self.leaving(question, Hook::Forward, &from),
@@ -196,14 +200,12 @@ impl Firewall {
     fn with_one_address(&self, question: &Question) -> Option<Difference> {
         let nat = Place::new(Packets::of(question.ipv6), Hook::Postrouting).chains(Chains::Nat);
         let residues = |device: &Link| {
-            let sources = question.sources.iter();
-            let sources = sources.filter(|(_, index)| *index == device.ifindex);
-            let sources = sources.take(SOURCES_MAX);
+            let sources = question.sources_of(device).take(SOURCES_MAX);
             let facts = facts(nat.hook, device);
-            let residues = sources.map(|(source, _)| {
+            let residues = sources.map(|source| {
                 let facts = Facts {
                     iif: DeviceFact::Absent,
-                    source: Some((*source).into()),
+                    source: Some(source.into()),
                     destination: Some(ANYWHERE[usize::from(question.ipv6)]),
                     mark: MarkFact::of(0),
                     ct_mark: MarkFact::of(0),

@@ -12,4 +12,5 @@ mod net;
 mod programs;
 mod provider;
 mod reload;
+mod rerouted;
 mod routing;

@@ -86,9 +86,8 @@ fn concerns(family: Family, base: &Base, place: &Place, facts: &Facts) -> bool {
         Chains::All => true,
         Chains::Nat => base.kind == "nat",
         Chains::ButNat => base.kind != "nat",
-        Chains::ButRerouting => {
-            base.hook != Hook::Output || !matches!(&*base.kind, "route" | "mangle")
-        }
+        Chains::Rerouting => reroutes(base),
+        Chains::ButRerouting => !reroutes(base),
     };
     let at_device = match place.hook {
         Hook::Ingress => facts.iif.known(),
@@ -108,6 +107,11 @@ fn concerns(family: Family, base: &Base, place: &Place, facts: &Facts) -> bool {
         && of_kind
         && place.priorities.contains(&base.priority)
         && at_device.is_none_or(|device| bound(&device.name))
+}
+
+/// Whether the kernel routes what a chain has changed again.
+fn reroutes(base: &Base) -> bool {
+    base.hook == Hook::Output && matches!(&*base.kind, "route" | "mangle")
 }
 
 impl Origin<'_> {
@@ -442,7 +446,7 @@ impl<'a> Run<'a, '_> {
         if let Some(exprs) = xt::as_exprs(found) {
             return exprs.iter().try_for_each(|expr| self.run(run, expr));
         }
-        match xt::by_state(found, self.facts) {
+        match xt::by_facts(found, self.facts) {
             Some(true) => return Continue(()),
             Some(false) => return Break(End::Continue),
             None => {}

@@ -250,7 +250,7 @@ fn known(name: &str, a: &Attributes<'_>) -> Option<Expr> {
         "match" | "target" => compat(name, a)?,
         "nat" => statement(E::Nat, NAT, a, &[3, 4, 5, 6]),
         "masq" => statement(E::Masquerade, "masquerade", a, &[2, 3]),
-        "redir" => statement(E::Nat, "redirect", a, &[1, 2]),
+        "redir" => statement(E::Redirect, "redirect", a, &[1, 2]),
         "tproxy" => statement(E::Forward, TPROXY, a, &[2, 3]),
         "dup" => statement(E::Copy, "dup", a, &[1, 2]),
         "fwd" => statement(E::Forward, "fwd", a, &[1, 2]),

@@ -14,6 +14,8 @@ use crate::netlink::wire::{ip_bytes, AF_INET, AF_INET6};
 const NF_CT_STATE_NEW: u32 = 1 << 3;
 const NF_CT_STATE_ESTABLISHED: u32 = 1 << 1;
 const IPS_DST_NAT: u8 = 1 << 5;
+/// Of linux/rtnetlink.h: the type of the route to another host.
+pub(super) const RTN_UNICAST: u32 = 1;
 
 /// The device that a packet came in or leaves by.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -111,6 +113,8 @@ pub struct Facts {
     pub answers: bool,
     /// The destination of its connection is translated.
     pub translated: bool,
+    /// Its destination is one other host.
+    pub is_unicast: bool,
 }
 
 impl Facts {
@@ -138,6 +142,10 @@ impl Facts {
                 let bytes = state.to_ne_bytes().into_iter();
                 bytes.take(len).map(Some).collect()
             }),
+            // `fib daddr type`, by what `expr` calls it.
+            Source::Other(name) if self.is_unicast && name == "fib 3 0x2" => {
+                RTN_UNICAST.to_ne_bytes().map(Some).to_vec()
+            }
             // IPS_DST_NAT is one of its low bits, as all others are that only later packets bring about.
             Source::Other(name) if self.begins && name == "ct status" => {
                 let low = if cfg!(target_endian = "big") {

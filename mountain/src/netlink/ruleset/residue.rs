@@ -18,6 +18,8 @@ pub enum EffectKind {
     Drop,
     /// Changes an address or a port of a connection.
     Nat,
+    /// Changes the destination of a connection to this host.
+    Redirect,
     /// Changes the source of a connection to an address of the device that it leaves by.
     Masquerade,
     /// Sets the packet's mark, by which it may be routed.
@@ -55,7 +57,7 @@ impl EffectKind {
 
     /// Whether it translates connections.
     pub fn is_nat(self) -> bool {
-        matches!(self, Self::Nat | Self::Masquerade)
+        matches!(self, Self::Nat | Self::Redirect | Self::Masquerade)
     }
 
     /// Whether all that do this end the packet's way through the chain.
@@ -383,7 +385,9 @@ impl<'a> Residue<'a> {
         if self.does(&[E::Label, E::Unknown]) {
             left.ct_mark = left.ct_mark.once_set();
         }
-        if self.does(&[E::Nat, E::Masquerade, E::Address, E::Modify, E::Unknown]) {
+        let writes = [E::Address, E::Modify, E::Unknown];
+        if self.does(&writes) || self.does(&[E::Nat, E::Redirect, E::Masquerade]) {
+            left.is_unicast = false;
             left.source = None;
             left.destination = None;
             left.source_port = None;

@@ -5,7 +5,7 @@
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use super::expr::{self, Expr, Extension, Source};
-use super::facts::Facts;
+use super::facts::{Facts, RTN_UNICAST};
 use super::residue::EffectKind;
 use super::xtables::{compare, SCRATCH};
 use crate::netlink::wire::{
@@ -70,15 +70,26 @@ pub(super) fn as_exprs(found: &Extension) -> Option<Vec<Expr>> {
     }
 }
 
-/// Whether a match of connection tracking is met by a packet. `None`: it asks for something else, or that is not known.
-pub(super) fn by_state(found: &Extension, facts: &Facts) -> Option<bool> {
+/// Whether a match of connection tracking, or of the kind of destination, is met by a packet. `None`: it asks for
+/// something else, or that is not known.
+pub(super) fn by_facts(found: &Extension, facts: &Facts) -> Option<bool> {
     /// XT_CONNTRACK_STATE, and what tells iptables to show it as the match `state`.
     const STATE: u16 = 1;
     const ALIAS: u16 = 1 << 13;
     /// XT_CONNTRACK_STATE_SNAT, XT_CONNTRACK_STATE_DNAT. The other bits are those of NF_CT_STATE_BIT.
     const SNAT: u16 = 1 << 6;
     const DNAT: u16 = 1 << 7;
+    /// XT_ADDRTYPE_UNICAST, XT_ADDRTYPE_INVERT_DEST.
+    const UNICAST: u16 = 1 << RTN_UNICAST;
+    const INVERTED: u32 = 1 << 1;
     let info = &found.info;
+    // struct xt_addrtype_info_v1: types of sources, of destinations, and flags, which name no device here.
+    if (found.name.as_str(), found.revision) == ("addrtype", 1) && facts.is_unicast {
+        let (sources, flags) = (u16_at(info, 0)?, u32_at(info, 4)?);
+        let is_met = u16_at(info, 2)? & UNICAST != 0;
+        return (sources == 0 && flags & !INVERTED == 0)
+            .then_some(is_met != (flags & INVERTED != 0));
+    }
     let state = facts.ct_state()?;
     match (found.name.as_str(), found.revision) {
         // struct xt_state_info.
@@ -178,7 +189,8 @@ pub(super) fn target(found: &Extension) -> Option<EffectKind> {
         "ACCEPT" | "RETURN" => return None,
         "DROP" | "REJECT" | "SYNPROXY" => E::Drop,
         "MASQUERADE" => E::Masquerade,
-        "SNAT" | "DNAT" | "REDIRECT" | "NETMAP" => E::Nat,
+        "SNAT" | "DNAT" | "NETMAP" => E::Nat,
+        "REDIRECT" => E::Redirect,
         "NFQUEUE" | "QUEUE" => E::Queue,
         "MARK" | "HMARK" => E::Mark,
         "CONNMARK" => match connmark_mode(found) {

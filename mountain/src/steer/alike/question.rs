@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use crate::netlink::Link;
 use crate::topology::{ByMark, Group, InnerNet, Path, Rewritable, Topology};
 
 /// What is asked of the firewall.
@@ -17,7 +18,8 @@ pub(crate) struct Question {
     pub devices: BTreeSet<u32>,
     /// In which respect.
     pub about: About,
-    /// What must not be changed after routing, as rules of the FIB ask for it.
+    /// What must not be changed after routing, as rules of the FIB ask for it. With [`About::Leaving`]: after the uplink is
+    /// chosen.
     pub unchanged: BTreeSet<Rewritable>,
     /// With [`About::Leaving`]: the addresses of this host's new flows, and the index of the device by which they leave.
     pub sources: BTreeSet<(IpAddr, u32)>,
@@ -30,8 +32,8 @@ pub(crate) enum About {
     Running,
     /// Only what it does to source addresses: of flows that choose their uplink before they meet the firewall.
     Nat,
-    /// Whether it lets packets of this host's new flows leave by one device and not by another, or gives them the same
-    /// address on several.
+    /// Whether it lets packets of this host's new flows leave by one device and not by another, gives them the same
+    /// address on several, or sends them elsewhere than to the uplink whose address they have.
     Leaving,
     /// The same of packets from networks behind this host, which come in by this device; `None`: by any of several.
     Forwarding(Option<u32>),
@@ -104,8 +106,16 @@ impl Question {
             about: About::Leaving,
             devices: paths.iter().map(|path| path.key.ifindex).collect(),
             sources: sources.collect(),
+            unchanged: group.told_by.clone(),
             ..Self::of_new(group, topology)
         })
+    }
+
+    /// The addresses of this host's new flows that leave by a device.
+    pub(super) fn sources_of(&self, device: &Link) -> impl Iterator<Item = IpAddr> + '_ {
+        let index = device.ifindex;
+        let of_device = move |(_, by): &&(IpAddr, u32)| *by == index;
+        (self.sources.iter().filter(of_device)).map(|(source, _)| *source)
     }
 
     /// About the networks behind this host whose flows begin in a group: whether they are translated, and whether their
@@ -121,6 +131,7 @@ impl Question {
         let nets = nets.filter(|inner| inner.net.addr().is_ipv6() == new.ipv6);
         let ask = |question: &Self, about| Self {
             about,
+            unchanged: BTreeSet::new(),
             sources: BTreeSet::new(),
             ..question.clone()
         };

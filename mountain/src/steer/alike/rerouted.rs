@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Whether the kernel routes this host's new packets again once they have the address of an uplink.
+//!
+//! It does so behind OUTPUT where a rule has changed their mark or their DS field, or the address that they go to
+//! (ip_route_me_harder). Their source address stays that of the uplink which was chosen before. By another one, whose
+//! gateway knows other addresses, nobody would answer.
+
+use super::{facts, Difference, Firewall, Question, SOURCES_MAX};
+use crate::netlink::ruleset::{
+    Chains, DeviceFact, Effect, EffectKind, Facts, Hook, Packets, Place,
+};
+use crate::netlink::Link;
+use crate::topology::Rewritable;
+
+impl Firewall {
+    /// The first rule by which packets of this host's new flows may leave by another uplink than the one whose address
+    /// they have, and keep that address.
+    pub(super) fn rerouting(&self, question: &Question) -> Option<Difference> {
+        let devices = self.devices_of(question)?;
+        let (effect, what) = (devices.iter()).find_map(|device| self.changed(question, device))?;
+        if devices
+            .iter()
+            .all(|device| self.translates(question, device, effect.kind))
+        {
+            return None;
+        }
+        let rule = effect.rule.to_string();
+        Some(Difference {
+            what: format!(
+                "the firewall may change the {what} of this host's packets once an uplink is chosen, and with it the \
+                 uplink, but not their address, by {rule}"
+            ),
+            rule: Some(rule),
+        })
+    }
+
+    /// What it may change of packets that are about to leave by a device, so that the kernel routes them again.
+    fn changed(&self, question: &Question, device: &Link) -> Option<(Effect, &'static str)> {
+        use EffectKind as E;
+        let facts = Facts {
+            begins: true,
+            is_unicast: true,
+            ..facts(Hook::Output, device)
+        };
+        let unchanged = &question.unchanged;
+        let what = |kind| match kind {
+            // What is for this host itself is so whatever address it comes from.
+            E::Nat | E::Address | E::Unknown => Some("destination"),
+            E::Mark if unchanged.contains(&Rewritable::Mark) => Some("mark"),
+            E::Modify if unchanged.contains(&Rewritable::Tos) => Some("TOS"),
+            _ => None,
+        };
+        let mut effects = [Chains::Rerouting, Chains::Nat]
+            .into_iter()
+            .flat_map(|chains| {
+                let place = Place::new(Packets::of(question.ipv6), Hook::Output).chains(chains);
+                self.ruleset.residue(&place, &facts).effects()
+            });
+        effects.find_map(|effect| {
+            let what = what(effect.kind)?;
+            Some((effect, what))
+        })
+    }
+
+    /// Whether all packets get another address that leave by a device with that of another uplink, whatever else the
+    /// firewall has changed of them.
+    fn translates(&self, question: &Question, device: &Link, changed: EffectKind) -> bool {
+        let place = Place::new(Packets::of(question.ipv6), Hook::Postrouting).chains(Chains::Nat);
+        let others = question
+            .sources
+            .iter()
+            .filter(|(_, by)| *by != device.ifindex);
+        others.take(SOURCES_MAX).all(|(source, _)| {
+            let facts = Facts {
+                iif: DeviceFact::Absent,
+                source: Some((*source).into()),
+                begins: true,
+                translated: changed.is_nat(),
+                is_unicast: true,
+                ..facts(place.hook, device)
+            };
+            let translating = self.ruleset.residue(&place, &facts).translating();
+            translating.drops_all().is_some()
+        })
+    }
+}
