@@ -58,7 +58,7 @@ struct mtn_pkt {
 	__u8 flags;		/* MTN_PKT_* */
 	__u8 dsfield;
 	__u8 bulk;		/* the flow's class, set by the program */
-	__u8 rehashed;		/* its sender looks for another path, set by the program */
+	__u8 sender_is;		/* enum mtn_sender (rehash.h), set by the program */
 };
 
 /*

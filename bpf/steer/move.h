@@ -34,6 +34,7 @@ static __always_inline void mtn_move(struct mtn_flow_key *key, struct mtn_flow *
 
 	mtn_count(MTN_STAT_MOVE_FLOWLET + reason);
 	flow->path = to;
+	flow->came_from = reason == MTN_MOVE_REHASHED ? 0 : from + 1;
 	flow->moves++;
 	if (!m)
 		return;
@@ -94,17 +95,19 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow, __u32 h
 		return MTN_MAX_PATHS;
 	/* Where the kernel has it by now, its sender has found another path already. */
 	if (from != flow->path || flow->last_ns < config.steered_since_ns)
-		pkt->rehashed = 0;
-	if (from != flow->path)
+		pkt->sender_is = MTN_SENDER_CONTENT;
+	if (from != flow->path) {
 		flow->path = from;
+		flow->came_from = 0;
+	}
 	member = mtn_member(g, from);
 	fits = flow->l3_len_max <= mtn_path_at(from)->mtu;
 	ejected = !bulk && mtn_has(masks.ejected, member);
-	if (pkt->rehashed && !argmax_load) {
+	if (pkt->sender_is != MTN_SENDER_CONTENT && !argmax_load) {
 		now = bpf_ktime_get_ns();
 		to = from;
 		if (now - flow->fled_ns >= MTN_FLEE_NS)
-			to = mtn_elsewhere(pkt, flow, group, may, from, here);
+			to = mtn_elsewhere(pkt, flow, group, may, masks.alive, from, here);
 		if (to < MTN_MAX_PATHS && to != from) {
 			flow->fled = from + 1;
 			flow->fled_ns = now;
@@ -123,8 +126,8 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow, __u32 h
 	gap_ns = mtn_gap_ns(flow, now);
 	flow->last_ns = now;
 	flow->exact = 1;
-	choice = mtn_choose(group, mtn_but_fled(flow, g, may, now), mtn_flow_hash(&pkt->key, config.hash_seed),
-			    flow->l3_len_max, here);
+	choice = mtn_choose(group, mtn_but_fled(flow, g, may, masks.alive, now),
+			    mtn_flow_hash(&pkt->key, config.hash_seed), flow->l3_len_max, here);
 	if (choice < MTN_MAX_MEMBERS) {
 		to = mtn_member_path(g, choice);
 	} else {

@@ -331,7 +331,7 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 	if (!flow)
 		return MTN_MAX_PATHS;
 	if (mtn_is_flow(flow, tag, here)) {
-		if (flow->sent_by != *here)
+		if (flow->sent_by != *here || mtn_is_away(flow, *here))
 			mtn_follow_sender(pkt, flow, *here, mtn_sender_hash(skb, pkt));
 		path = mtn_flow_next(pkt, flow, *here);
 		mtn_flow_account(flow, skb, pkt, now);
@@ -358,6 +358,7 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 		if (group >= MTN_MAX_GROUPS || was >= MTN_MAX_PATHS ||
 		    mtn_member(mtn_group_at(group), was) >= MTN_MAX_MEMBERS) {
 			flow->path = path;
+			flow->came_from = 0;
 			flow->sent_by = *here;
 		}
 		mtn_follow_sender(pkt, flow, *here, pkt->sender);

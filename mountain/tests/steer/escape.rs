@@ -53,3 +53,59 @@ fn connections_that_look_for_another_path_find_it() {
 fn connections_that_look_for_another_path_of_ipv6_find_it() {
     connections_leave(SERVER6, "ip6");
 }
+
+/// Next hops that are firewalls, of which each knows only the connections that began by it.
+#[test]
+fn connections_that_are_not_heard_on_another_path_go_back() {
+    let net = Net::steered();
+    let chain = |i| {
+        format!(
+            "set known{i} {{ type inet_service; flags dynamic; }}\n\
+             chain in{i} {{ type filter hook prerouting priority -300;\n\
+             iifname != s{i} return\n\
+             tcp flags & (syn | ack) == syn add @known{i} {{ tcp sport }}\n\
+             meta l4proto tcp tcp sport != @known{i} counter drop\n}}\n"
+        )
+    };
+    let firewalls = [0, 1].map(chain).concat();
+    net.server
+        .nft(&format!("table ip firewalls {{\n{firewalls}}}"));
+    let at = format!("{SERVER4}:9000");
+    let listener = net.server.listen(&at);
+    let connect = |_| (net.client.connect(&at), listener.accept().unwrap().0);
+    let (mut clients, mut ends): (Vec<_>, Vec<_>) = (0..CONNECTIONS).map(connect).unzip();
+    for end in &ends {
+        end.set_nonblocking(true).unwrap();
+    }
+    let dropped = || net.server.counted("table ip firewalls").iter().sum::<u64>();
+    // How many are not heard although all say something.
+    let mut say = || {
+        for client in &mut clients {
+            client.write_all(b"question").unwrap();
+        }
+        thread::sleep(Duration::from_millis(100));
+        let mut unheard = ends.iter_mut().map(|end| end.read(&mut [0; 4096]).is_err());
+        unheard.by_ref().filter(|unheard| *unheard).count()
+    };
+    wait_until("all are heard", LEAVE, || say() == 0);
+    assert_eq!(dropped(), 0);
+    // It answers every other ping.
+    let lost = "iifname s1 icmp type echo-request numgen random mod 2 0 drop";
+    (net.server).chain("ip t pings", "filter hook prerouting priority -310", lost);
+    let mut most = 0;
+    wait_until("some have moved", LEAVE, || {
+        most = most.max(say());
+        most >= 5
+    });
+    wait_until("all are heard again", LEAVE, || say() == 0);
+    assert_ne!(net.client.path_by("u1", false).judged.state, "good");
+    assert!(net.counter("move_rehashed") >= 5, "by a move");
+    // They do not try again what has failed.
+    let before = dropped();
+    for _ in 0..20 {
+        say();
+    }
+    assert!(dropped() < before + 10, "{before} and {}", dropped());
+    let silent = say();
+    assert_eq!(silent, 0);
+}
