@@ -60,6 +60,8 @@ struct mtn_rd_pair {
 	struct mtn_rd_half6 aged;
 	struct mtn_rd_half4 narrow;
 	struct mtn_rd_key6 back;	/* of mtn_rd_forget() and mtn_rd_put_back() */
+	__u32 oldest_age;		/* of the flow that nobody has proven and that has the port */
+	__u16 oldest;			/* network order, 0: there is none */
 };
 
 struct {

@@ -170,10 +170,10 @@ static __always_inline bool mtn_rd_make_room(struct mtn_rd_key6 *back, struct mt
  * oldest. Without it, forged packets would keep real clients out until those flows are idle.
  */
 static __always_inline bool mtn_rd_take_place(struct mtn_rd_key6 *back, struct mtn_rd_pair *room,
-					      __u16 oldest, bool ipv6)
+					      bool ipv6)
 {
-	room->fwd.flow.f.sport = oldest;
-	back->dport = oldest;
+	room->fwd.flow.f.sport = room->oldest;
+	back->dport = room->oldest;
 	mtn_rd_deltas(back, &room->rev.flow);
 	if (!mtn_rd_get(back, &room->found, ipv6))
 		return !mtn_rd_insert(back, &room->rev, ipv6);
@@ -181,6 +181,51 @@ static __always_inline bool mtn_rd_take_place(struct mtn_rd_key6 *back, struct m
 		return false;
 	mtn_rd_forget(back, &room->found, ipv6);
 	return !mtn_rd_insert(back, &room->rev, ipv6);
+}
+
+/* What mtn_rd_try() returns besides 0 and errors. */
+#define MTN_RD_TAKEN	1	/* the port is another flow's */
+#define MTN_RD_FOUND	2	/* the flow back is there already */
+
+/*
+ * Enters the flow back of the pair that is being made, by the port that the forward flow has. Of the flows in the way it
+ * notes the oldest that nobody has proven. A function of its own to the verifier, which would else follow each way
+ * through all tries.
+ */
+__noinline int mtn_rd_try(struct mtn_rd_key6 *back, bool enter, bool ipv6)
+{
+	struct mtn_rd_pair *room = mtn_rd_room();
+	struct mtn_rd_flow *fwd;
+	bool precious;
+	__u32 age;
+	int err;
+
+	if (!back || !room)
+		return -1;
+	fwd = &room->fwd.flow.f;
+	precious = fwd->flags & MTN_RD_DIRECT && !(room->fwd.state & MTN_RD_SYN);
+	back->dport = fwd->sport;
+	mtn_rd_deltas(back, &room->rev.flow);
+	if (mtn_rd_get(back, &room->found, ipv6)) {
+		if (mtn_rd_same(&room->found.flow, &room->rev.flow)) {
+			/* This half belongs where the other is. */
+			fwd->flags &= ~MTN_RD_HALF;
+			fwd->flags |= room->found.flow.f.flags & MTN_RD_HALF;
+			return MTN_RD_FOUND;
+		}
+		if (!mtn_rd_make_room(back, room, precious, ipv6)) {
+			age = fwd->touched_ticks - room->found.flow.f.touched_ticks;
+			if (mtn_rd_is_unproven(&room->found) && age >= room->oldest_age) {
+				room->oldest_age = age;
+				room->oldest = back->dport;
+			}
+			return MTN_RD_TAKEN;
+		}
+	}
+	if (!enter)
+		return MTN_RD_TAKEN;
+	err = mtn_rd_insert(back, &room->rev, ipv6);
+	return err == -EEXIST ? MTN_RD_TAKEN : err;
 }
 
 /*
@@ -195,10 +240,9 @@ __noinline int mtn_rd_new(struct mtn_rd_key6 *key, __u32 ifindex, __u32 how, boo
 	struct mtn_rd_key6 back = {};
 	struct mtn_rd_rule *rule;
 	struct mtn_rd_pair *room;
-	bool direct, midway, made = false;
-	__u32 hash, age, oldest_age = 0;
-	__u16 oldest = 0;
-	int i, err = 0;
+	bool direct, midway, enter, made;
+	int i, err = MTN_RD_TAKEN;
+	__u32 hash;
 
 	if (!key)
 		return MTN_RD_NOT_OURS;
@@ -221,46 +265,25 @@ __noinline int mtn_rd_new(struct mtn_rd_key6 *key, __u32 ifindex, __u32 how, boo
 	hash = (key->saddr[0] ^ key->saddr[1] ^ key->saddr[2] ^ key->saddr[3] ^
 		((__u32)key->sport << 16 | key->dport)) * 0x9e3779b1;
 	hash = (hash ^ hash >> 15) * 0x85ebca6b;
-	for (i = 0; i < MTN_RD_TRIES; i++) {
+	room->oldest_age = 0;
+	room->oldest = 0;
+	for (i = 0; i < MTN_RD_TRIES && err == MTN_RD_TAKEN; i++) {
 		if (i || rule->flags & MTN_RD_SNAT)
 			room->fwd.flow.f.sport =
 				bpf_htons(MTN_RD_PORT_MIN + ((hash >> 16) + i) % MTN_RD_PORTS);
-		back.dport = room->fwd.flow.f.sport;
-		mtn_rd_deltas(&back, &room->rev.flow);
-		if (mtn_rd_get(&back, &room->found, ipv6)) {
-			if (mtn_rd_same(&room->found.flow, &room->rev.flow)) {
-				/* This half belongs where the other is. */
-				room->fwd.flow.f.flags &= ~MTN_RD_HALF;
-				room->fwd.flow.f.flags |= room->found.flow.f.flags & MTN_RD_HALF;
-				break;
-			}
-			if (!mtn_rd_make_room(&back, room, direct && !(room->fwd.state & MTN_RD_SYN),
-					      ipv6)) {
-				age = room->fwd.flow.f.touched_ticks -
-				      room->found.flow.f.touched_ticks;
-				if (mtn_rd_is_unproven(&room->found) && age >= oldest_age) {
-					oldest_age = age;
-					oldest = back.dport;
-				}
-				continue;
-			}
-		}
 		/* In the midst of a connection its port is what it was. */
-		if (midway && (i || !(direct || how & MTN_RD_ORPHAN)))
-			continue;
-		err = mtn_rd_insert(&back, &room->rev, ipv6);
-		made = !err;
-		if (made)
-			break;
-		if (err != -EEXIST)
-			goto no_memory;
+		enter = !midway || (!i && (direct || how & MTN_RD_ORPHAN));
+		err = mtn_rd_try(&back, enter, ipv6);
 	}
-	if (i == MTN_RD_TRIES) {
+	if (err < 0)
+		goto no_memory;
+	made = !err;
+	if (err == MTN_RD_TAKEN) {
 		if (midway && rule->flags & MTN_RD_LOCAL && !(how & MTN_RD_ORPHAN))
 			return MTN_RD_DOUBT;
 		if (midway || direct)
 			return MTN_RD_NOT_OURS;
-		made = oldest && mtn_rd_take_place(&back, room, oldest, ipv6);
+		made = room->oldest && mtn_rd_take_place(&back, room, ipv6);
 		if (!made) {
 			mtn_rd_count_drop(rule->id, MTN_RD_DROP_PORTS);
 			return MTN_RD_DROP;
