@@ -150,6 +150,11 @@ pub fn now_ns() -> u64 {
     clock_ns(ClockId::CLOCK_MONOTONIC)
 }
 
+/// The same as of the last tick: the clock of `bpf_ktime_get_coarse_ns`, by which programs judge their age.
+pub(crate) fn coarse_ns() -> u64 {
+    clock_ns(ClockId::CLOCK_MONOTONIC_COARSE)
+}
+
 fn clock_ns(clock: ClockId) -> u64 {
     let t = clock_gettime(clock).expect("Linux has this clock");
     t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64

@@ -24,7 +24,7 @@ use super::types::{mtn_rd_flags, mtn_rd_state};
 use super::{backend_of, bytes_of, each_flow, enter, hooks, macs, rule_value, stats_of, take_out};
 use super::{own, read_from, types, TableFlow, REPLY};
 use crate::bpf::hooks::Order;
-use crate::bpf::{now_ns, ALIVE_NS};
+use crate::bpf::{coarse_ns, now_ns, ALIVE_NS};
 use crate::netlink::conntrack::adopt::{adopt, Running, Stage};
 use crate::netlink::conntrack::Redirected;
 use crate::redirect::{Backend, Installed, Plan, Proto, Stats};
@@ -194,7 +194,7 @@ pub(crate) fn is_unattended() -> Result<bool> {
         .map(ALIVE_MAP)?
         .lookup(&0u32.to_ne_bytes(), MapFlags::ANY)?;
     let said = said.map_or(0, |said| read_from::<u64>(&said));
-    Ok(now_ns().saturating_sub(said) > ALIVE_NS)
+    Ok(coarse_ns().saturating_sub(said) > ALIVE_NS)
 }
 
 /// Attaches what is needed beside what is `there`; returns what is there then.
