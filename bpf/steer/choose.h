@@ -141,35 +141,51 @@ static __always_inline __u32 mtn_here_in(__u32 group, __u32 here)
 	return mtn_same_hop_in(group, here);
 }
 
-#define MTN_SCORE_UNREACHABLE	(~0ULL)
-#define MTN_SCORE_TOO_LARGE	(~0ULL - 1)
-#define MTN_SCORE_WORST		(~0ULL - 2)
+#define MTN_SCORE_NONE		(~0ULL)
+#define MTN_SCORE_WORST		(~0ULL - 1)
+
+/* A choice among members that is being made. */
+struct mtn_choice {
+	__u64 score;		/* the least so far */
+	__u32 best;		/* whose it is, or MTN_NO_MEMBER */
+	__u32 group, mask, hash, here;
+	__u16 l3_len;
+	__u16 unreachable;	/* whether packets that are here cannot be sent by some member */
+};
 
 /*
- * What speaks against the @i-th member of @group for a packet of @l3_len bytes on @here: the flow's score by rendezvous
- * hashing. The argmax-load baseline takes the highest (ema_load + ema_time_delta) * cost instead. A function of its own as
- * mtn_rule_selects().
+ * Takes the @i-th member, if its score is less than those so far: the flow's by rendezvous hashing. The argmax-load baseline
+ * takes the highest (ema_load + ema_time_delta) * cost instead. A function of its own to the verifier, which would else
+ * follow each outcome through all members.
  */
-__noinline __u64 mtn_score(__u32 group, __u32 i, __u32 hash, __u32 l3_len, __u32 here)
+__noinline int mtn_weigh(struct mtn_choice *choice, __u32 i)
 {
 	struct mtn_group *g;
 	__u64 score;
 	__u32 path;
 
-	if (group >= MTN_MAX_GROUPS)
-		return MTN_SCORE_TOO_LARGE;
-	g = mtn_group_at(group);
+	if (!choice || choice->group >= MTN_MAX_GROUPS || !mtn_has(choice->mask, i))
+		return 0;
+	g = mtn_group_at(choice->group);
 	path = mtn_member_path(g, i);
-	if (path >= MTN_MAX_PATHS || mtn_path_at(path)->mtu < l3_len)
-		return MTN_SCORE_TOO_LARGE;
-	if (path != here && !mtn_takes(mtn_path_at(here), mtn_path_at(path)))
-		return MTN_SCORE_UNREACHABLE;
+	if (path >= MTN_MAX_PATHS || mtn_path_at(path)->mtu < choice->l3_len)
+		return 0;
+	if (path != choice->here && !mtn_takes(mtn_path_at(choice->here), mtn_path_at(path))) {
+		choice->unreachable = 1;
+		return 0;
+	}
 	if (argmax_load)
 		score = ~(mtn_average_sum(path) * mtn_path_at(path)->cost_weight);
 	else
-		score = (__u64)mtn_neg_log2(mtn_fmix32(hash ^ mtn_path_at(path)->salt)) *
+		score = (__u64)mtn_neg_log2(mtn_fmix32(choice->hash ^ mtn_path_at(path)->salt)) *
 			g->inv_weight[i & (MTN_MAX_MEMBERS - 1)];
-	return score < MTN_SCORE_WORST ? score : MTN_SCORE_WORST;
+	if (score > MTN_SCORE_WORST)
+		score = MTN_SCORE_WORST;
+	if (score < choice->score) {
+		choice->score = score;
+		choice->best = i;
+	}
+	return 0;
 }
 
 /*
@@ -178,30 +194,26 @@ __noinline __u64 mtn_score(__u32 group, __u32 i, __u32 hash, __u32 l3_len, __u32
  */
 __noinline __u32 mtn_choose(__u32 group, __u32 mask, __u32 hash, __u32 l3_len, __u32 here)
 {
-	__u64 best_score = MTN_SCORE_TOO_LARGE;
-	__u32 best = MTN_NO_MEMBER, i;
-	bool unreachable = false;
+	struct mtn_choice choice = {
+		.score = MTN_SCORE_NONE,
+		.best = MTN_NO_MEMBER,
+		.group = group,
+		.mask = mask,
+		.hash = hash,
+		.here = here,
+		.l3_len = l3_len,
+	};
 	struct mtn_group *g;
+	__u32 i;
 
 	if (group >= MTN_MAX_GROUPS)
 		return MTN_NO_MEMBER;
 	g = mtn_group_at(group);
-	for (i = 0; i < MTN_MAX_MEMBERS && i < g->n_members; i++) {
-		__u64 score;
-
-		if (!(mask & (1U << i)))
-			continue;
-		score = mtn_score(group, i, hash, l3_len, here);
-		if (score == MTN_SCORE_UNREACHABLE)
-			unreachable = true;
-		if (score < best_score) {
-			best_score = score;
-			best = i;
-		}
-	}
-	if (best == MTN_NO_MEMBER && mask)
-		mtn_count(unreachable ? MTN_STAT_PASS_NEIGH : MTN_STAT_PASS_MTU);
-	return best;
+	for (i = 0; i < MTN_MAX_MEMBERS && i < g->n_members; i++)
+		mtn_weigh(&choice, i);
+	if (choice.best == MTN_NO_MEMBER && mask)
+		mtn_count(choice.unreachable ? MTN_STAT_PASS_NEIGH : MTN_STAT_PASS_MTU);
+	return choice.best;
 }
 
 #endif

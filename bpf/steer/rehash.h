@@ -34,8 +34,11 @@ struct inet_connection_sock {
 /* For so long a flow does not go back to the path that it has fled last while there is another, ns. */
 #define MTN_FLED_NS		600000000000ULL
 
-/* Timeouts in a row after which a connection is not heard: one may be a lost tail. */
-#define MTN_UNHEARD_TIMEOUTS	2
+/*
+ * Timeouts in a row after which a connection is not heard: R1 of RFC 1122, 4.2.3.5. Fewer come about where answers by the
+ * path that it has left are as late as it was left for.
+ */
+#define MTN_UNHEARD_TIMEOUTS	3
 
 /* What the sender of a packet does about its path. */
 enum mtn_sender {
