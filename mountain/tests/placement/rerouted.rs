@@ -102,7 +102,7 @@ fn what_the_firewall_does_at_output_besides_keeps_nothing_from_choosing() {
                 .to_owned(),
             &["tcp", "udp"],
         ),
-        // To this host itself; to a container, as Docker has it.
+        // To this host itself; to a container, as Docker and Kubernetes have it.
         (
             "",
             format!("chain o {{ {NAT} tcp dport 80 redirect to :3128\n}}"),
@@ -111,6 +111,11 @@ fn what_the_firewall_does_at_output_besides_keeps_nothing_from_choosing() {
         (
             "",
             format!("chain o {{ {NAT} ip daddr != 127.0.0.0/8 fib daddr type local dnat to 172.17.0.2\n}}"),
+            &["tcp", "udp"],
+        ),
+        (
+            "",
+            format!("chain o {{ {NAT} ip daddr 10.43.0.1 tcp dport 443 dnat to 10.42.0.5\n}}"),
             &["tcp", "udp"],
         ),
     ] {

@@ -5,7 +5,7 @@
 //! (ip_route_me_harder). Their source address stays that of the uplink which was chosen before. By another one, whose
 //! gateway knows other addresses, nobody would answer.
 
-use super::{facts, Difference, Firewall, Question, SOURCES_MAX};
+use super::{facts, Difference, Firewall, Question, ANYWHERE, SOURCES_MAX};
 use crate::netlink::ruleset::{
     Chains, DeviceFact, Effect, EffectKind, Facts, Hook, Packets, Place,
 };
@@ -37,11 +37,14 @@ impl Firewall {
     /// What it may change of packets that are about to leave by a device, so that the kernel routes them again.
     fn changed(&self, question: &Question, device: &Link) -> Option<(Effect, &'static str)> {
         use EffectKind as E;
-        let facts = Facts {
+        let packet = |destination| Facts {
+            destination,
             begins: true,
             is_unicast: true,
             ..facts(Hook::Output, device)
         };
+        // What is translated for single addresses are services of this host's own networks.
+        let anywhere = Some(ANYWHERE[usize::from(question.ipv6)]);
         let unchanged = &question.unchanged;
         let what = |kind| match kind {
             // What is for this host itself is so whatever address it comes from.
@@ -50,12 +53,11 @@ impl Firewall {
             E::Modify if unchanged.contains(&Rewritable::Tos) => Some("TOS"),
             _ => None,
         };
-        let mut effects = [Chains::Rerouting, Chains::Nat]
-            .into_iter()
-            .flat_map(|chains| {
-                let place = Place::new(Packets::of(question.ipv6), Hook::Output).chains(chains);
-                self.ruleset.residue(&place, &facts).effects()
-            });
+        let effects = [(Chains::Rerouting, None), (Chains::Nat, anywhere)];
+        let mut effects = effects.into_iter().flat_map(|(chains, destination)| {
+            let place = Place::new(Packets::of(question.ipv6), Hook::Output).chains(chains);
+            (self.ruleset.residue(&place, &packet(destination))).effects()
+        });
         effects.find_map(|effect| {
             let what = what(effect.kind)?;
             Some((effect, what))
