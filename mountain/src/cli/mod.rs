@@ -197,7 +197,10 @@ pub fn main() -> ExitCode {
     CompleteEnv::with_factory(Cli::command)
         .var(COMPLETE)
         .complete();
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => return answered(&e),
+    };
     match run(cli.command) {
         Ok(code) => code,
         Err(e) if e.is::<AlreadyRuns>() => {
@@ -214,6 +217,17 @@ pub fn main() -> ExitCode {
                 false => ExitCode::FAILURE,
             }
         }
+    }
+}
+
+/// Prints the help that was asked for, or what is wrong with the command line.
+fn answered(answer: &clap::Error) -> ExitCode {
+    match answer.print() {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+            eprintln!("mountain: cannot write: {e}");
+            ExitCode::FAILURE
+        }
+        _ => u8::try_from(answer.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from),
     }
 }
 

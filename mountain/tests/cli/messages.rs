@@ -192,6 +192,23 @@ fn options_that_make_no_sense_are_refused_with_what_is_missing() {
     assert_has(&said(&["explain", "-n", "0"]), &["0 is not in 1.."]);
 }
 
+#[test]
+fn help_that_cannot_be_written_fails_unless_nobody_reads_it() {
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut help = Command::new(MOUNTAIN);
+    let output = help.arg("--help").stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert_has(&stderr(&output), &["cannot write", "No space left"]);
+    let (read, write) = std::io::pipe().unwrap();
+    drop(read);
+    let mut help = Command::new(MOUNTAIN);
+    let output = help.arg("--help").stdout(write).output().unwrap();
+    assert_eq!(
+        (output.status.code(), stderr(&output).as_str()),
+        (Some(0), "")
+    );
+}
+
 /// As with a file in /etc/default that sets no address, or one with a typing error.
 #[test]
 fn a_reflector_without_an_address_is_not_started_again() {
