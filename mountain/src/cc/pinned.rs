@@ -337,9 +337,9 @@ impl Pinned {
         Ok(())
     }
 
-    /// Forgets what had to be put back. Where another of our names has it on record that this one
-    /// was there before, it is told what was there before this one. A damaged record of another one is its
-    /// own `disable`'s to name.
+    /// Forgets what had to be put back. Where another of our names has it on record that this one was there before,
+    /// that record gets what was there before this one. Damaged records of others are left alone: their own
+    /// `disable` names them.
     pub(crate) fn forget(&self) -> Result<()> {
         let gone = self.state()?;
         for other in names_on_record().into_iter().filter(|n| *n != self.name) {

@@ -54,7 +54,7 @@ fn connections_that_look_for_another_path_of_ipv6_find_it() {
     connections_leave(SERVER6, "ip6");
 }
 
-/// Next hops that are firewalls, of which each knows only the connections that began by it.
+/// The next hops are firewalls. Each knows only the connections that it has seen begin.
 #[test]
 fn connections_that_are_not_heard_on_another_path_go_back() {
     let net = Net::steered();

@@ -43,11 +43,11 @@ impl Firewall {
             is_unicast: true,
             ..facts(Hook::Output, device)
         };
-        // What is translated for single addresses are services of this host's own networks.
+        // Single addresses are translated for services of the host's own networks, as Kubernetes does.
         let anywhere = Some(ANYWHERE[usize::from(question.ipv6)]);
         let unchanged = &question.unchanged;
         let what = |kind| match kind {
-            // What is for this host itself is so whatever address it comes from.
+            // Not a redirect to this host itself: any address of its own will do there.
             E::Nat | E::Address | E::Unknown => Some("destination"),
             E::Mark if unchanged.contains(&Rewritable::Mark) => Some("mark"),
             E::Modify if unchanged.contains(&Rewritable::Tos) => Some("TOS"),
