@@ -201,8 +201,8 @@ struct mtn_flow {
 	__u32 window_packets;
 	__u8 exact;		/* last_ns is of the exact clock */
 	__u8 sent_by;		/* path id that the kernel chose for the last packet */
-	__u8 fled;		/* 1 + path id that it has fled last, see rehash.h; 0: none */
-	__u8 came_from;		/* 1 + path id that it was moved from; 0: it began here, or fled to here */
+	__u8 fled;		/* 1 + path id that it has fled last, with MTN_FLED_FOR_GOOD, see rehash.h; 0: none */
+	__u8 came_from;		/* 1 + path id that it is taken back to, with MTN_CAME_BEFORE, see rehash.h; 0: none */
 	__u32 hash;		/* of its sender; 0: not known */
 	__u64 fled_ns;		/* when */
 };

@@ -155,7 +155,9 @@ static __always_inline void mtn_flow_add(struct mtn_flow *flow, __u32 slot, __u6
 	flow->exact = 0;
 	flow->sent_by = here;
 	flow->fled = 0;
-	flow->came_from = 0;
+	/* One that has begun before is where the kernel had it. */
+	flow->came_from = path != here && pkt->key.proto == IPPROTO_TCP && !(pkt->flags & MTN_PKT_SYN) ?
+				  here + 1 : 0;
 	flow->fled_ns = 0;
 	flow->hash = pkt->sender;
 	flow->l3_len_max = pkt->l3_len;

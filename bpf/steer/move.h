@@ -34,7 +34,11 @@ static __always_inline void mtn_move(struct mtn_flow_key *key, struct mtn_flow *
 
 	mtn_count(MTN_STAT_MOVE_FLOWLET + reason);
 	flow->path = to;
-	flow->came_from = reason == MTN_MOVE_REHASHED ? 0 : from + 1;
+	/* Back where it began, or where it looked for a path itself. */
+	if (reason == MTN_MOVE_REHASHED || (flow->came_from & MTN_NO_FLAG) == to + 1)
+		flow->came_from = 0;
+	else
+		flow->came_from = flow->came_from ? flow->came_from & MTN_NO_FLAG : from + 1;
 	flow->moves++;
 	if (!m)
 		return;
@@ -103,13 +107,15 @@ __noinline int mtn_flow_next(struct mtn_pkt *pkt, struct mtn_flow *flow, __u32 h
 	member = mtn_member(g, from);
 	fits = flow->l3_len_max <= mtn_path_at(from)->mtu;
 	ejected = !bulk && mtn_has(masks.ejected, member);
-	if (pkt->sender_is != MTN_SENDER_CONTENT && !argmax_load) {
+	if ((pkt->sender_is == MTN_SENDER_REHASHED || pkt->sender_is == MTN_SENDER_UNHEARD) && !argmax_load) {
 		now = bpf_ktime_get_ns();
 		to = from;
 		if (now - flow->fled_ns >= MTN_FLEE_NS)
 			to = mtn_elsewhere(pkt, flow, group, may, masks.alive, from, here);
 		if (to < MTN_MAX_PATHS && to != from) {
 			flow->fled = from + 1;
+			if (pkt->sender_is == MTN_SENDER_UNHEARD)
+				flow->fled |= MTN_FLED_FOR_GOOD;
 			flow->fled_ns = now;
 			mtn_move(&pkt->key, flow, to, MTN_MOVE_REHASHED, now, 0, 0);
 			return to;

@@ -69,6 +69,7 @@ struct sock_common {
 struct sock {
 	struct sock_common __sk_common;
 	unsigned char sk_userlocks : 4;
+	__u16 sk_type;
 	__u16 sk_protocol;
 	__u32 sk_txhash;
 	struct sock_cgroup_data sk_cgrp_data;

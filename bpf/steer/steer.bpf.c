@@ -203,6 +203,7 @@ static __always_inline void mtn_flow_account(struct mtn_flow *flow, struct __sk_
 		pkt->sender = mtn_sender_hash(skb, pkt);
 		if (pkt->sender)
 			flow->hash = pkt->sender;
+		mtn_settle(pkt, flow);
 	}
 	/* A flow in use keeps its source's permission: without one it would be the kernel's after the
 	 * next change of the topology. */
@@ -331,7 +332,7 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 	if (!flow)
 		return MTN_MAX_PATHS;
 	if (mtn_is_flow(flow, tag, here)) {
-		if (flow->sent_by != *here || mtn_is_away(flow, *here))
+		if (flow->sent_by != *here || flow->came_from)
 			mtn_follow_sender(pkt, flow, *here, mtn_sender_hash(skb, pkt));
 		path = mtn_flow_next(pkt, flow, *here);
 		mtn_flow_account(flow, skb, pkt, now);
@@ -343,6 +344,7 @@ static __always_inline __u32 mtn_path_for(struct __sk_buff *skb, struct mtn_pkt 
 		/* Not ours for now, the flow is where the kernel sends it, also when it is ours again. */
 		if (flow->tag == tag && flow->generation != config.generation) {
 			flow->path = *here;
+			flow->came_from = 0;
 			flow->last_ns = now;
 			flow->exact = 0;
 		}

@@ -223,7 +223,7 @@ pub fn main() -> ExitCode {
 /// Prints the help that was asked for, or what is wrong with the command line.
 fn answered(answer: &clap::Error) -> ExitCode {
     match answer.print() {
-        Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+        Err(e) if !answer.use_stderr() && e.kind() != ErrorKind::BrokenPipe => {
             eprintln!("mountain: cannot write: {e}");
             ExitCode::FAILURE
         }

@@ -15,7 +15,8 @@
 //! and no TOS that the firewall would have set before routing.
 //!
 //! Of new flows it is asked whether their marks change what the firewall does before routing, whether it
-//! translates their sources, and whether it lets the same packets leave by all uplinks. Programs at its hooks and
+//! translates their sources, whether it lets the same packets leave by all uplinks, and whether it has the kernel route
+//! them again (`rerouted`). Programs at its hooks and
 //! filters of traffic control are not evaluated for those.
 
 mod marks;

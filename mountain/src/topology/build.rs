@@ -462,6 +462,8 @@ impl<'a> Builder<'a> {
                 [false, true].map(|ipv6| rules::last_priority(self.snapshot, ipv6));
             self.topology.by_mark =
                 [false, true].map(|ipv6| rules::by_mark(self.snapshot, ipv6, self.mark_mask));
+            self.topology.rerouted_by =
+                [false, true].map(|ipv6| rules::rerouted_by(self.snapshot, ipv6, &devices));
             self.topology.our_bits = self.mark_mask;
             self.topology.whole_marks =
                 [false, true].map(|ipv6| rules::whole_marks(self.snapshot, ipv6, self.mark_mask));

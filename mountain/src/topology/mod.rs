@@ -286,6 +286,9 @@ pub struct Topology {
     pub rule_priorities: [u32; 2],
     /// Likewise, by family: rules of others that go by marks of packets.
     pub by_mark: [Option<ByMark>; 2],
+    /// Likewise, by family: what rules of others ask for that the firewall may change at output, so that a packet of this
+    /// host leaves by another path.
+    pub rerouted_by: [BTreeSet<Rewritable>; 2],
     /// Likewise: the bits of the marks that placed flows bear.
     pub our_bits: u32,
     /// Likewise: the marks that they compare, with their masks, which would be others with our bits in them.

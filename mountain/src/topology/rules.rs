@@ -101,18 +101,39 @@ pub(super) fn told_by(
     if rules.is_empty() {
         return found;
     }
-    let by_device = |hop: &NextHop| devices.contains(&hop.ifindex);
-    let out = tables_with(snapshot, ipv6, |route| route.hops.iter().any(by_device));
-    let leads_out = |rule: &FibRule| match rule.action {
-        Action::Drop | Action::Nothing => false,
-        // The only rule that leads to the group: whoever does not match it goes elsewhere, by any device.
-        Action::Table(to) => to == table || out.contains(&to),
-        Action::Goto(_) | Action::L3mdev => true,
-    };
+    let leads_out = leading_out(snapshot, (table, ipv6), devices);
     for rule in rules.into_iter().filter(|rule| leads_out(rule)) {
         found.extend(rewritable(rule));
     }
     found
+}
+
+/// What rules ask for that packets meet before the main table is looked up for all, where the firewall can change it
+/// and they may then leave by one of these devices.
+pub(super) fn rerouted_by(
+    snapshot: &Snapshot,
+    ipv6: bool,
+    devices: &BTreeSet<u32>,
+) -> BTreeSet<Rewritable> {
+    let leads_out = leading_out(snapshot, (TABLE_MAIN, ipv6), devices);
+    let rules = before_main(snapshot, ipv6).filter(|rule| leads_out(rule));
+    rules.flat_map(rewritable).collect()
+}
+
+/// Whether a rule may lead out by one of these devices, or to a table whose default routes do.
+fn leading_out(
+    snapshot: &Snapshot,
+    (table, ipv6): (u32, bool),
+    devices: &BTreeSet<u32>,
+) -> impl Fn(&FibRule) -> bool {
+    let by_device = |hop: &NextHop| devices.contains(&hop.ifindex);
+    let out = tables_with(snapshot, ipv6, |route| route.hops.iter().any(by_device));
+    move |rule| match rule.action {
+        Action::Drop | Action::Nothing => false,
+        // By the only rule that leads to a group whoever does not match goes elsewhere, by any device.
+        Action::Table(to) => to == table || out.contains(&to),
+        Action::Goto(_) | Action::L3mdev => true,
+    }
 }
 
 /// The conditions of a rule that a firewall can change after routing.

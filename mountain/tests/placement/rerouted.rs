@@ -6,6 +6,7 @@ use crate::support::{assert_has, stdout};
 
 /// Rules of the user's that lead to the first uplink, or into a tunnel.
 const BY_MARK: &str = "rule add pref 100 fwmark 1 lookup 54";
+const PAST_A_VPN: &str = "rule add pref 100 fwmark 1 lookup main";
 const BY_TOS: &str = "rule add pref 101 dsfield 0x10 lookup 54";
 const INTO_TUNNEL: &str = "rule add pref 102 fwmark 2 lookup 56";
 
@@ -32,6 +33,11 @@ fn what_the_firewall_routes_again_is_left_to_the_kernel_unless_it_is_translated(
     for (rule, chains, changed) in [
         (
             BY_MARK,
+            format!("chain o {{ {ROUTE} tcp dport 7100 meta mark set 1\n}}"),
+            "mark",
+        ),
+        (
+            PAST_A_VPN,
             format!("chain o {{ {ROUTE} tcp dport 7100 meta mark set 1\n}}"),
             "mark",
         ),
@@ -91,6 +97,11 @@ fn what_the_firewall_does_at_output_besides_keeps_nothing_from_choosing() {
             &["udp"][..],
         ),
         // Into the tunnel; where nobody routes again.
+        (
+            BY_MARK,
+            format!("chain o {{ {NAT} tcp dport 7100 meta mark set 1\n}}"),
+            &["tcp", "udp"],
+        ),
         (
             INTO_TUNNEL,
             format!("chain o {{ {ROUTE} tcp dport 53 meta mark set 2\n}}"),

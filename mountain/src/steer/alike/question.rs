@@ -102,12 +102,13 @@ impl Question {
             let addresses = path.addresses.iter();
             addresses.map(|address| (*address, path.key.ifindex))
         });
+        let new = Self::of_new(group, topology);
         Some(Self {
             about: About::Leaving,
             devices: paths.iter().map(|path| path.key.ifindex).collect(),
             sources: sources.collect(),
-            unchanged: group.told_by.clone(),
-            ..Self::of_new(group, topology)
+            unchanged: topology.rerouted_by[usize::from(new.ipv6)].clone(),
+            ..new
         })
     }
 

@@ -17,25 +17,34 @@ impl Firewall {
     /// they have, and keep that address.
     pub(super) fn rerouting(&self, question: &Question) -> Option<Difference> {
         let devices = self.devices_of(question)?;
-        let (effect, what) = (devices.iter()).find_map(|device| self.changed(question, device))?;
-        if devices
+        let changes = devices
             .iter()
-            .all(|device| self.translates(question, device, effect.kind))
-        {
-            return None;
-        }
+            .flat_map(|device| self.changes(question, device));
+        let changes: Vec<(Effect, &str)> = changes.collect();
+        let is_harmless = |translated| {
+            let mut devices = devices.iter();
+            devices.all(|device| self.translates(question, device, translated))
+        };
+        // Most firewalls have no such rule.
+        let of_kind = |nat| {
+            changes
+                .iter()
+                .find(|(effect, _)| effect.kind.is_nat() == nat)
+        };
+        let harmful = |nat| of_kind(nat).filter(|_| !is_harmless(nat));
+        let (effect, what) = harmful(false).or_else(|| harmful(true))?;
         let rule = effect.rule.to_string();
         Some(Difference {
             what: format!(
                 "the firewall may change the {what} of this host's packets once an uplink is chosen, and with it the \
-                 uplink, but not their address, by {rule}"
+                 uplink, but not their source address, by {rule} (unless it translates sources on every uplink)"
             ),
             rule: Some(rule),
         })
     }
 
     /// What it may change of packets that are about to leave by a device, so that the kernel routes them again.
-    fn changed(&self, question: &Question, device: &Link) -> Option<(Effect, &'static str)> {
+    fn changes(&self, question: &Question, device: &Link) -> Vec<(Effect, &'static str)> {
         use EffectKind as E;
         let packet = |destination| Facts {
             destination,
@@ -46,27 +55,30 @@ impl Firewall {
         // Single addresses are translated for services of the host's own networks, as Kubernetes does.
         let anywhere = Some(ANYWHERE[usize::from(question.ipv6)]);
         let unchanged = &question.unchanged;
-        let what = |kind| match kind {
+        let what = |kind, by_nat: bool| match kind {
             // Not a redirect to this host itself: any address of its own will do there.
             E::Nat | E::Address | E::Unknown => Some("destination"),
+            // Behind NAT only another destination has the kernel route a packet again.
+            _ if by_nat => None,
             E::Mark if unchanged.contains(&Rewritable::Mark) => Some("mark"),
             E::Modify if unchanged.contains(&Rewritable::Tos) => Some("TOS"),
             _ => None,
         };
         let effects = [(Chains::Rerouting, None), (Chains::Nat, anywhere)];
-        let mut effects = effects.into_iter().flat_map(|(chains, destination)| {
+        let effects = effects.into_iter().flat_map(|(chains, destination)| {
             let place = Place::new(Packets::of(question.ipv6), Hook::Output).chains(chains);
-            (self.ruleset.residue(&place, &packet(destination))).effects()
+            let effects = self.ruleset.residue(&place, &packet(destination)).effects();
+            effects.into_iter().filter_map(move |effect| {
+                let what = what(effect.kind, chains == Chains::Nat)?;
+                Some((effect, what))
+            })
         });
-        effects.find_map(|effect| {
-            let what = what(effect.kind)?;
-            Some((effect, what))
-        })
+        effects.collect()
     }
 
     /// Whether all packets get another address that leave by a device with that of another uplink, whatever else the
-    /// firewall has changed of them.
-    fn translates(&self, question: &Question, device: &Link, changed: EffectKind) -> bool {
+    /// firewall has changed of them, with their destination `translated` or not.
+    fn translates(&self, question: &Question, device: &Link, translated: bool) -> bool {
         let place = Place::new(Packets::of(question.ipv6), Hook::Postrouting).chains(Chains::Nat);
         let others = question
             .sources
@@ -77,7 +89,7 @@ impl Firewall {
                 iif: DeviceFact::Absent,
                 source: Some((*source).into()),
                 begins: true,
-                translated: changed.is_nat(),
+                translated,
                 is_unicast: true,
                 ..facts(place.hook, device)
             };
