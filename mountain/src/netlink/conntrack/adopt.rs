@@ -177,10 +177,10 @@ fn entry(flow: &Running) -> Vec<u8> {
     body.extend(ends(CTA_TUPLE_ORIG, flow.proto, client, from));
     // Before any translation.
     body.extend(ends(CTA_TUPLE_REPLY, flow.proto, from, client));
-    if flow.to != flow.from {
+    // Both, also where one translates nothing: where another entry has the flow's own port, the kernel would take
+    // another one, and not refuse.
+    if (flow.source, flow.to) != (flow.client, flow.from) {
         body.extend(nat(CTA_NAT_DST, flow.to));
-    }
-    if flow.source != flow.client {
         body.extend(nat(CTA_NAT_SRC, flow.source));
     }
     let (status, state) = match flow.stage {

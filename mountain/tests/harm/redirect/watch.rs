@@ -141,6 +141,35 @@ fn flows_with_another_source_go_on_when_a_firewall_comes() {
     flows_survive(&net, "10.0.1.1", "fd01::1");
 }
 
+/// XDP leaves a rewritten packet to the kernel now and then, which tracks it as a flow to the target.
+#[test]
+fn flows_keep_their_port_where_the_kernel_has_seen_rewritten_packets() {
+    let net = Net::serving();
+    let _who = serve_who(&net.server, "10.0.1.2:8090");
+    net.redirect("add --proto udp --from 10.0.8.17:8081 --to 10.0.1.2:8090 --backend auto");
+    let _watching = watch(&net);
+    wait_for(&net, "tcx-peer");
+    let socket = net.client.udp("10.0.8.18:0");
+    let seen = ask_who(&socket, "10.0.8.17:8081");
+    assert_eq!(ask_who(&socket, "10.0.8.17:8081"), seen, "proven now");
+    let port = socket.local_addr().unwrap().port().to_string();
+    let rewritten = "import socket,struct,sys\n\
+        s=socket.socket(socket.AF_INET,socket.SOCK_RAW,socket.IPPROTO_RAW)\n\
+        ends=socket.inet_aton('10.0.8.18')+socket.inet_aton('10.0.1.2')\n\
+        ip=struct.pack('!BBHHHBBH',0x45,0,29,0,0,64,17,0)+ends\n\
+        s.sendto(ip+struct.pack('!HHHH',int(sys.argv[1]),8090,9,0)+b'x',('10.0.1.2',0))";
+    let sent = net.router.output("python3", &["-c", rewritten, &port]);
+    assert!(sent.status.success(), "{sent:?}");
+    socket.recv(&mut [0; 2000]).expect("its answer");
+    net.router.chain(
+        "inet guard f",
+        "filter hook forward priority 0",
+        "ip saddr 10.9.9.9 drop",
+    );
+    wait_for(&net, "nft");
+    assert_eq!(ask_who(&socket, "10.0.8.17:8081"), seen);
+}
+
 /// Adds what [`flows_survive`] needs.
 fn add_flows(net: &Net, snat: &str) {
     for (proto, from, to) in [
