@@ -13,6 +13,13 @@ const CONNECTIONS: usize = 40;
 /// Within 13 s the kernel looks for another route once, and each connection in two gets one.
 const FOUND: Duration = Duration::from_secs(40);
 
+/// Connections of the client to an address of the server's: their ends at either.
+fn connected(net: &Net, at: &str) -> (Vec<TcpStream>, Vec<TcpStream>) {
+    let listener = net.server.listen(at);
+    let connect = |_| (net.client.connect(at), listener.accept().unwrap().0);
+    (0..CONNECTIONS).map(connect).unzip()
+}
+
 /// How many of the server's ends have heard nothing.
 fn unheard(ends: &mut Vec<TcpStream>) -> usize {
     ends.retain_mut(|end| end.read(&mut [0; 8]).is_err());
@@ -23,9 +30,7 @@ fn unheard(ends: &mut Vec<TcpStream>) -> usize {
 fn connections_leave(to: &str, family: &str) {
     let net = Net::steered();
     let at = SocketAddr::new(to.parse().unwrap(), 9000).to_string();
-    let listener = net.server.listen(&at);
-    let connect = |_| (net.client.connect(&at), listener.accept().unwrap().0);
-    let (mut clients, mut ends): (Vec<_>, Vec<_>) = (0..CONNECTIONS).map(connect).unzip();
+    let (mut clients, mut ends) = connected(&net, &at);
     let hook = "filter hook prerouting priority -300";
     let lost = "iifname s1 meta l4proto tcp drop";
     net.server.chain(&format!("{family} t behind"), hook, lost);
@@ -77,9 +82,7 @@ fn between_firewalls() -> Net {
 fn connections_that_were_not_moved_stay_where_they_began() {
     let net = between_firewalls();
     let at = format!("{SERVER4}:9000");
-    let listener = net.server.listen(&at);
-    let connect = |_| (net.client.connect(&at), listener.accept().unwrap().0);
-    let (mut clients, mut ends): (Vec<_>, Vec<_>) = (0..CONNECTIONS).map(connect).unzip();
+    let (mut clients, mut ends) = connected(&net, &at);
     let hook = "filter hook prerouting priority -310";
     net.server.chain("ip t away", hook, "meta l4proto tcp drop");
     for client in &mut clients {
@@ -99,9 +102,7 @@ fn connections_that_were_not_moved_stay_where_they_began() {
 fn connections_without_acknowledgements_on_another_path_go_back() {
     let net = between_firewalls();
     let at = format!("{SERVER4}:9000");
-    let listener = net.server.listen(&at);
-    let connect = |_| (net.client.connect(&at), listener.accept().unwrap().0);
-    let (mut clients, mut ends): (Vec<_>, Vec<_>) = (0..CONNECTIONS).map(connect).unzip();
+    let (mut clients, mut ends) = connected(&net, &at);
     for end in &ends {
         end.set_nonblocking(true).unwrap();
     }
