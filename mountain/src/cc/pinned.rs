@@ -312,7 +312,7 @@ impl Pinned {
         Ok(links)
     }
 
-    /// Unregisters the name. Running flows keep it until they end; no new one can choose it.
+    /// Unregisters the name. Running flows and listeners keep it until they end; no other socket can choose it.
     pub(crate) fn disable(&self) -> Result<()> {
         for path in self.cgroup_links().unwrap_or_default() {
             if let Ok(link) = Link::open(&path) {

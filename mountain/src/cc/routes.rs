@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Routes that name the congestion control: `congctl` of ip-route(8).
 //!
-//! The route is read and written by ip(8): what it prints of a route is what it takes, all metrics
-//! included, and nothing here has to know them.
+//! The route is read and written by ip(8): what it prints of a route is what it takes, all metrics included, and nothing
+//! here has to know them, but for two things. It does not print the scope `global`, and takes a route to a link without
+//! it for one of the scope `link`. And it prints `rto_min lock`, which it does not take: each `rto_min` is locked.
 
 use std::process::Command;
 
@@ -171,7 +172,7 @@ fn congctl(route: &str) -> Vec<String> {
     named.map(str::to_owned).collect()
 }
 
-/// The words of a route without what is shown only, and without its congestion control.
+/// The words of a route without what is shown only or not taken, and without its congestion control.
 fn words(route: &str) -> Vec<&str> {
     let mut words = Vec::new();
     let mut all = route.split_whitespace().peekable();
@@ -184,6 +185,10 @@ fn words(route: &str) -> Vec<&str> {
                     all.next();
                 }
                 all.next();
+            }
+            "rto_min" => {
+                words.push(word);
+                all.next_if_eq(&"lock");
             }
             _ => words.push(word),
         }
@@ -198,7 +203,12 @@ fn change(prefix: IpNet, route: &str, congctl: &[String]) -> Result<()> {
         .iter()
         .position(|w| *w == "nexthop")
         .unwrap_or(words.len());
-    words.splice(at..at, congctl.iter().map(String::as_str));
+    let scope = match prefix {
+        IpNet::V4(_) if !words.contains(&"scope") => &["scope", "global"][..],
+        _ => &[],
+    };
+    let more = scope.iter().copied();
+    words.splice(at..at, more.chain(congctl.iter().map(String::as_str)));
     words.insert(0, "change");
     ip(prefix, &words).map(|_| ())
 }
@@ -263,6 +273,11 @@ mod tests {
             assert_eq!(words(&format!("{kept} {state}")).join(" "), kept);
         }
         assert_eq!(congctl(text), ["congctl", "lock", "old"]);
+        let minimum = "192.0.2.0/24 dev u0 rto_min lock 100ms congctl lock old";
+        assert_eq!(
+            words(minimum).join(" "),
+            "192.0.2.0/24 dev u0 rto_min 100ms"
+        );
         let route = "default congctl cubic nexthop via 10.0.0.1 dev mountain";
         assert_eq!(congctl(route), ["congctl", "cubic"]);
         assert!(congctl("default via 10.0.0.1 dev congctl0").is_empty());

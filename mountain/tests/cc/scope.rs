@@ -141,7 +141,9 @@ fn a_route_names_it_and_is_put_back() {
     let (ns, name) = (Ns::new("cc"), Name::new());
     ns.wire(("d1", &[]), &ns, ("d0", &["10.31.0.1/24"]));
     ns.ip("route add 10.32.0.0/16 via 10.31.0.2 mtu 1400 metric 7");
-    let before = ns.ip("route show");
+    // As routing daemons make them, and not what ip(8) does by itself.
+    ns.ip("route add 10.34.0.0/16 dev d0 scope global rto_min 100ms");
+    let before = ns.ip("-d route show");
     let none = "no route for exactly 10.99.0.0/16";
     name.fails(&ns, "enable --route 10.99.0.0/16", none);
     assert!(!name.is_available());
@@ -158,8 +160,11 @@ fn a_route_names_it_and_is_put_back() {
     let congctl = format!("congctl {}", name.0);
     assert_has(&route, &[&congctl, "mtu 1400", "metric 7"]);
     name.cc(&ns, "enable --route 10.32.0.0/16");
+    name.cc(&ns, "enable --route 10.34.0.0/16");
+    let named = ns.ip("-d route show 10.34.0.0/16");
+    assert_has(&named, &["scope global", "rto_min lock 100ms", &congctl]);
     name.cc(&ns, "disable");
-    assert_eq!(ns.ip("route show"), before);
+    assert_eq!(ns.ip("-d route show"), before);
 }
 
 /// Which one a connection has that goes by a route: the one that the route names, and by its neighbour the

@@ -86,10 +86,10 @@ impl RunningCommand {
     pub(super) fn tell(&mut self, signal: &signalfd_siginfo) {
         // timeout(1) tells its child and then the whole group: that is one request.
         let again = self.told_at.is_some_and(|t| t.elapsed() < ONE_REQUEST);
-        self.told_at = Some(Instant::now());
         if again {
             return;
         }
+        self.told_at = Some(Instant::now());
         self.told += 1;
         // What the terminal sent has reached the command as well: it is in the same group.
         let from_terminal = signal.ssi_code == libc::SI_KERNEL;
