@@ -9,9 +9,15 @@
 /*
  * Network layer bytes of the largest packet that an skb becomes on the wire: of a GSO packet, of a segment. To
  * bpf_fib_lookup() a GSO packet fits every device (is_skb_forwardable()), and so it does to the device then.
+ * Of a fragment, what its device takes: all of a datagram go one way, as connection tracking waits for those that
+ * it does not see.
  */
 static __always_inline __u32 mtn_rd_size(struct __sk_buff *skb, const struct mtn_rd_look *look)
 {
+	__u32 mtu = 0;
+
+	if (look->fragment && bpf_check_mtu(skb, 0, &mtu, 0, 0) >= 0)
+		return mtu;
 	return skb->gso_size ? look->headers + skb->gso_size : look->len;
 }
 

@@ -73,18 +73,18 @@ static __always_inline int mtn_rd_go(void *ctx, void *flow, struct mtn_rd_look *
 		}
 		return MTN_GO_NEIGH;
 	}
-	if (!reply)
-		return f->backend == MTN_RD_TCX_PEER && f->out_veth && plain ? MTN_GO_PEER :
-									       MTN_GO_PASS;
+	if (!reply && f->backend == MTN_RD_TCX_PEER)
+		return f->out_veth && plain ? MTN_GO_PEER : MTN_GO_PASS;
 	/*
-	 * Connection tracking has not seen the client's packets, and would take this one for the first of a
-	 * connection. Nor does the way back have to be the way in: the kernel's routes decide.
+	 * Connection tracking has not seen the other packets, and would take this one for the first of a
+	 * connection, which is in the way of nft's rule later. Nor does the way back have to be the way in: the
+	 * kernel's routes decide.
 	 */
 	if ((f->backend == MTN_RD_TCX_PEER || f->backend == MTN_RD_XDP_REDIRECT) && plain &&
-	    !mtn_rd_egress(ctx, flow, look, ipv6, hook))
+	    (reply || !(f->flags & MTN_RD_DIRECT)) && !mtn_rd_egress(ctx, flow, look, ipv6, hook))
 		return f->backend == MTN_RD_TCX_PEER && f->out_veth && look->oif == f->client_dev ?
 			       MTN_GO_PEER : MTN_GO_NEIGH;
-	return MTN_GO_UNTOUCHED;
+	return reply ? MTN_GO_UNTOUCHED : MTN_GO_PASS;
 }
 
 /* Sends the rewritten packet on. */

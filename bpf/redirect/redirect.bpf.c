@@ -26,7 +26,7 @@
  *   hook          direction   MTN_RD_TCX        _TCX_PEER        _XDP            _XDP_REDIRECT
  *   XDP           forward     -                 -                rewrite, pass   rewrite, redirect
  *   XDP           reply       -                 -                -               rewrite, redirect
- *   tcx ingress   forward     rewrite, pass     rewrite, peer    (done by XDP)   as MTN_RD_TCX
+ *   tcx ingress   forward     rewrite, pass     rewrite, peer    (done by XDP)   rewrite, neighbour
  *   tcx ingress   reply       -                 rewrite, peer    -               rewrite, neighbour
  *   tcx egress    reply       rewrite           rewrite          rewrite         rewrite
  *
@@ -36,8 +36,8 @@
  * `accept_source_route` is set, and what it does not know. One in 64 look-ups of a flow's egress route is left to it
  * on purpose, so that neighbour entries stay fresh.
  * A reply that the kernel forwards is rewritten at egress, because at ingress it would turn into a packet from an
- * address of this host, which the kernel takes for a forgery (a martian). By _TCX_PEER and _XDP_REDIRECT tcx sends
- * replies itself, by the kernel's routes: connection tracking has not seen what they answer, and might translate them.
+ * address of this host, which the kernel takes for a forgery (a martian). What XDP leaves, and replies by _TCX_PEER, tcx
+ * sends itself, by the kernel's routes: connection tracking has not seen the other packets, and might translate these.
  * Fragments are not for XDP: all of a datagram go one way.
  *
  * What follows the firewall says so several times a second. Once it has been silent for MTN_ALIVE_S (alive.h), every

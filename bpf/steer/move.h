@@ -34,8 +34,9 @@ static __always_inline void mtn_move(struct mtn_flow_key *key, struct mtn_flow *
 
 	mtn_count(MTN_STAT_MOVE_FLOWLET + reason);
 	flow->path = to;
-	/* Back where it began, or where it looked for a path itself. */
-	if (reason == MTN_MOVE_REHASHED || (flow->came_from & MTN_NO_FLAG) == to + 1)
+	/* Back where it began, or where it looked for a path itself. Others than TCP have no use for it. */
+	if (key->proto != IPPROTO_TCP || reason == MTN_MOVE_REHASHED ||
+	    (flow->came_from & MTN_NO_FLAG) == to + 1)
 		flow->came_from = 0;
 	else
 		flow->came_from = flow->came_from ? flow->came_from & MTN_NO_FLAG : from + 1;

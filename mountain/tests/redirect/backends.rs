@@ -120,6 +120,59 @@ fn each_backend_delivers_or_refuses() {
     net.assert_clean();
 }
 
+/// Of a datagram's fragments only the first are too big for the next device; what the kernel makes smaller, it needs
+/// all of.
+#[test]
+fn fragments_cross_to_a_smaller_mtu_both_ways() {
+    for (small, ends) in [("server", ["rs", "s0"]), ("client", ["rc", "c0"])] {
+        let net = Net::new();
+        let (local, from, to) = places(false);
+        // Datagrams may be made smaller on the way.
+        for ns in [&net.client, &net.server] {
+            ns.sysctl("net.ipv4.ip_no_pmtu_disc", "1");
+        }
+        net.serve(&net.server, "target", to);
+        let far = if small == "server" {
+            &net.server
+        } else {
+            &net.client
+        };
+        net.router.ip(&format!("link set {} mtu 1300", ends[0]));
+        far.ip(&format!("link set {} mtu 1300", ends[1]));
+        // Connection tracking puts fragments together where some rule needs it.
+        net.add("udp", "10.0.8.17:9", "10.0.1.2:9", "nft");
+        for backend in BACKENDS {
+            println!("{backend}, small at the {small}");
+            net.add("udp", from, to, backend);
+            let socket = net.client.udp(local);
+            for _ in 0..3 {
+                let (answer, whom) = ask(&socket, from, &"y".repeat(1900));
+                assert_eq!((answer.len(), whom.as_str()), (1907, from), "{backend}");
+            }
+            net.redirect(&format!("del --proto udp --from {from}"));
+        }
+    }
+}
+
+/// Whoever resolves the target's link-layer address, the client hears that there is none.
+#[test]
+fn clients_hear_that_their_target_is_down() {
+    let net = Net::new();
+    for (from, to) in [
+        ("10.0.8.17:8080", "10.0.1.9:8083"),
+        ("[fd08::17]:8080", "[fd01::9]:8083"),
+    ] {
+        // tcx-peer serves addresses of a namespace only.
+        for backend in BACKENDS.into_iter().filter(|b| *b != "tcx-peer") {
+            net.add("tcp", from, to, backend);
+            let heard = net.client.try_connect(from).unwrap_err();
+            let unreachable = ErrorKind::HostUnreachable;
+            assert_eq!(heard.kind(), unreachable, "{backend} to {to}");
+            net.redirect(&format!("del --proto tcp --from {from}"));
+        }
+    }
+}
+
 /// With --fix every backend works on devices as they are made, and leaves them so.
 #[test]
 fn fix_makes_every_backend_possible_and_del_undoes_it() {

@@ -244,7 +244,7 @@ fn fragments_follow_the_first_one() {
             way.check_untouched(&format!("{r}, orphan"), &orphan);
             // Connection tracking gathers fragments: all of a datagram or none go by XDP.
             let by = match way.backend {
-                Backend::XdpRedirect => &TCX,
+                Backend::XdpRedirect => &AFTER_XDP,
                 _ => way,
             };
             if way.backend == Backend::XdpRedirect {
@@ -353,11 +353,9 @@ fn the_slow_way_takes_over() {
             }
         };
         takes_over("lifetime over", 40_005, |p| p.ip.ttl = 1);
-        // Not by way of connection tracking, which has not seen what they answer.
+        // Not by way of connection tracking, which has not seen the other packets.
         for r in rules() {
-            let sent = reply(&r, 40_005);
-            let want = sent.rewritten().after(REDIRECT, true);
-            TCX_PEER.check(&format!("{r}, reply"), TCX_PEER.reply, &sent.packet, &want);
+            AFTER_XDP.check_reply(&r.to_string(), &reply(&r, 40_005));
         }
         for r in rules() {
             let last = reply(&r, 40_005).packet.ttl(1).bytes();
@@ -368,7 +366,11 @@ fn the_slow_way_takes_over() {
         takes_over("too big", 40_006, |p| p.ip.l4.resize(1400, 1));
         ip("neigh del 10.0.1.2 dev s0");
         ip("neigh del fd01::2 dev s0");
-        takes_over("no neighbour", 40_007, |_| ());
+        for r in rules() {
+            let sent = forward(&r, 40_007);
+            XDP_AND_ON.check_untouched("no neighbour", &sent.packet.bytes());
+            AFTER_XDP.check_forward("no neighbour", &sent);
+        }
     });
 }
 

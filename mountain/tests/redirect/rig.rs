@@ -183,6 +183,12 @@ pub const XDP_AND_ON: Way = way(
     ("c0", DeviceHook::Xdp, XDP_REDIRECT),
     ("s0", DeviceHook::Xdp, XDP_REDIRECT),
 );
+/// What [`XDP_AND_ON`] leaves and the kernel has nothing to say to.
+pub const AFTER_XDP: Way = way(
+    Backend::XdpRedirect,
+    ("c0", DeviceHook::TcxIngress, REDIRECT),
+    ("s0", DeviceHook::TcxIngress, REDIRECT),
+);
 
 /// The action by which a packet goes on as if there were no program at the hook.
 pub fn passing(hook: DeviceHook) -> i32 {

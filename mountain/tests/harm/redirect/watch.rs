@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 
 use mountain::bpf::hooks::{DeviceHook, Order};
 
-use super::net::{ask, ask_in_vain, assert_answers, echo, Net};
+use super::net::{ask, ask_in_vain, assert_answers, echo, ethtool, Net};
 use crate::support::tcx::{attach_passing_xdp, link_passing, redirect_program};
 use crate::support::*;
 
@@ -187,27 +187,67 @@ fn add_flows(net: &Net, snat: &str) {
 /// Flows by the rules to :8090 and :8091 live through a firewall that drops all but them, and new ones to
 /// :8080 do not.
 fn flows_survive(net: &Net, seen4: &str, seen6: &str) {
-    let _who = ["10.0.1.2:8090", "[fd01::2]:8090"].map(|at| serve_who(&net.server, at));
-    let udp4 = net.client.udp("10.0.8.18:0");
-    let udp6 = net.client.udp("[fd08::18]:0");
-    let who4 = ask_who(&udp4, "10.0.8.17:8081");
-    let who6 = ask_who(&udp6, "[fd08::17]:8081");
-    let right = who4.contains(seen4) && who6.contains(seen6);
-    assert!(right, "{who4} {who6}");
-    let (mut tcp4, _) = echo(net, "10.0.8.17:8081", "10.0.1.2:8091");
-    let (mut tcp6, _) = echo(net, "[fd08::17]:8081", "[fd01::2]:8091");
-    assert_alive(&mut tcp4);
-    assert_alive(&mut tcp6);
+    let mut flows = Flows::new(net);
+    for (udp, seen) in flows.udp.iter().zip([seen4, seen6]) {
+        assert!(udp.who.contains(seen), "{} is not {seen}", udp.who);
+    }
     let fresh = net.client.udp("10.0.8.18:0");
     assert_served(&fresh);
 
     forward_drop(net, "ct state established accept");
     wait_for(net, "nft");
-    assert_alive(&mut tcp4);
-    assert_alive(&mut tcp6);
-    assert_eq!(ask_who(&udp4, "10.0.8.17:8081"), who4);
-    assert_eq!(ask_who(&udp6, "[fd08::17]:8081"), who6);
+    flows.go_on(|| ());
     ask_in_vain(&net.client.udp("10.0.8.18:0"), FROM);
+}
+
+/// A UDP flow, and what the target saw of its client first.
+struct UdpFlow {
+    socket: UdpSocket,
+    from: &'static str,
+    who: String,
+}
+
+/// Flows by the rules to :8090 and :8091 of [`add_flows`].
+struct Flows {
+    udp: [UdpFlow; 2],
+    tcp: [TcpStream; 2],
+    _who: [Worker<()>; 2],
+}
+
+impl Flows {
+    fn new(net: &Net) -> Self {
+        let _who = ["10.0.1.2:8090", "[fd01::2]:8090"].map(|at| serve_who(&net.server, at));
+        let ends = [
+            ("10.0.8.18:0", "10.0.8.17:8081"),
+            ("[fd08::18]:0", "[fd08::17]:8081"),
+        ];
+        let udp = ends.map(|(client, from)| {
+            let socket = net.client.udp(client);
+            let who = ask_who(&socket, from);
+            UdpFlow { socket, from, who }
+        });
+        let (tcp4, _) = echo(net, "10.0.8.17:8081", "10.0.1.2:8091");
+        let (tcp6, _) = echo(net, "[fd08::17]:8081", "[fd01::2]:8091");
+        let mut flows = Self {
+            udp,
+            tcp: [tcp4, tcp6],
+            _who,
+        };
+        flows.go_on(|| ());
+        flows
+    }
+
+    /// Each exchanges something, after `before`; none changes its port.
+    fn go_on(&mut self, before: impl Fn()) {
+        for tcp in &mut self.tcp {
+            before();
+            assert_alive(tcp);
+        }
+        for udp in &self.udp {
+            before();
+            assert_eq!(ask_who(&udp.socket, udp.from), udp.who);
+        }
+    }
 }
 
 /// Whatever ends who watches, the fast backend is gone with it, and packets are redirected by nft.
@@ -228,6 +268,31 @@ fn a_fast_backend_does_not_outlive_who_watches() {
         net.redirect("del --all");
         net.assert_clean();
     }
+}
+
+/// XDP hands over what it knows no neighbour for. If connection tracking saw these packets, it would take the flows for
+/// the client's own to the target, and nft could not take them over.
+#[test]
+fn flows_by_xdp_go_on_when_who_watches_is_killed() {
+    let net = Net::serving();
+    for (ns, device) in [(&net.client, "c0"), (&net.server, "s0")] {
+        ethtool(ns, device, "tx off gro on");
+    }
+    add_flows(&net, "");
+    let watching = watch(&net);
+    wait_for(&net, "xdp-redirect");
+    let mut flows = Flows::new(&net);
+    for _ in 0..3 {
+        flows.go_on(|| {
+            // A looked-up route is kept for 250 ms.
+            std::thread::sleep(Duration::from_millis(300));
+            net.router.ip("neigh flush dev rs");
+        });
+    }
+    watching.signal(Signal::SIGKILL);
+    let _ = watching.finish();
+    wait_for(&net, "nft");
+    flows.go_on(|| ());
 }
 
 /// As by Ctrl-Z, a debugger, or the cgroup freezer.
