@@ -214,20 +214,6 @@ pub(crate) fn forget_direct(rules: &[Redirected]) -> Result<usize> {
     Ok(to_them + begun(false)? + begun(true)?)
 }
 
-/// Those of these rules that redirect flows of which connection tracking has entries.
-///
-/// # Errors
-/// When the kernel refuses to list them.
-pub(crate) fn redirected_among(rules: &HashSet<Redirected>) -> Result<HashSet<Redirected>> {
-    let mut found = HashSet::new();
-    for (_, request) in looks(rules) {
-        list(&request, |entry| {
-            found.extend(entry.redirected().filter(|flow| rules.contains(flow)));
-        })?;
-    }
-    Ok(found)
-}
-
 /// Deletes entries of what is sent to where these rules redirect from, if `wanted`.
 fn forget_to(
     rules: &[Redirected],

@@ -15,7 +15,7 @@
 mod far;
 mod sources;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -39,7 +39,6 @@ use crate::host::atomic_file::is_at;
 use crate::host::capabilities;
 use crate::host::folder;
 use crate::host::text::count;
-use crate::netlink::conntrack;
 use crate::netlink::ruleset::Ruleset;
 use actions::{Beside, SHOWN};
 use far::FarEnds;
@@ -49,8 +48,8 @@ use sources::{Heard, Notifications};
 const POLL: Duration = Duration::from_millis(250);
 /// How long a decision waits for other commands before everything is left to nft.
 const LOCK_WAIT: Duration = Duration::from_millis(300);
-/// What failed, and rules that had flows under way in nft, are tried again after so many polls.
-const BUSY_POLLS: u32 = 4;
+/// What failed is tried again after so many polls.
+const RETRY_POLLS: u32 = 4;
 /// How often far ends are looked at again.
 const FAR_LOOK: Duration = Duration::from_secs(5);
 /// After a round, this many times as long passes before the next one that no change of the firewall asks for.
@@ -79,7 +78,7 @@ pub fn run(
         firewall: None,
         refused: HashMap::new(),
         failed: None,
-        busy: false,
+        failing: false,
         far: FarEnds::default(),
         seen: HostReadings::default(),
         lines: Vec::new(),
@@ -97,7 +96,7 @@ pub fn run(
         polls = if heard.anything() { 0 } else { polls + 1 };
         let begin = Instant::now();
         let far = !watcher.far.is_empty() && begin >= far_at;
-        let unheard = far || ((watcher.busy || again) && polls % BUSY_POLLS == 0);
+        let unheard = far || ((watcher.failing || again) && polls % RETRY_POLLS == 0);
         if heard.anything() || (unheard && begin >= rests_until) {
             if heard.rest || again {
                 again = changed();
@@ -246,8 +245,8 @@ struct Watcher {
     refused: HashMap<u32, String>,
     /// Why the last round failed: said once.
     failed: Option<String>,
-    /// To be tried again soon: some rule waits for flows of nft to end, or something failed.
-    busy: bool,
+    /// To be tried again soon: something failed.
+    failing: bool,
     /// What hangs on the far ends of veths, of which nothing tells.
     far: FarEnds,
     /// What looks at the host keep for the next one.
@@ -270,7 +269,7 @@ struct Choices {
 impl Watcher {
     /// `far`: far ends are to be looked at.
     fn round(&mut self, heard: Heard, far: bool) {
-        if !heard.anything() && !self.busy {
+        if !heard.anything() && !self.failing {
             let now = self.firewall.as_ref();
             let beat = || drop(self.fast.say_alive());
             let same = now.is_some_and(|now| !self.far.have_changed(&mut self.seen, now, beat));
@@ -288,7 +287,7 @@ impl Watcher {
     /// Leaves everything to nft, until the next round.
     fn leave_all(&mut self, why: &str) {
         self.firewall = None;
-        self.busy = true;
+        self.failing = true;
         let left = match fast::end().and_then(|()| self.fast.trim()) {
             Ok(()) => String::new(),
             Err(left) => format!("; {left:#}"),
@@ -337,7 +336,7 @@ impl Watcher {
         let before = self.firewall.as_ref().filter(|before| ***before == read);
         let same = before.is_some();
         let now = before.map_or_else(|| Rc::new(read), Rc::clone);
-        let is_news = !heard.firewall || heard.rest || self.busy;
+        let is_news = !heard.firewall || heard.rest || self.failing;
         let beat = || drop(self.fast.say_alive());
         if same && !is_news && !(far && self.far.have_changed(&mut self.seen, &now, beat)) {
             return Ok(());
@@ -355,7 +354,7 @@ impl Watcher {
         let by_far_ends = by_far_ends.map(|(rule, _)| &rule.rule);
         let by_far_ends = by_far_ends.inspect(|_| self.beat());
         self.far = FarEnds::read(&mut seen, &beside.in_force, by_far_ends)?;
-        self.raise(choices, &carried)?;
+        self.raise(choices, &carried);
         self.fast.trim()?;
         actions::follow(&mut store, &moved)?;
         for line in actions::followed(&moved) {
@@ -481,26 +480,12 @@ impl Watcher {
     }
 
     /// Adds what has become right to what is `carried`.
-    fn raise(
-        &mut self,
-        choices: HashMap<u32, Choice>,
-        carried: &HashMap<u32, Carried>,
-    ) -> Result<()> {
+    fn raise(&mut self, choices: HashMap<u32, Choice>, carried: &HashMap<u32, Carried>) {
         self.refused.retain(|id, _| choices.contains_key(id));
         let right = choices.into_values().filter(|(_, choice)| choice.is_ok());
         let mut new: Vec<Installed> = right.map(|(rule, _)| rule).collect();
         new.retain(|rule| !carried.contains_key(&rule.id));
-        // Flows under way would get another source, or, where XDP hands some packets to the kernel,
-        // be two to connection tracking: they end first.
-        let waits = |rule: &Installed| {
-            rule.plan.snat.is_some() || rule.plan.backend == Backend::XdpRedirect
-        };
-        let wait = new.iter().filter(|rule| waits(rule));
-        let wait: HashSet<_> = wait.map(|rule| rule.rule.redirected()).collect();
-        let under_way = conntrack::redirected_among(&wait)?;
-        let all = new.len();
-        new.retain(|rule| !waits(rule) || !under_way.contains(&rule.rule.redirected()));
-        self.busy = new.len() < all;
+        self.failing = false;
         new.sort_by_key(|rule| rule.id);
         // Where one of many is in the way, it is found by halves.
         let (mut done, mut rest) = (Vec::new(), vec![&new[..]]);
@@ -523,7 +508,6 @@ impl Watcher {
             }
         }
         self.raised(&done);
-        Ok(())
     }
 
     fn raised(&mut self, rules: &[Installed]) {

@@ -333,6 +333,7 @@ impl Case<'_> {
         if self.backend == Backend::Nft {
             return;
         }
+        self.only_by_name("a target has few source ports for rewritten clients");
         if matches!(self.backend, Backend::Xdp | Backend::TcxPeer) {
             self.refuse(
                 format!(

@@ -141,6 +141,17 @@ fn always() -> Rule {
     }
 }
 
+/// Whether something keeps a rule with another source, which BPF sends on, from being chosen, besides its ports.
+fn is_kept_from_another_source(facts: &HostFacts) -> bool {
+    let found = of_for(facts, &always(), Tcx);
+    assert!(found.by_name_only && found.notes.iter().any(|n| n.contains("few source ports")));
+    let kept = found
+        .notes
+        .iter()
+        .filter(|n| n.contains("unless it is named"));
+    kept.count() > 1
+}
+
 use Backend::{Nft, Tcx, TcxPeer, Xdp as XdpPass, XdpRedirect};
 
 #[test]
@@ -395,8 +406,7 @@ fn source_ports_of_sockets_are_kept_apart() {
 #[test]
 fn firewalls_keep_auto_from_going_around_them() {
     let mut facts = facts();
-    let always = always();
-    assert!(!of_for(&facts, &always, Tcx).by_name_only);
+    assert!(!is_kept_from_another_source(&facts));
     facts.firewall.around = vec!["ip filter FORWARD handle 7: drop".to_owned()];
     facts.firewall.drops.clone_from(&facts.firewall.around);
     let fast = of(&facts, XdpRedirect);
@@ -409,8 +419,8 @@ fn firewalls_keep_auto_from_going_around_them() {
         assert!(notes(&facts, backend, "may drop redirected packets, by ip"));
     }
     // What gets another source by BPF does not pass FORWARD either.
-    assert!(of_for(&facts, &always, Tcx).by_name_only);
-    assert!(!of_for(&facts, &always, Nft).by_name_only);
+    assert!(is_kept_from_another_source(&facts));
+    assert!(!of_for(&facts, &always(), Nft).by_name_only);
     // Rules that see packets before they are rewritten are skipped by all but nft.
     facts.firewall = FirewallEffects::default();
     facts.firewall.before = vec!["ip raw PREROUTING handle 3: drop".to_owned()];
@@ -429,8 +439,6 @@ fn firewalls_keep_auto_from_going_around_them() {
 /// Forged sources and bursts that the owner limits must not get around that by a redirect.
 #[test]
 fn filters_of_sources_and_shapers_are_not_gone_around() {
-    // With another source it is sent on by BPF.
-    let by_name = |facts: &HostFacts| of_for(facts, &always(), Tcx).by_name_only;
     for (filter, routable, expected) in [
         (0, false, false),
         (1, true, true),
@@ -441,7 +449,8 @@ fn filters_of_sources_and_shapers_are_not_gone_around() {
             f.devices[0].sysctls.rp_filter = filter;
             f.host.all_routable = routable;
         });
-        assert_eq!(by_name(&facts), expected, "rp_filter {filter}, {routable}");
+        let kept = is_kept_from_another_source(&facts);
+        assert_eq!(kept, expected, "rp_filter {filter}, {routable}");
         assert!(!of(&facts, Tcx).by_name_only, "it is routed");
     }
     for (kinds, expected) in [
@@ -452,9 +461,9 @@ fn filters_of_sources_and_shapers_are_not_gone_around() {
     ] {
         let mut facts = facts();
         facts.devices[1].qdiscs.kinds = kinds.iter().map(|k| (*k).to_owned()).collect();
-        assert_eq!(by_name(&facts), expected, "{kinds:?}");
+        assert_eq!(is_kept_from_another_source(&facts), expected, "{kinds:?}");
         facts.devices[1].qdiscs.filters = true;
-        assert!(by_name(&facts), "a policer");
+        assert!(is_kept_from_another_source(&facts), "a policer");
         assert!(!of(&facts, Nft).by_name_only);
     }
 }
@@ -561,11 +570,9 @@ fn what_nobody_may_go_around_leaves_the_choice_to_nft() {
     ];
     for (what, change) in cases {
         let mut facts = facts();
-        // With another source it is sent on by BPF.
         let said = |facts: &HostFacts| {
-            let found = of_for(facts, &always(), Tcx);
-            let note = found.notes.iter().any(|n| n.contains(what));
-            (found.by_name_only, note)
+            let kept = is_kept_from_another_source(facts);
+            (kept, notes_for(facts, &always(), Tcx, what))
         };
         assert_eq!(said(&facts), (false, false), "{what}");
         change(&mut facts);
