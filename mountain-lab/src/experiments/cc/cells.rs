@@ -15,6 +15,8 @@ const MBIT: f64 = 1e6;
 pub const RTT_US: u32 = 40_000;
 /// Before it no figure is taken: the flows have found their rate.
 pub const WARM_UP_US: u64 = 3_000_000;
+/// When the first flow begins.
+pub const START_US: u64 = 100_000;
 /// When the rate of a step changes.
 pub const STEP_US: u64 = 6_000_000;
 /// What a link in an outage still carries, Mbit/s: an emulated rate cannot be nothing.

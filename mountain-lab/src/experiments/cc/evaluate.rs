@@ -6,7 +6,7 @@ use mountain_lab::result::{CheckSpec, LimitKind};
 use mountain_lab::workload::metrics::{put, Figures};
 use mountain_lab::workload::stats::percentile;
 
-use super::cells::{Cell, CellKind, RTT_US, STEP_US, WARM_UP_US};
+use super::cells::{Cell, CellKind, RTT_US, START_US, STEP_US, WARM_UP_US};
 use super::flows::{CcFlowReport, BUCKET_US};
 use crate::emulate::bottleneck::LinkPlan;
 use crate::emulate::link::LinkReport;
@@ -47,6 +47,19 @@ fn rise_us(flow: &CcFlowReport, from: u64, until: u64, bps: f64) -> u64 {
         .step_by(BUCKET_US as usize)
         .find(|t| flow.goodput_bps(*t, t + RISE_US) >= 0.9 * bps)
         .map_or(until - from, |t| t + RISE_US - from)
+}
+
+/// When a flow that began at `from` has brought so many bytes, µs after that; `None`: never. Within a bucket they count as
+/// spread evenly.
+fn transfer_us(flow: &CcFlowReport, from: u64, size: u64) -> Option<u64> {
+    let mut before = 0;
+    let (bucket, bytes) = flow.bytes.iter().enumerate().find(|(_, bytes)| {
+        before += **bytes;
+        before >= size
+    })?;
+    let missing = size - (before - bytes);
+    let within = BUCKET_US as f64 * missing as f64 / *bytes as f64;
+    Some(bucket as u64 * BUCKET_US + within as u64 - from)
 }
 
 /// The figures of a segment; their names begin with the cell's.
@@ -119,6 +132,13 @@ fn kind_figures(
             put("rise_us", "us", rise_us as f64, 1);
         }
         CellKind::Alike(n) | CellKind::TraceAlike(_, n) => put("jain", "x", jain(each), n.into()),
+        CellKind::Bursts(_) => {
+            for (name, size) in [("500k", 500_000), ("2500k", 2_500_000), ("5m", 5_000_000)] {
+                let took = transfer_us(&s.flows[0], START_US, size);
+                let took = took.map_or(f64::NAN, |took| took as f64);
+                put(&format!("transfer_{name}_us"), "us", took, 1);
+            }
+        }
         // What the flow that is looked at gets of what both get.
         CellKind::Against(_) => put("share", "ratio", each[0] / all, 2),
         CellKind::Late(_) => put("share", "ratio", each[1] / all, 2),
@@ -214,6 +234,20 @@ mod tests {
         };
         assert_eq!(rise_us(&flow, 1_000_000, 6_000_000, 50e6), 1_800_000);
         assert_eq!(rise_us(&flow, 1_000_000, 6_000_000, 60e6), 5_000_000);
+    }
+
+    #[test]
+    fn how_long_a_transfer_takes() {
+        let flow = CcFlowReport {
+            bytes: vec![0, 100, 300, 0, 100],
+            retransmits: 0,
+        };
+        let took = |size| transfer_us(&flow, 100_000, size);
+        assert_eq!(took(50), Some(50_000));
+        assert_eq!(took(100), Some(100_000));
+        assert_eq!(took(250), Some(150_000));
+        assert_eq!(took(500), Some(400_000));
+        assert_eq!(took(501), None);
     }
 
     #[test]

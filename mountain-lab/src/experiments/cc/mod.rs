@@ -27,6 +27,7 @@ use crate::emulate::netns::Netns;
 use crate::emulate::wire::{addresses, mac_of, to_emulator};
 use crate::emulate::LinkConfig;
 use crate::stopped;
+use cells::START_US;
 pub(crate) use cells::{Cell, CellKind, CELLS, WARM_UP_US};
 pub(crate) use evaluate::{figures, CcSegment};
 use flows::{FlowSpec, Flows};
@@ -188,22 +189,22 @@ impl CcRig {
         };
         let specs: Vec<FlowSpec> = match cell.kind {
             CellKind::Alike(n) | CellKind::TraceAlike(_, n) => (0..n)
-                .map(|i| flow(&who.name, 100_000 + u64::from(i) * 100_000))
+                .map(|i| flow(&who.name, START_US + u64::from(i) * 100_000))
                 .collect(),
-            CellKind::Against(other) => vec![flow(&who.name, 100_000), flow(other, 2_000_000)],
-            CellKind::Late(other) => vec![flow(other, 100_000), flow(&who.name, 2_000_000)],
+            CellKind::Against(other) => vec![flow(&who.name, START_US), flow(other, 2_000_000)],
+            CellKind::Late(other) => vec![flow(other, START_US), flow(&who.name, 2_000_000)],
             CellKind::Media(mbit) => vec![FlowSpec {
                 media_bps: Some(u64::from(mbit) * 1_000_000),
-                ..flow(&who.name, 100_000)
+                ..flow(&who.name, START_US)
             }],
             CellKind::Ratio(_) => {
                 let far = FlowSpec {
                     far: true,
                     ..flow(&who.name, 200_000)
                 };
-                vec![flow(&who.name, 100_000), far]
+                vec![flow(&who.name, START_US), far]
             }
-            _ => vec![flow(&who.name, 100_000)],
+            _ => vec![flow(&who.name, START_US)],
         };
         let flows = Flows::start(
             &self.client,
