@@ -140,21 +140,23 @@ static __always_inline bool mtn_is_to_provider(const struct mtn_flow_key *key)
 }
 
 /*
- * Is a connection about other packets, which only the kernel places? Those are of GRE (PPTP, RFC 2637), and of this
+ * Does a connection need the kernel's path, because of its port? Some are about other packets, which only the kernel
+ * places. Those are of GRE (PPTP, RFC 2637), and of this
  * host's sockets with ports of their own: media that RTSP (RFC 7826), SIP (RFC 3261) and H.323 have agreed on. Many
  * servers want all from one address. mtr (to port 1) and hping3 (to 11111) ask so for the source of their raw packets, and
  * send nothing by the socket. Programs that want to know this host's address ask for it likewise: to port 80, 9 (discard),
  * 1 or 0, at which no UDP is served. A peer of BGP (RFC 4271) or multihop BFD (RFC 5883) takes no other address than the
- * one that it has been told.
+ * one that it has been told. Nor does who gets mail by SMTP (RFC 5321): the domain names the servers that may send (SPF,
+ * RFC 7208), and their addresses have names. Mail from another one is refused for good.
  */
 static __always_inline bool mtn_is_signalling(const struct mtn_flow_key *key, const bool local)
 {
 	__u16 port = bpf_ntohs(key->dport);
 
-	if (!local)
-		return port == 1723 && key->proto == IPPROTO_TCP;
-	if (key->proto == IPPROTO_TCP && port == 1723)
+	if (key->proto == IPPROTO_TCP && (port == 25 || port == 1723))
 		return true;
+	if (!local)
+		return false;
 	if (key->proto == IPPROTO_TCP && port == 179)
 		return true;
 	if (key->proto == IPPROTO_UDP &&

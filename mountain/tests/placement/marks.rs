@@ -95,7 +95,7 @@ fn where_a_mark_gets_packets_through_nothing_is_placed() {
         } else if is_left {
             assert_eq!(by_uplink(&opened), [0, 0], "{rule}: {opened:?}");
             let left = net.placement().left.join("\n");
-            let expected = "the firewall lets packets through, or translates them, by whether mountain's bits (0xff000000)";
+            let expected = "the firewall treats packets otherwise if mountain's bits (0xff000000)";
             assert_has(&left, &[expected, "inet owner judges"]);
         } else {
             assert_by_both(&opened);
@@ -109,7 +109,7 @@ fn where_a_mark_gets_packets_through_nothing_is_placed() {
 fn check_names_rules_by_which_marks_or_uplinks_matter() {
     let net = Home::new().with_lan();
     let check = || stdout(&net.home.mountain("check --adopt"));
-    let by_mark = "by whether mountain's bits";
+    let by_mark = "otherwise if mountain's bits";
     let one_address = "the firewall does not translate them to each uplink's own address";
     let by_device = "the firewall treats u0 and u1 differently";
     let prerouting = "type nat hook prerouting priority dstnat;";
@@ -128,6 +128,15 @@ fn check_names_rules_by_which_marks_or_uplinks_matter() {
         (format!("chain o {{ {output} meta mark 255 return; tcp dport 80 redirect to :3128\n}}"), ""),
         (format!("chain o {{ {output} meta mark 0 tcp dport 80 redirect to :3128\n}}"), by_mark),
         (format!("chain f {{ {forward} meta mark & 0x02000000 != 0 drop\n}}"), by_mark),
+        // Sorted into classes, written to, not tracked; what is only counted is the same to the packets.
+        (format!("chain f {{ {forward} meta mark 0 udp dport 5000 meta mark set 6\n}}"), by_mark),
+        (format!("chain m {{ type route hook output priority mangle; meta mark 0 udp dport 5000 meta mark set 6\n}}"), by_mark),
+        (format!("chain f {{ {forward} meta mark 0 meta priority set 1:10\n}}"), by_mark),
+        (format!("chain f {{ {forward} meta mark 0 ip dscp set ef\n}}"), by_mark),
+        (format!("chain f {{ {forward} meta mark & 0xff == 0 ip dscp set ef\n}}"), ""),
+        (format!("chain f {{ {forward} meta mark 0 counter log\n}}"), ""),
+        (format!("chain r {{ type filter hook prerouting priority raw; meta mark 0 notrack\n}}"), by_mark),
+        (format!("counter billed {{ }}\nchain f {{ {forward} meta mark 0 counter name billed\n}}"), ""),
         // By marks that the firewall sets, as Kubernetes, a VPN for one user, and a proxy do.
         (
             format!(

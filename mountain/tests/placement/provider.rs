@@ -130,19 +130,20 @@ fn other_routes_are_not_concerned() {
     assert!(!said.contains("private networks"), "{said}");
 }
 
-/// Connections about packets that only the kernel places: of sockets with a port of their own, and of GRE.
+/// Connections about packets that only the kernel places (of sockets with a port of their own, and of GRE), and those whose
+/// peers know one address.
 #[test]
 fn signalling_goes_where_the_kernel_has_the_packets_that_it_is_about() {
     let net = Home::new().with_lan().running();
     lead_there(&net);
     net.wait_forwarding();
-    for port in [179, 554, 1720, 1723, 5060, 5061] {
+    for port in [25, 179, 554, 1720, 1723, 5060, 5061] {
         for server in SERVER {
             net.flows()
                 .assert_opens_at("tcp", 8, (server, port), [8, 0]);
         }
     }
-    assert_eq!(net.counter("pass_signalling"), 6 * 2 * 8);
+    assert_eq!(net.counter("pass_signalling"), 7 * 2 * 8);
     // As mtr and hping3 ask for the source of their raw packets, and others for this host's address.
     for port in [1, 9, 80, 11_111] {
         for server in SERVER {
@@ -154,6 +155,8 @@ fn signalling_goes_where_the_kernel_has_the_packets_that_it_is_about() {
     // Nothing is known of GRE; and forwarded datagrams are placed as the signalling is, whichever port they are from.
     let forwarded = |port| net.inner_flows().open_at("tcp", EACH, (SERVER[0], port));
     assert_eq!(by_uplink(&forwarded(1723)), [EACH, 0]);
+    // Nor does anybody take mail from an address that its domain does not name.
+    assert_eq!(by_uplink(&forwarded(25)), [EACH, 0]);
     assert_by_both(&forwarded(5060));
     assert_by_both(&net.flows().open_at("udp", EACH, (SERVER[0], 1723)));
     lose_the_kernels_uplink(&net);

@@ -30,8 +30,8 @@ impl Firewall {
         })
     }
 
-    /// The first rule that lets packets through, or sends them elsewhere, where they bear a mark of ours, and not where
-    /// they bear none, or the other way round.
+    /// The first rule that does something to packets, or because of them, where they bear a mark of ours, and not where
+    /// they bear none, or the other way round. It may also sort them into classes, count or write to them.
     pub(super) fn ours(&self, ipv6: bool, bits: u32, own: bool) -> Option<Difference> {
         let hooks: &[Hook] = match own {
             true => &[Hook::Output, Hook::Postrouting],
@@ -62,15 +62,15 @@ impl Firewall {
                 facts.ct_mark = residue.left_of(&facts).ct_mark;
                 residue
             });
-            Residue::in_turn(residues).verdicts()
+            Residue::in_turn(residues)
         };
         let without = with(0);
         let mut each = (0..u32::BITS).map(|n| 1 << n).filter(|bit| bits & bit != 0);
         let rule = each.find_map(|bit| without.difference(&with(bit)))?;
         Some(Difference {
             what: format!(
-                "the firewall lets packets through, or translates them, by whether mountain's bits ({bits:#x}) are in their \
-                 mark or their connection's, by {rule}: have it read other bits only, as by a mask (MARK/{:#x})",
+                "the firewall treats packets otherwise if mountain's bits ({bits:#x}) are in their mark or their \
+                 connection's, by {rule}: have it read other bits only, as by a mask (MARK/{:#x})",
                 !bits
             ),
             rule: Some(rule.to_string()),
