@@ -17,7 +17,7 @@ static __always_inline __u32 mtn_rd_size(struct __sk_buff *skb, const struct mtn
 	__u32 mtu = 0;
 
 	if (look->fragment && bpf_check_mtu(skb, 0, &mtu, 0, 0) >= 0)
-		return mtu;
+		return mtu > look->len ? mtu : look->len;
 	return skb->gso_size ? look->headers + skb->gso_size : look->len;
 }
 
@@ -32,19 +32,15 @@ static __always_inline int mtn_rd_fib(void *ctx, struct mtn_rd_flow *f, struct b
 	fib->sport = f->sport;
 	fib->dport = f->dport;
 	fib->ifindex = reply ? f->target_dev : f->client_dev;
-	/* At tcx the kernel looks at the packet's own length. */
-	fib->tot_len = xdp ? look->len : 0;
+	/*
+	 * What is too big the kernel tells the sender. With another source address nobody could: the device may take it
+	 * after all. (At tcx, 0 asks for the packet's own length and the device's MTU.)
+	 */
+	fib->tot_len = xdp ? look->len : f->flags & MTN_RD_SNAT ? 0 : mtn_rd_size(ctx, look);
 	if (bpf_fib_lookup(ctx, fib, sizeof(*fib), xdp ? 0 : MTN_FIB_SKIP_NEIGH))
 		return -1;
 	/* User space has looked at no other device. */
 	if (xdp && fib->ifindex != usual)
-		return -1;
-	/*
-	 * The kernel tells the sender. With another source address nobody could: the device may take it after all.
-	 * (An MTU of 65536 is 0 here.)
-	 */
-	if (!xdp && !(f->flags & MTN_RD_SNAT) && fib->mtu_result &&
-	    mtn_rd_size(ctx, look) > fib->mtu_result)
 		return -1;
 	look->oif = fib->ifindex;
 	/* Not to be kept: no neighbour was asked for, which XDP needs; or the way back is not the way in. */

@@ -78,10 +78,11 @@ static __always_inline int mtn_rd_go(void *ctx, void *flow, struct mtn_rd_look *
 	/*
 	 * Connection tracking has not seen the other packets, and would take this one for the first of a
 	 * connection, which is in the way of nft's rule later. Nor does the way back have to be the way in: the
-	 * kernel's routes decide.
+	 * kernel's routes decide. By another device than the rule's, as a routing rule by the clients' device may want,
+	 * bpf_redirect_neigh() would look for the target behind no gateway.
 	 */
 	if ((f->backend == MTN_RD_TCX_PEER || f->backend == MTN_RD_XDP_REDIRECT) && plain &&
-	    (reply || !(f->flags & MTN_RD_DIRECT)) && !mtn_rd_egress(ctx, flow, look, ipv6, hook))
+	    !mtn_rd_egress(ctx, flow, look, ipv6, hook) && (reply || look->oif == f->target_dev))
 		return f->backend == MTN_RD_TCX_PEER && f->out_veth && look->oif == f->client_dev ?
 			       MTN_GO_PEER : MTN_GO_NEIGH;
 	return reply ? MTN_GO_UNTOUCHED : MTN_GO_PASS;

@@ -362,6 +362,13 @@ fn the_slow_way_takes_over() {
             let got = run(DeviceHook::Xdp, "s0", &last);
             expect("reply, lifetime over", got, XDP_PASS, &last);
         }
+        // IPv6 may have an MTU of its own.
+        std::fs::write("/proc/sys/net/ipv6/conf/s0/mtu", "1400").unwrap();
+        for r in rules().iter().filter(|r| r.from.is_ipv6()) {
+            let sent = forward(r, 40_006).with(|p| p.ip.l4.resize(1400, 1));
+            XDP_AND_ON.check_untouched("too big for IPv6", &sent.packet.bytes());
+            TCX.check_forward("too big for IPv6", &sent);
+        }
         ip("link set s0 mtu 1300");
         takes_over("too big", 40_006, |p| p.ip.l4.resize(1400, 1));
         ip("neigh del 10.0.1.2 dev s0");

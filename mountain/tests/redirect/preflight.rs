@@ -427,6 +427,11 @@ fn peers_are_for_the_next_namespace() {
     for backend in [XdpRedirect, TcxPeer] {
         assert!(!net.look(&ordinary()).of(backend).by_name_only);
     }
+    net.router.ip("link set rs mtu 1300");
+    let found = net.look(&ordinary());
+    assert!(!found.of(TcxPeer).by_name_only && found.of(XdpRedirect).by_name_only);
+    let text = "packets may have 1400 bytes, and rs carries 1300";
+    found.notes(XdpRedirect, text);
 
     // Both ends here.
     net.router

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Devices: which of them XDP and redirects are right on.
 
-use crate::netlink::RouteTo;
+use crate::netlink::{Link, RouteTo};
 use crate::redirect::bpf::PROGRAM_PREFIX;
 use crate::redirect::{self as types, Fix};
 
@@ -60,6 +60,10 @@ impl Case<'_> {
             ));
         }
         self.replies_fit(client, target);
+        let (from, to) = (&client.link, &target.link);
+        if from.mtu > to.mtu {
+            self.passes_large("packets", from.mtu, to);
+        }
     }
 
     /// A packet that is put into a namespace comes in behind the driver of the far end, where native XDP runs.
@@ -76,22 +80,24 @@ impl Case<'_> {
         }
     }
 
-    /// A reply that does not fit the clients' device is left to the kernel, for which it is the first packet of a
-    /// connection. Fragments of one datagram would go both ways: it is never whole.
+    /// A reply that does not fit the clients' device is left to the kernel.
     fn replies_fit(&mut self, client: &DeviceFacts, target: &DeviceFacts) {
         let largest = match &target.far {
             // What is larger than either end takes does not come through a veth.
             Far::End(far) => target.link.mtu.min(far.link.mtu),
             _ => target.link.mtu,
         };
-        let (name, mtu) = (&client.link.name, client.link.mtu);
-        if largest > mtu {
-            self.only_by_name(&format!(
-                "replies may have {largest} bytes, and {name} carries {mtu}: {} loses datagrams in \
-                 larger fragments",
-                self.backend
-            ));
+        if largest > client.link.mtu {
+            self.passes_large("replies", largest, &client.link);
         }
+    }
+
+    /// What is larger than `out` carries passes through the kernel, alone of its flow: it may get another port there.
+    fn passes_large(&mut self, what: &str, largest: u32, out: &Link) {
+        self.only_by_name(&format!(
+            "{what} may have {largest} bytes, and {} carries {}: connection tracking takes larger ones for another flow's",
+            out.name, out.mtu
+        ));
     }
 
     /// Packets with another source are sent on by BPF only: where one is too large, nobody tells its
