@@ -492,7 +492,7 @@ int mountain_lan(struct __sk_buff *skb)
 	__u32 hash, path = MTN_MAX_PATHS;
 	struct mtn_pkt pkt = {};
 
-	if (config.mode != MTN_MODE_STEER)
+	if (config.mode != MTN_MODE_STEER || *(volatile __u32 *)&config.leaves_forwarded)
 		return TC_ACT_UNSPEC;
 	/* Somebody else's mark, by which he routes: ours would take the place of its bits. */
 	if (skb->mark & config.mark_mask)

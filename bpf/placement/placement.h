@@ -104,7 +104,7 @@ struct mtn_placement_config {
 	__u32 left;		/* local flows are the kernel's to place, but where a rule names their path, ... */
 	__u32 preferred_dead;	/* ... unless the path is dead that it takes */
 	__u32 preferred_known;	/* it takes one path for all */
-	__u32 pad;
+	__u32 leaves_forwarded;	/* forwarded flows are the kernel's */
 };
 
 /* Where a forwarded flow was placed: one aligned word, so that no run sees half of one. */

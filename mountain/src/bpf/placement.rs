@@ -9,13 +9,13 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/placement.skel.rs"));
 }
 
-use std::collections::{btree_map::Entry, BTreeMap, BTreeSet};
+use std::collections::{btree_map::Entry, BTreeMap, BTreeSet, HashSet};
 use std::fs::File;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{self, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
 use ipnet::IpNet;
@@ -35,6 +35,9 @@ pub(crate) const MAX_RULES: usize = 64;
 /// An exchange of datagrams without a connection that rests for so long may start by another path.
 /// RFC 4787, REQ-5, asks NATs to keep a mapping for so long.
 const EXCHANGE_REST: Duration = Duration::from_secs(300);
+
+/// For so long at a time devices are attached to: a new flow waits no longer for what the daemon knows of its paths.
+const ATTACHING: Duration = Duration::from_millis(100);
 
 /// Settings that hold as long as the programs are loaded.
 #[derive(Clone, Copy, Debug)]
@@ -220,13 +223,21 @@ impl PlacementPrograms {
         numbers::write(&self.skel.maps.bridges, &numbers).context("too many bridges")
     }
 
-    /// Places the connections that come in by exactly these devices. One that cannot be attached to, as it
+    /// Whether connections that come in by the devices of [`PlacementPrograms::attach_to`] are placed.
+    pub(crate) fn place_forwarded(&mut self, is_on: bool) {
+        publish(&mut self.bss().config.leaves_forwarded, u32::from(!is_on));
+    }
+
+    /// Attaches to exactly these devices, by which forwarded connections come in; to be called again until it returns true:
+    /// the kernel takes some 10 ms for each, and the daemon has more to do. One that cannot be attached to, as it
     /// has just been deleted, does not keep the others from it. None is attached to where they would take more than
     /// half of the descriptors: without any the daemon could ask the kernel nothing, and answer nobody.
     ///
     /// # Errors
     /// When there are too many devices, or the kernel refuses.
-    pub(crate) fn attach_to(&mut self, ifindexes: &[u32]) -> Result<()> {
+    pub(crate) fn attach_to(&mut self, ifindexes: &[u32]) -> Result<bool> {
+        let begin = Instant::now();
+        let is_late = || begin.elapsed() > ATTACHING;
         let most = descriptors::limit().map_or(usize::MAX, |limit| limit / 2);
         if ifindexes.len() > most {
             self.devices.clear();
@@ -236,11 +247,16 @@ impl PlacementPrograms {
                 ifindexes.len()
             );
         }
-        self.devices
-            .retain(|at, link| ifindexes.contains(at) && hooks::is_at(link.as_fd(), *at));
+        let wanted: HashSet<u32> = ifindexes.iter().copied().collect();
+        self.devices.retain(|at, link| {
+            is_late() || (wanted.contains(at) && hooks::is_at(link.as_fd(), *at))
+        });
         let program = self.skel.progs.mountain_lan.as_fd();
-        let mut done = Ok(());
+        let mut done = Ok(true);
         for &ifindex in ifindexes {
+            if is_late() {
+                return done.and(Ok(false));
+            }
             if let Entry::Vacant(place) = self.devices.entry(ifindex) {
                 match hooks::link(DeviceHook::TcxIngress, ifindex, program, Order::Last) {
                     Ok(link) => {
@@ -257,7 +273,7 @@ impl PlacementPrograms {
                 }
             }
         }
-        done
+        done.map(|all| all && !is_late())
     }
 
     /// Places nothing any more.

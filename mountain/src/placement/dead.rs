@@ -79,6 +79,9 @@ impl Placer {
         // nft may have made the table meanwhile.
         if self.forwarding.making.is_ended() {
             self.look_at_forwarding();
+        } else if self.forwarding.is_attaching && self.go_on_attaching().is_err() {
+            // It says why.
+            self.look_at_forwarding();
         }
         // While the kernel decides, what begins anew might begin there again.
         let is_deciding = self.mode == SteerMode::Steer;

@@ -39,6 +39,10 @@ pub(super) struct Forwarding {
     pub(super) making: Aside<Made>,
     /// Whether new ones are marked, and kept.
     pub(super) is_placing: bool,
+    /// Whether the program is to be at the inner devices.
+    is_attached: bool,
+    /// It is not yet at all of them, or not yet off all.
+    pub(super) is_attaching: bool,
     /// Since when the table is there without being wanted.
     unwanted_since: Option<Instant>,
     said: Option<String>,
@@ -188,22 +192,34 @@ impl Placer {
                 if let Err(e) = self.programs.set_bridges(&self.forwarding.inner_bridges) {
                     debug!("{e:#}");
                 }
-                self.programs.attach_to(&self.forwarding.inner_devices)?;
+                self.programs.place_forwarded(true);
+                self.forwarding.is_attached = true;
+                self.go_on_attaching()?;
             }
             // What is marked would not be kept.
-            _ => self.programs.attach_to(&[])?,
+            _ => self.programs.place_forwarded(false),
         }
         is_there
     }
 
+    /// Attaches to inner devices, or detaches, for a while.
+    pub(super) fn go_on_attaching(&mut self) -> Result<()> {
+        let wanted: &[u32] = match self.forwarding.is_attached {
+            true => &self.forwarding.inner_devices,
+            false => &[],
+        };
+        let done = self.programs.attach_to(wanted);
+        self.forwarding.is_attaching = matches!(done, Ok(false));
+        done.map(drop)
+    }
+
     /// Marks nothing new. A table that there was is kept: running connections stand on it.
     fn hold_forwarded(&mut self) -> Result<()> {
-        let kept = match self.forwarding.has_table() {
+        self.programs.place_forwarded(false);
+        match self.forwarding.has_table() {
             true => self.make_sure_of_table().map(drop),
             false => Ok(()),
-        };
-        self.programs.attach_to(&[])?;
-        kept
+        }
     }
 
     /// Makes the table where it is not there as it should be. The first time this waits for nft; later
@@ -232,7 +248,7 @@ impl Placer {
             None => make_table(mask, made_for, resets),
         });
         // The program marks nothing until there is one again.
-        self.programs.attach_to(&[])?;
+        self.programs.place_forwarded(false);
         if self.forwarding.said.is_some() {
             return Ok(false);
         }
@@ -242,7 +258,9 @@ impl Placer {
 
     fn leave_forwarded(&mut self) -> Result<()> {
         self.forwarding.wait();
-        self.programs.attach_to(&[])?;
+        self.programs.place_forwarded(false);
+        self.forwarding.is_attached = false;
+        self.go_on_attaching()?;
         self.forwarding.table = None;
         // It may also be what one that was killed has left.
         nft::remove().map(drop)

@@ -69,7 +69,10 @@ impl Placer {
             uplinks: uplinks.collect(),
             mark_mask: format!("{:#x}", self.config.mark_mask.bits()),
             forwarding: self.forwarding.is_placing,
-            inner_devices: self.programs.attached(),
+            inner_devices: match self.forwarding.is_placing {
+                true => self.programs.attached(),
+                false => Vec::new(),
+            },
             left: (self.said_left.iter().chain(&self.forwarding.left))
                 .cloned()
                 .collect(),

@@ -87,7 +87,9 @@ fn more_inner_devices_than_descriptors_leave_forwarded_connections_to_the_kernel
     // What a shell gives mostly is only the soft limit.
     start("200:4096");
     wait_until("they are placed", LEAVE, || placement().forwarding);
-    assert!(placement().inner_devices.len() > 200);
+    wait_until("at all devices", 3 * LEAVE, || {
+        placement().inner_devices.len() > 200
+    });
 }
 
 /// Routes to so many networks of /24 by u0 only.

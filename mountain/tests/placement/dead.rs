@@ -216,3 +216,25 @@ fn neighbours_are_left_alone_and_everybody_while_the_kernel_decides() {
         near.ask()[0].server.is_some()
     });
 }
+
+/// Its routes may come back long before its gateway answers: a modem that trains, DHCP with an old lease.
+#[test]
+fn nothing_starts_on_an_uplink_that_is_back_before_it_answers() {
+    let net = Home::new().running();
+    let mut flows = net.flows();
+    net.home.ip("link set u1 down");
+    let hook = "filter hook prerouting priority -310";
+    net.providers.chain("inet hole in", hook, "iifname r1 drop");
+    std::thread::sleep(Duration::from_millis(300));
+    net.home.ip("link set u1 up");
+    net.home
+        .ip("route replace default via 10.41.0.1 dev u1 metric 600");
+    for _ in 0..40 {
+        flows.assert_opens("tcp", 4, SERVER[0], [4, 0]);
+        std::thread::sleep(Duration::from_millis(25));
+    }
+    net.no_blackhole();
+    wait_until("it is used again", 2 * LEAVE, || {
+        by_uplink(&flows.open("tcp", 8, SERVER[0]))[1] > 0
+    });
+}

@@ -76,6 +76,35 @@ fn forwarded_connections_that_run_go_on_when_new_ones_are_the_kernels() {
     assert_eq!(net.refused(), 0);
 }
 
+/// The kernel takes some 10 ms to attach to each, while the daemon answers; and they stay attached while new ones are
+/// the kernel's.
+#[test]
+fn many_inner_devices_are_attached_to_little_by_little() {
+    let net = Home::new().with_lan();
+    for i in 0..40 {
+        net.home
+            .ip(&format!("link add v{i} up type veth peer x{i}"));
+        net.home.ip(&format!("link set x{i} up"));
+    }
+    net.up();
+    wait_until("all are attached to", 3 * LEAVE, || {
+        net.placement().inner_devices.len() == 81
+    });
+    let rules = net.home.run("nft list table inet home");
+    net.home
+        .nft("insert rule inet home post oifname u0 ip daddr 198.51.100.7 return");
+    wait_until("new ones are the kernel's", LEAVE, || {
+        !net.placement().forwarding
+    });
+    assert_eq!(net.placement().inner_devices, [0; 0]);
+    net.inner_flows()
+        .assert_opens("tcp", EACH, SERVER[0], [EACH, 0]);
+    net.home.nft(&format!("delete table inet home\n{rules}"));
+    wait_until("all at once", 3 * LEAVE, || net.placement().forwarding);
+    assert_eq!(net.placement().inner_devices.len(), 81);
+    net.inner_flows().open_by_both(&["tcp"], SERVER[0]);
+}
+
 /// As firewalld does it, or `systemctl restart nftables`: what was there is removed, and made a moment later.
 #[test]
 fn forwarded_connections_go_on_when_the_firewall_is_made_anew_in_steps() {

@@ -484,13 +484,16 @@ impl Policy {
 
     /// Which of a group's paths flows that start now may use: those in use whose newest probe is in time.
     /// Such a flow has nothing to lose elsewhere and can never leave, so one late probe is enough.
-    /// Where none is left, any that delivers in time; else all in use.
+    /// Where none is left, any that delivers in time; else all in use. None while too little is known of any and
+    /// some have not answered yet.
     pub(crate) fn for_new_flows(&self, g: usize) -> u16 {
         let Some((v, group)) = self.verdict.groups.get(g).zip(self.groups.get(g)) else {
             return 0;
         };
         let (Some(now_us), Some(scale)) = (self.last_tick_us, group.scale) else {
-            return v.latency;
+            // One that has not answered since it is here may be dead: the kernel decides.
+            let is_heard = |m: &JudgedPath| !m.view.alive || self.paths[m.path].slow.answers > 0;
+            return [0, v.latency][usize::from(group.members.iter().all(is_heard))];
         };
         if self.mode == Mode::MinRtt || self.is_unknown(g, now_us) {
             return v.latency;
@@ -505,10 +508,8 @@ impl Policy {
         let members = group.members.iter().enumerate();
         let in_time = members.fold(0, |bits, (i, m)| bits | u16::from(in_time(m)) << i);
         // While none is good, they share all that are fit: the stopgap is kept for flows that would have to move.
-        let stopgap = group
-            .members
-            .iter()
-            .any(|m| m.standing == Standing::Stopgap);
+        let mut standings = group.members.iter().map(|m| m.standing);
+        let stopgap = standings.any(|standing| standing == Standing::Stopgap);
         let fit = group.members.iter().enumerate().fold(0, |bits, (i, m)| {
             bits | u16::from(stopgap && m.fit_since_us.is_some()) << i
         });
