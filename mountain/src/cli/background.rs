@@ -123,7 +123,7 @@ fn wait_ready(
         if Instant::now() > end {
             let cleared = give_up(&mut child, run_dir);
             let text = all_said(said).unwrap_or_default();
-            let last = text.lines().last().unwrap_or("nothing");
+            let last = last_line(&text).unwrap_or("nothing");
             let mut text = format!(
                 "the daemon did not get ready within {} s and was ended: `mountain up --foreground` shows what takes so \
                  long. It said last: {}",
@@ -149,15 +149,19 @@ fn wait_ready(
 /// Why the daemon has ended before it was ready: its error, or where it has said none, as after `mountain down`, how.
 fn why_ended(said: &mut File, ended: ExitStatus) -> Result<String> {
     let text = all_said(said)?;
-    Ok(
-        match (text.rsplit_once("mountain: "), text.lines().last()) {
-            (Some((_, error)), _) => error.to_owned(),
-            (None, None) => format!("the daemon has ended before it was ready ({ended})"),
-            (None, Some(last)) => {
-                format!("the daemon has ended before it was ready ({ended}). It said last: {last}")
-            }
-        },
-    )
+    Ok(match (text.rsplit_once("mountain: "), last_line(&text)) {
+        (Some((_, error)), _) => error.to_owned(),
+        (None, None) => format!("the daemon has ended before it was ready ({ended})"),
+        (None, Some(last)) => {
+            format!("the daemon has ended before it was ready ({ended}). It said last: {last}")
+        }
+    })
+}
+
+/// The last line that says something: below its message, a panic has one about backtraces.
+fn last_line(text: &str) -> Option<&str> {
+    let mut lines = text.lines().rev();
+    lines.find(|line| !line.starts_with("note: run with `RUST_BACKTRACE"))
 }
 
 /// What the daemon has said.

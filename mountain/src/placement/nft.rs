@@ -18,7 +18,7 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Context, Result};
+use anyhow::{bail, Context, Result};
 
 use super::routing::MarkMask;
 use crate::netlink::nft::{self, TableCopy};
@@ -141,8 +141,13 @@ pub(crate) fn set_stuck(marks: &[(u32, bool)]) -> Result<()> {
 /// Makes the table, in place of the one that is there.
 ///
 /// # Errors
-/// Without nft::run(8), or when the kernel cannot track connections.
+/// Without nft::run(8), when it cannot name an uplink, or when the kernel cannot track connections.
 pub(crate) fn install(mask: MarkMask, made_for: &MadeFor, resets: bool) -> Result<()> {
+    // nft(8) has no way to write the first two, and takes `*` for any name that begins so.
+    let cannot = |device: &str| device.contains(['"', '\\', '*']);
+    if let Some((_, device)) = made_for.uplinks.iter().find(|(_, device)| cannot(device)) {
+        bail!("nft cannot name {device}: rename it (ip link set dev {device} name NAME)");
+    }
     nft::run(table(mask, made_for, resets).as_bytes())
 }
 
@@ -235,6 +240,18 @@ table inet mountain_start {
 }
 ";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn what_nft_would_not_take_for_the_uplinks_name_is_no_part_of_a_script() {
+        for name in ["a\"b", "a\\b", "wan*"] {
+            let made_for = MadeFor {
+                uplinks: vec![(0x0200_0000, name.to_owned())],
+                ..MadeFor::default()
+            };
+            let refused = install(MarkMask::DEFAULT, &made_for, false).unwrap_err();
+            assert!(refused.to_string().contains("nft cannot name"), "{refused}");
+        }
     }
 
     #[test]
