@@ -388,7 +388,7 @@ impl Del {
                 0 => print!("{}", show::NONE),
                 n => println!("deleted {}", count(n, "rule")),
             }
-            return Ok(());
+            return watch::clear();
         }
         let mut store = actions::open(false)?;
         let (Some(proto), Some(from)) = (self.proto, self.from) else {

@@ -130,12 +130,12 @@ fn check_names_rules_by_which_marks_or_uplinks_matter() {
         (format!("chain f {{ {forward} meta mark & 0x02000000 != 0 drop\n}}"), by_mark),
         // Sorted into classes, written to, not tracked; what is only counted is the same to the packets.
         (format!("chain f {{ {forward} meta mark 0 udp dport 5000 meta mark set 6\n}}"), by_mark),
-        (format!("chain m {{ type route hook output priority mangle; meta mark 0 udp dport 5000 meta mark set 6\n}}"), by_mark),
+        ("chain m { type route hook output priority mangle; meta mark 0 udp dport 5000 meta mark set 6\n}".to_owned(), by_mark),
         (format!("chain f {{ {forward} meta mark 0 meta priority set 1:10\n}}"), by_mark),
         (format!("chain f {{ {forward} meta mark 0 ip dscp set ef\n}}"), by_mark),
         (format!("chain f {{ {forward} meta mark & 0xff == 0 ip dscp set ef\n}}"), ""),
         (format!("chain f {{ {forward} meta mark 0 counter log\n}}"), ""),
-        (format!("chain r {{ type filter hook prerouting priority raw; meta mark 0 notrack\n}}"), by_mark),
+        ("chain r { type filter hook prerouting priority raw; meta mark 0 notrack\n}".to_owned(), by_mark),
         (format!("counter billed {{ }}\nchain f {{ {forward} meta mark 0 counter name billed\n}}"), ""),
         // By marks that the firewall sets, as Kubernetes, a VPN for one user, and a proxy do.
         (

@@ -276,6 +276,8 @@ fn a_fast_backend_does_not_outlive_who_watches() {
         net.router.run("nft delete table inet guard");
         net.redirect("del --all");
         net.assert_clean();
+        let left = net.record().replace("redirect-", "watch-redirect-");
+        assert!(!Path::new(&left).exists(), "{left}");
     }
 }
 
