@@ -128,7 +128,7 @@ fn check_names_rules_by_which_marks_or_uplinks_matter() {
         (format!("chain o {{ {output} meta mark 255 return; tcp dport 80 redirect to :3128\n}}"), ""),
         (format!("chain o {{ {output} meta mark 0 tcp dport 80 redirect to :3128\n}}"), by_mark),
         (format!("chain f {{ {forward} meta mark & 0x02000000 != 0 drop\n}}"), by_mark),
-        // Sorted into classes, written to, not tracked; what is only counted is the same to the packets.
+        // Rules that sort into classes, write or do not track; counting does nothing to a packet.
         (format!("chain f {{ {forward} meta mark 0 udp dport 5000 meta mark set 6\n}}"), by_mark),
         ("chain m { type route hook output priority mangle; meta mark 0 udp dport 5000 meta mark set 6\n}".to_owned(), by_mark),
         (format!("chain f {{ {forward} meta mark 0 meta priority set 1:10\n}}"), by_mark),
