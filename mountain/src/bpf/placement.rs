@@ -36,8 +36,8 @@ pub(crate) const MAX_RULES: usize = 64;
 /// RFC 4787, REQ-5, asks NATs to keep a mapping for so long.
 const EXCHANGE_REST: Duration = Duration::from_secs(300);
 
-/// For so long at a time devices are attached to: a new flow waits no longer for what the daemon knows of its paths.
-const ATTACHING: Duration = Duration::from_millis(100);
+/// For so long at a time devices are attached to: no tick of the policy is late by that.
+const ATTACHING: Duration = Duration::from_millis(40);
 
 /// Settings that hold as long as the programs are loaded.
 #[derive(Clone, Copy, Debug)]
@@ -240,7 +240,8 @@ impl PlacementPrograms {
         let is_late = || begin.elapsed() > ATTACHING;
         let most = descriptors::limit().map_or(usize::MAX, |limit| limit / 2);
         if ifindexes.len() > most {
-            self.devices.clear();
+            self.place_forwarded(false);
+            self.devices.retain(|_, _| is_late());
             bail!(
                 "{} inner devices, at most {most} may be attached to: allow more open files, by LimitNOFILE= in the \
                  unit or `ulimit -n`",
@@ -278,6 +279,7 @@ impl PlacementPrograms {
 
     /// Places nothing any more.
     pub(crate) fn detach(&mut self) {
+        self.place_forwarded(false);
         self.sockets.clear();
         self.devices.clear();
     }

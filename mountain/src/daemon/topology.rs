@@ -538,9 +538,10 @@ impl Daemon {
             let Some((at, last)) = self.memory[id].gone.take() else {
                 continue;
             };
+            // With its link the gateway's entry has gone, and is mostly not there yet.
             let is_it = |path: &Path| {
-                let same = (path.key, path.gateway_mac) == (last.key, last.gateway_mac);
-                same && path.gateway_mac.is_some()
+                let is_other = path.gateway_mac.is_some() && path.gateway_mac != last.gateway_mac;
+                path.key == last.key && !is_other
             };
             let known = self.paths.path(id).is_some_and(is_it) && at.elapsed() < STILL_ANSWERS;
             // Not from another address, nor by another target.

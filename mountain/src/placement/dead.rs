@@ -77,10 +77,8 @@ impl Placer {
     /// TCP connections are reset after `reset_stuck_s`. To be called several times a second.
     pub(crate) fn give_up_dead(&mut self) {
         // nft may have made the table meanwhile.
-        if self.forwarding.making.is_ended() {
-            self.look_at_forwarding();
-        } else if self.forwarding.is_attaching && self.go_on_attaching().is_err() {
-            // It says why.
+        let is_made = self.forwarding.making.is_ended();
+        if is_made || self.forwarding.is_attaching && self.ends_attaching() {
             self.look_at_forwarding();
         }
         // While the kernel decides, what begins anew might begin there again.
@@ -93,6 +91,11 @@ impl Placer {
         if self.config.reset_stuck_s > 0 {
             self.reset_stuck(is_deciding);
         }
+    }
+
+    /// Goes on attaching; whether that is over, or fails.
+    fn ends_attaching(&mut self) -> bool {
+        self.go_on_attaching().is_err() || !self.forwarding.is_attaching
     }
 
     /// Whether what begins anew can begin on another path of the family.

@@ -183,10 +183,9 @@ impl Placer {
         }
     }
 
-    /// Marks packets once the table is there. Returns whether it is.
+    /// Marks packets once the table is there. Returns whether all are marked.
     fn place_forwarded(&mut self) -> Result<bool> {
-        let is_there = self.make_sure_of_table();
-        match is_there {
+        match self.make_sure_of_table() {
             Ok(true) => {
                 // Flows by a bridge that the program does not know are left to the kernel.
                 if let Err(e) = self.programs.set_bridges(&self.forwarding.inner_bridges) {
@@ -195,14 +194,17 @@ impl Placer {
                 self.programs.place_forwarded(true);
                 self.forwarding.is_attached = true;
                 self.go_on_attaching()?;
+                Ok(!self.forwarding.is_attaching)
             }
             // What is marked would not be kept.
-            _ => self.programs.place_forwarded(false),
+            not_there => {
+                self.programs.place_forwarded(false);
+                not_there
+            }
         }
-        is_there
     }
 
-    /// Attaches to inner devices, or detaches, for a while.
+    /// Attaches to inner devices, or detaches, for a while. Where one refuses, none is placed, as it is said then.
     pub(super) fn go_on_attaching(&mut self) -> Result<()> {
         let wanted: &[u32] = match self.forwarding.is_attached {
             true => &self.forwarding.inner_devices,
@@ -210,16 +212,21 @@ impl Placer {
         };
         let done = self.programs.attach_to(wanted);
         self.forwarding.is_attaching = matches!(done, Ok(false));
+        if done.is_err() {
+            self.programs.place_forwarded(false);
+        }
         done.map(drop)
     }
 
     /// Marks nothing new. A table that there was is kept: running connections stand on it.
     fn hold_forwarded(&mut self) -> Result<()> {
         self.programs.place_forwarded(false);
-        match self.forwarding.has_table() {
+        let kept = match self.forwarding.has_table() {
             true => self.make_sure_of_table().map(drop),
             false => Ok(()),
-        }
+        };
+        // Away from those that are no inner ones any more.
+        self.go_on_attaching().and(kept)
     }
 
     /// Makes the table where it is not there as it should be. The first time this waits for nft; later

@@ -111,11 +111,20 @@ impl Home {
 
     /// The default routes by an uplink, as DHCP and router advertisements make them.
     pub fn default_routes(&self, i: u32) {
-        let metric = [100, 600][i as usize];
-        for (family, gateway) in [("-4", format!("10.4{i}.0.1")), ("-6", format!("fd4{i}::1"))] {
-            let route = format!("default via {gateway} dev u{i} metric {metric}");
-            self.home.ip(&format!("{family} route replace {route}"));
+        for ipv6 in [false, true] {
+            self.default_route(i, ipv6);
         }
+    }
+
+    /// That of one family.
+    pub fn default_route(&self, i: u32, ipv6: bool) {
+        let metric = [100, 600][i as usize];
+        let (family, gateway) = match ipv6 {
+            false => ("-4", format!("10.4{i}.0.1")),
+            true => ("-6", format!("fd4{i}::1")),
+        };
+        let route = format!("default via {gateway} dev u{i} metric {metric}");
+        self.home.ip(&format!("{family} route replace {route}"));
     }
 
     fn translate(&self) {

@@ -484,35 +484,38 @@ impl Policy {
 
     /// Which of a group's paths flows that start now may use: those in use whose newest probe is in time.
     /// Such a flow has nothing to lose elsewhere and can never leave, so one late probe is enough.
-    /// Where none is left, any that delivers in time; else all in use. None while too little is known of any and
-    /// some have not answered yet.
+    /// Where none is left, any that delivers in time; else all in use. While too little is known of any, those that have
+    /// answered since they are here.
     pub(crate) fn for_new_flows(&self, g: usize) -> u16 {
         let Some((v, group)) = self.verdict.groups.get(g).zip(self.groups.get(g)) else {
             return 0;
         };
+        let bits = |test: &dyn Fn(&JudgedPath, &super::Path) -> bool| {
+            let found = group.members.iter().map(|m| test(m, &self.paths[m.path]));
+            found.rev().fold(0, |bits, is| bits << 1 | u16::from(is))
+        };
         let (Some(now_us), Some(scale)) = (self.last_tick_us, group.scale) else {
-            // One that has not answered since it is here may be dead: the kernel decides.
-            let is_heard = |m: &JudgedPath| !m.view.alive || self.paths[m.path].slow.answers > 0;
-            return [0, v.latency][usize::from(group.members.iter().all(is_heard))];
+            let heard = v.alive & bits(&|_, path| path.slow.answers > 0);
+            return match v.alive & !heard & bits(&|_, path| !path.answered) {
+                // Where nothing has answered, the kernel decides, unless what it takes may be known to be dead.
+                0 if heard == 0 && bits(&|_, path| path.usable) & !v.alive != 0 => v.latency,
+                0 => heard,
+                // It may be the kernel's, and drop pings.
+                _ => 0,
+            };
         };
         if self.mode == Mode::MinRtt || self.is_unknown(g, now_us) {
             return v.latency;
         }
-        let in_time = |m: &JudgedPath| {
-            let path = &self.paths[m.path];
+        let in_time = bits(&|_, path| {
             let limit_us = limit_us(&scale, path.slow.median_us);
             let newest = path.probes.answers().next().map_or(f64::INFINITY, |a| a.1);
             let waiting_us = path.probes.waiting_us(now_us).0;
             newest <= limit_us && waiting_us - self.unanswered_us(path, now_us) <= limit_us
-        };
-        let members = group.members.iter().enumerate();
-        let in_time = members.fold(0, |bits, (i, m)| bits | u16::from(in_time(m)) << i);
-        // While none is good, they share all that are fit: the stopgap is kept for flows that would have to move.
-        let mut standings = group.members.iter().map(|m| m.standing);
-        let stopgap = standings.any(|standing| standing == Standing::Stopgap);
-        let fit = group.members.iter().enumerate().fold(0, |bits, (i, m)| {
-            bits | u16::from(stopgap && m.fit_since_us.is_some()) << i
         });
+        // While none is good, they share all that are fit: the stopgap is kept for flows that would have to move.
+        let fit = bits(&|m, _| m.fit_since_us.is_some());
+        let fit = fit * u16::from(bits(&|m, _| m.standing == Standing::Stopgap) != 0);
         let choices = [(v.latency | fit) & in_time, v.alive & in_time];
         choices.into_iter().find(|c| *c != 0).unwrap_or(v.latency)
     }
