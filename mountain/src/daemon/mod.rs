@@ -107,6 +107,8 @@ struct PathMemory {
     lost_carrier: bool,
     /// When its last route went, and what the path was, if it had answered by then.
     gone: Option<(Instant, Path)>,
+    /// The gateway's address then, while the path is taken to answer still and its present one is not known yet.
+    last_mac: Option<[u8; 6]>,
 }
 
 struct Daemon {

@@ -31,6 +31,10 @@ impl Daemon {
         if self.paths.set_mac(path, mac) {
             self.write_path(path);
         }
+        let last = self.memory[path].last_mac.take();
+        if last.is_some_and(|last| last != mac) {
+            self.policy.forget_answered(path);
+        }
         self.memory[path].asking_until = None;
         if self.memory[path].unresolved_since.take().is_some() {
             self.usable(path, true, "gateway resolved");

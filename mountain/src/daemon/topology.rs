@@ -546,6 +546,8 @@ impl Daemon {
             let known = self.paths.path(id).is_some_and(is_it) && at.elapsed() < STILL_ANSWERS;
             // Not from another address, nor by another target.
             let answers = known && self.prober.stats(id).answered > 0;
+            let is_seen = self.paths.path(id).is_some_and(|p| p.gateway_mac.is_some());
+            self.memory[id].last_mac = last.gateway_mac.filter(|_| answers && !is_seen);
             self.paths
                 .by_id
                 .entry(id)

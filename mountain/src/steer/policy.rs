@@ -274,6 +274,11 @@ impl Policy {
         self.verdict.groups = self.groups.iter().map(verdict).collect();
     }
 
+    /// Whether a path's target has answered is to be seen: it is another one than it was taken for.
+    pub(crate) fn forget_answered(&mut self, path: usize) {
+        self.paths[path].answered = self.paths[path].slow.answers > 0;
+    }
+
     /// Takes in what happened. Events of unknown paths are ignored.
     pub fn event(&mut self, e: Event) {
         let (Event::Sent { path, .. }
@@ -312,11 +317,8 @@ impl Policy {
                 latency_bps,
                 ..
             } => p.load.egress(at_us, rate_bps, latency_bps),
-            Event::Placed { at_us, flows, .. } => {
-                if flows > 0 {
-                    p.load.started(at_us);
-                }
-            }
+            Event::Placed { at_us, flows, .. } if flows > 0 => p.load.started(at_us),
+            Event::Placed { .. } => {}
         }
     }
 
