@@ -445,6 +445,7 @@ pub fn by_uplink(flows: &[Seen]) -> [usize; 2] {
 pub fn assert_by_both(flows: &[Seen]) {
     let [a, b] = by_uplink(flows);
     assert_eq!(a + b, flows.len(), "not all are answered: {flows:?}");
-    // Of 40 fair coins fewer than 8 of a side come once in 20,000 times.
-    assert!(a >= 8 && b >= 8, "{a} and {b}: {flows:?}");
+    // Of 40 fair coins fewer than 5 of a side come once in five million times. There are hundreds of such looks in a run,
+    // and on a busy machine an uplink whose probe is late gets nothing for a moment.
+    assert!(a >= 5 && b >= 5, "{a} and {b}: {flows:?}");
 }
