@@ -204,7 +204,7 @@ impl Placer {
         }
     }
 
-    /// Attaches to inner devices, or detaches, for a while. Where one refuses, none is placed, as it is said then.
+    /// Attaches to inner devices, or detaches, for a while. Where one refuses, none is placed.
     pub(super) fn go_on_attaching(&mut self) -> Result<()> {
         let wanted: &[u32] = match self.forwarding.is_attached {
             true => &self.forwarding.inner_devices,
