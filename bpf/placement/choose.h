@@ -141,9 +141,8 @@ static __always_inline bool mtn_is_to_provider(const struct mtn_flow_key *key)
 
 /*
  * Does a connection need the kernel's path, because of its port? Some are about other packets, which only the kernel
- * places. Those are of GRE (PPTP, RFC 2637), and of this
- * host's sockets with ports of their own: media that RTSP (RFC 7826), SIP (RFC 3261) and H.323 have agreed on. Many
- * servers want all from one address. mtr (to port 1) and hping3 (to 11111) ask so for the source of their raw packets, and
+ * places. Those are of GRE (PPTP, RFC 2637), and of this host's sockets with ports of their own: media that RTSP
+ * (RFC 7826), SIP (RFC 3261) and H.323 have agreed on. Many servers want all from one address. mtr (to port 1) and hping3 (to 11111) ask so for the source of their raw packets, and
  * send nothing by the socket. Programs that want to know this host's address ask for it likewise: to port 80, 9 (discard),
  * 1 or 0, at which no UDP is served. A peer of BGP (RFC 4271) or multihop BFD (RFC 5883) takes no other address than the
  * one that it has been told. Nor does who gets mail by SMTP (RFC 5321): the domain names the servers that may send (SPF,

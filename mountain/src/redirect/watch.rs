@@ -78,7 +78,6 @@ pub fn run(
         firewall: None,
         refused: HashMap::new(),
         failed: None,
-        failing: false,
         far: FarEnds::default(),
         seen: HostReadings::default(),
         lines: Vec::new(),
@@ -96,7 +95,7 @@ pub fn run(
         polls = if heard.anything() { 0 } else { polls + 1 };
         let begin = Instant::now();
         let far = !watcher.far.is_empty() && begin >= far_at;
-        let unheard = far || ((watcher.failing || again) && polls % RETRY_POLLS == 0);
+        let unheard = far || ((watcher.failed.is_some() || again) && polls % RETRY_POLLS == 0);
         if heard.anything() || (unheard && begin >= rests_until) {
             if heard.rest || again {
                 again = changed();
@@ -243,10 +242,8 @@ struct Watcher {
     firewall: Option<Rc<Ruleset>>,
     /// Rules that the kernel did not take, and why: said once.
     refused: HashMap<u32, String>,
-    /// Why the last round failed: said once.
+    /// Why the last round failed: said once, and tried again soon.
     failed: Option<String>,
-    /// To be tried again soon: something failed.
-    failing: bool,
     /// What hangs on the far ends of veths, of which nothing tells.
     far: FarEnds,
     /// What looks at the host keep for the next one.
@@ -269,7 +266,7 @@ struct Choices {
 impl Watcher {
     /// `far`: far ends are to be looked at.
     fn round(&mut self, heard: Heard, far: bool) {
-        if !heard.anything() && !self.failing {
+        if !heard.anything() && self.failed.is_none() {
             let now = self.firewall.as_ref();
             let beat = || drop(self.fast.say_alive());
             let same = now.is_some_and(|now| !self.far.have_changed(&mut self.seen, now, beat));
@@ -287,7 +284,6 @@ impl Watcher {
     /// Leaves everything to nft, until the next round.
     fn leave_all(&mut self, why: &str) {
         self.firewall = None;
-        self.failing = true;
         let left = match fast::end().and_then(|()| self.fast.trim()) {
             Ok(()) => String::new(),
             Err(left) => format!("; {left:#}"),
@@ -336,7 +332,7 @@ impl Watcher {
         let before = self.firewall.as_ref().filter(|before| ***before == read);
         let same = before.is_some();
         let now = before.map_or_else(|| Rc::new(read), Rc::clone);
-        let is_news = !heard.firewall || heard.rest || self.failing;
+        let is_news = !heard.firewall || heard.rest || self.failed.is_some();
         let beat = || drop(self.fast.say_alive());
         if same && !is_news && !(far && self.far.have_changed(&mut self.seen, &now, beat)) {
             return Ok(());
@@ -485,7 +481,6 @@ impl Watcher {
         let right = choices.into_values().filter(|(_, choice)| choice.is_ok());
         let mut new: Vec<Installed> = right.map(|(rule, _)| rule).collect();
         new.retain(|rule| !carried.contains_key(&rule.id));
-        self.failing = false;
         new.sort_by_key(|rule| rule.id);
         // Where one of many is in the way, it is found by halves.
         let (mut done, mut rest) = (Vec::new(), vec![&new[..]]);

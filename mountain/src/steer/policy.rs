@@ -274,7 +274,7 @@ impl Policy {
         self.verdict.groups = self.groups.iter().map(verdict).collect();
     }
 
-    /// Whether a path's target has answered is to be seen: it is another one than it was taken for.
+    /// A path's target is another one than it was taken for: it has answered only if there are answers of it.
     pub(crate) fn forget_answered(&mut self, path: usize) {
         self.paths[path].answered = self.paths[path].slow.answers > 0;
     }
