@@ -13,7 +13,7 @@ use nix::sys::signal::{kill, killpg, SigSet, Signal};
 use nix::unistd::Pid;
 
 use super::{down, log, status, ALREADY_RUNS};
-use crate::control::run_dir::{AlreadyRuns, RunDir};
+use crate::control::run_dir::RunDir;
 use crate::control::status::Status;
 use crate::host::signals::{Asked, Ended};
 use crate::host::{atomic_file, folder};
@@ -34,8 +34,8 @@ pub(super) fn run(config: Option<&Path>) -> Result<()> {
         );
     }
     let run_dir = RunDir::of_this_namespace()?;
-    if run_dir.is_running()? {
-        bail!(AlreadyRuns);
+    if run_dir.is_running()? || run_dir.elsewhere()?.is_some() {
+        bail!(run_dir.already_runs());
     }
     folder::make_private(run_dir.path()).map_err(|e| folder::cannot_make(run_dir.path(), e))?;
     let log = log::open(&run_dir.log()).context("cannot write the log")?;
@@ -116,7 +116,7 @@ fn wait_ready(
         }
         if let Some(ended) = child.try_wait()? {
             if ended.code() == Some(ALREADY_RUNS.into()) {
-                bail!(AlreadyRuns);
+                bail!(run_dir.already_runs());
             }
             bail!("{}", why_ended(said, ended)?);
         }

@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use socket2::{Domain, SockAddr, Socket, Type};
 
+use super::presence::{self, Elsewhere};
 use super::status::Status;
 use crate::host::atomic_file::is_at;
 use crate::host::folder;
@@ -76,13 +77,15 @@ pub(crate) enum Response {
 
 /// Why a daemon does not start: this network namespace has one.
 #[derive(Debug)]
-pub(crate) struct AlreadyRuns;
+pub(crate) struct AlreadyRuns(Option<Elsewhere>);
 
 impl fmt::Display for AlreadyRuns {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(
-            "mountain already runs in this network namespace: `mountain status` shows it, `mountain down` stops it",
-        )
+        f.write_str("mountain already runs in this network namespace: ")?;
+        match self.0 {
+            Some(elsewhere) => elsewhere.fmt(f),
+            None => f.write_str("`mountain status` shows it, `mountain down` stops it"),
+        }
     }
 }
 
@@ -148,7 +151,14 @@ impl RunDir {
         let end = Instant::now() + LOOKED_AT;
         loop {
             match self.try_to_lock() {
-                Ok(Some(lock)) => return Ok(Some(lock)),
+                Ok(Some(lock)) if presence::seen().is_none() => return Ok(Some(lock)),
+                // The folder is ours, and that daemon's is another one.
+                Ok(Some(lock)) if Instant::now() >= end => {
+                    self.remove();
+                    drop(lock);
+                    return Ok(None);
+                }
+                Ok(Some(_)) => {}
                 // Who clears up has removed the folder under our hands, or another one has made it.
                 Err(e)
                     if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists)
@@ -178,6 +188,27 @@ impl RunDir {
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
             Err(e) => Err(e).with_context(|| format!("cannot open {}", path.display())),
         }
+    }
+
+    /// The daemon of this namespace, where it is not the one of this folder. One that starts or ends may look so for a
+    /// moment.
+    pub(crate) fn elsewhere(&self) -> Result<Option<Elsewhere>> {
+        let end = Instant::now() + ENDING;
+        while let Some(seen) = presence::seen() {
+            if self.is_running()? {
+                break;
+            }
+            if Instant::now() > end {
+                return Ok(Some(seen));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(None)
+    }
+
+    /// Why no other daemon starts.
+    pub(crate) fn already_runs(&self) -> AlreadyRuns {
+        AlreadyRuns(self.elsewhere().ok().flatten())
     }
 
     /// Removes the folder; for the holder of the lock.
@@ -253,7 +284,8 @@ impl RunDir {
     /// Asks the daemon. `None` when there is none.
     ///
     /// # Errors
-    /// What the daemon answered, or that it runs and does not answer ([`Unanswered`], where it is silent).
+    /// What the daemon answered, that it runs and does not answer ([`Unanswered`], where it is silent), or that it runs
+    /// [`Elsewhere`].
     pub(crate) fn ask(&self, request: &Request) -> Result<Option<Value>> {
         let mut stream = match self.connect() {
             Ok(stream) => stream,
@@ -262,7 +294,9 @@ impl RunDir {
                     bail!("only root may talk to the daemon: try again with sudo")
                 }
                 // A socket file without a listener is left over from a daemon that was killed.
-                ErrorKind::NotFound | ErrorKind::ConnectionRefused => return Ok(None),
+                ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+                    return self.elsewhere()?.map_or(Ok(None), |seen| Err(seen.into()))
+                }
                 ErrorKind::WouldBlock => bail!(Unanswered),
                 _ => return Err(e).context(UNANSWERED),
             },

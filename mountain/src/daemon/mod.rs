@@ -31,7 +31,8 @@ use crate::bpf::flows::MoveLog;
 use crate::bpf::foreign::{self, CgroupProgram};
 use crate::bpf::{self, PathTraffic, Settings, Steer, SteerProgram};
 use crate::config::Config;
-use crate::control::run_dir::{AlreadyRuns, RunDir};
+use crate::control::presence;
+use crate::control::run_dir::RunDir;
 use crate::control::status::{CgroupStatus, MoveStatus};
 use crate::host::signals;
 use crate::measure::probe::Prober;
@@ -172,9 +173,16 @@ fn now_us() -> u64 {
 pub(crate) async fn run(config: Config, options: UpOptions, ready: impl FnOnce()) -> Result<()> {
     let run_dir = RunDir::of_this_namespace()?;
     let Some(_lock) = run_dir.lock()? else {
-        bail!(AlreadyRuns);
+        bail!(run_dir.already_runs());
+    };
+    run_dir.begin_own_log().context("cannot empty the log")?;
+    let Some(announced) = presence::announce().context(CANNOT_START)? else {
+        run_dir.remove();
+        bail!(run_dir.already_runs());
     };
     let result = run_locked(config, options, &run_dir, ready).await;
+    // While its folder is there: who sees one without the other takes it for a daemon elsewhere.
+    announced.withdraw().await;
     run_dir.remove();
     result
 }
@@ -194,7 +202,6 @@ async fn run_locked(
     run_dir: &RunDir,
     ready: impl FnOnce(),
 ) -> Result<()> {
-    run_dir.begin_own_log().context("cannot empty the log")?;
     config.hints.iter().for_each(|hint| warn!("{hint}"));
     // Listening before reading: a change in between is seen as a change.
     let mut monitor = Monitor::new().context("cannot listen to the kernel's routing changes")?;

@@ -11,6 +11,7 @@ mod support;
 mod adopt;
 mod commands;
 mod devices;
+mod elsewhere;
 mod firewall;
 mod forged;
 mod frames;
