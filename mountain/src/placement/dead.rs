@@ -121,25 +121,24 @@ impl Placer {
         // What has gone another way all the same, as by a routing rule of the owner's, is not stuck. Nor is what was
         // not placed here, but came in by an uplink, or was passed on by a bridge. Its other end knows no other address.
         let may_keep = self.config.forward == Forward::Always;
+        let came_in = |flow: &Ends| uplink.addresses.contains(&flow.to);
         let is_there = |flow: &Ends| {
-            let came_in = uplink.addresses.contains(&flow.to);
             let is_placed = may_keep || flow.source != flow.from;
-            is_placed && !came_in && !elsewhere.contains(&flow.from)
+            is_placed && !came_in(flow) && !elsewhere.contains(&flow.from)
         };
         let marked = conntrack::forget_marked(uplink.ipv6, uplink.mark, mask, is_there);
-        // What was left to the kernel bears no mark.
-        let (_, left) = self.left.of_forwarded(self.config.forward);
-        let stopped = match self.preferred[usize::from(uplink.ipv6)] {
-            Some(false) => &left.stopped[..],
-            _ => &[],
-        };
+        // What is older than the table bears no mark, nor does what was left to the kernel. It is placed now, but for
+        // what no other uplink may have.
+        let (why_all, left) = self.left.of_forwarded(self.config.forward);
+        let is_stopped = |source: &IpAddr| left.stopped.iter().any(|net| net.contains(source));
+        let is_kernels = self.preferred[usize::from(uplink.ipv6)] == Some(false);
         let is_there = |flow: &Ends| {
-            let is_stopped = stopped.iter().any(|net| net.contains(&flow.source));
-            is_stopped && uplink.addresses.contains(&flow.from)
+            let is_placed = flow.source != flow.from || is_kernels && is_stopped(&flow.source);
+            is_placed && !came_in(flow) && uplink.addresses.contains(&flow.from)
         };
-        let forget = |n| match stopped {
-            [] => Ok(n),
-            _ => Ok(n + conntrack::forget_marked(uplink.ipv6, 0, mask, is_there)?),
+        let forget = |n| match why_all {
+            Some(_) => Ok(n),
+            None => Ok(n + conntrack::forget_marked(uplink.ipv6, 0, mask, is_there)?),
         };
         match marked.and_then(forget) {
             Ok(0) => {}

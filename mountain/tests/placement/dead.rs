@@ -146,6 +146,26 @@ fn without_the_setting_datagrams_leave_a_dead_uplink_and_no_stream_is_reset() {
     assert_eq!(net.refused(), 0);
 }
 
+#[test]
+fn datagrams_that_are_older_than_mountain_leave_a_dead_uplink() {
+    let net = Home::new().with_lan();
+    let mut flows = net.inner_flows();
+    flows.assert_opens("udp", 8, SERVER[0], [8, 0]);
+    let mut streams = net.inner_flows();
+    streams.assert_opens("tcp", 1, SERVER[0], [1, 0]);
+    net.up();
+    net.wait_forwarding();
+    assert_eq!(by_uplink(&flows.ask()), [8, 0]);
+    net.blackhole(0);
+    wait_until("all are answered", 3 * LEAVE, || {
+        by_uplink(&flows.ask()) == [0, 8]
+    });
+    net.no_blackhole();
+    wait_until("the stream goes on", 3 * LEAVE, || {
+        by_uplink(&streams.ask()) == [1, 0]
+    });
+}
+
 /// A port forward whose packets get the inner address, as by a rule `oifname lan0 masquerade`: the server inside answers to
 /// that, and nobody else translates it back.
 #[test]

@@ -77,9 +77,14 @@ fn what_may_be_a_providers_own_is_left_to_the_kernel_while_its_uplink_is_alive()
 
     let mut resolver = net.flows();
     resolver.assert_opens_at("msg", 1, ITS_OWN[4], [1, 0]);
+    let mut inner_resolver = net.inner_flows();
+    inner_resolver.assert_opens_at("udp", 1, ITS_OWN[4], [1, 0]);
     lose_the_kernels_uplink(&net);
     assert_placed(&net, 4, [0, 4]);
     assert_eq!(by_uplink(&resolver.ask()), [0, 1]);
+    wait_until("one that asks on leaves", LEAVE, || {
+        by_uplink(&inner_resolver.ask()) == [0, 1]
+    });
     net.no_blackhole();
     net.wait_good();
     assert_placed(&net, 8, [8, 0]);
