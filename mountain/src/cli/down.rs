@@ -7,6 +7,7 @@ use anyhow::{anyhow, bail, Context, Result};
 use clap::Args;
 
 use crate::cli::need_root;
+use crate::control::presence;
 use crate::control::run_dir::{self, Request, RunDir, Unanswered};
 use crate::host::{descriptors, namespaces};
 use crate::{placement, redirect};
@@ -18,8 +19,6 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// How long to wait after that. Each device of a host with hundreds of them takes 10 ms, and more under load: the
 /// kernel waits for all packets that are under way (`tcx_entry_sync`, include/net/tcx.h).
 const TIMEOUT: Duration = Duration::from_secs(30);
-
-const END_IT: &str = "`pgrep -af 'mountain up'` finds its process; end that by `kill -9`, then run `mountain down` again";
 
 #[derive(Args)]
 pub(crate) struct Down {
@@ -55,13 +54,21 @@ impl Down {
     }
 }
 
+/// How to end a daemon that does not by itself.
+fn end_it() -> String {
+    match presence::process() {
+        Some(pid) => format!("`kill -9 {pid}` ends it; then run `mountain down` again"),
+        None => "`pgrep -af 'mountain up'` finds its process; end that by `kill -9`, then run `mountain down` again".into(),
+    }
+}
+
 /// In the network namespace of the calling thread.
 fn here() -> Result<Found> {
     let run_dir = RunDir::of_this_namespace()?;
     let ask = || {
         let answer = run_dir.ask(&Request::Stop);
         answer.map_err(|e| match e.is::<Unanswered>() {
-            true => anyhow!("{e}: {END_IT}"),
+            true => anyhow!("{e}: {}", end_it()),
             false => e,
         })
     };
@@ -82,11 +89,12 @@ fn here() -> Result<Found> {
             Ok(Found::Daemon)
         }
         Some(_) => bail!(
-            "the daemon did not end within {} s: {END_IT}",
-            (QUIET + TIMEOUT).as_secs()
+            "the daemon did not end within {} s: {}",
+            (QUIET + TIMEOUT).as_secs(),
+            end_it()
         ),
         None if run_dir.is_running()? => {
-            bail!("the daemon runs but does not answer: {END_IT}")
+            bail!("the daemon runs but does not answer: {}", end_it())
         }
         None => {
             // Nothing is attached without a process; files can be left over, and the rules and tables by

@@ -50,6 +50,15 @@ impl std::error::Error for Elsewhere {}
 
 /// The daemon that has announced itself in the calling thread's network namespace.
 pub(crate) fn seen() -> Option<Elsewhere> {
+    announced().map(|pid| Elsewhere { pid })
+}
+
+/// The process that this daemon is, where it can be seen from here.
+pub(crate) fn process() -> Option<i32> {
+    announced().filter(|pid| *pid != 0)
+}
+
+fn announced() -> Option<i32> {
     let find = || -> io::Result<_> {
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
         socket.set_nonblocking(true)?;
@@ -57,7 +66,7 @@ pub(crate) fn seen() -> Option<Elsewhere> {
         Ok(getsockopt(&socket, sockopt::PeerCredentials)?)
     };
     let peer = find().ok()?;
-    (peer.uid() == 0).then(|| Elsewhere { pid: peer.pid() })
+    (peer.uid() == 0).then(|| peer.pid())
 }
 
 /// This process is seen by others.
