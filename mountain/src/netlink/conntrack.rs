@@ -279,6 +279,34 @@ pub(crate) fn forget_marked(
     })
 }
 
+/// The same without a mark, of flows whose other end sees them at one of these addresses.
+///
+/// # Errors
+/// When the kernel refuses to list or delete.
+pub(crate) fn forget_unmarked(
+    addresses: &[IpAddr],
+    mask: u32,
+    is_there: impl Fn(&Ends) -> bool,
+) -> Result<usize> {
+    let seen_there = |entry: &Entry| {
+        entry.is_stuck(0, mask, |flow| {
+            addresses.contains(&flow.from) && is_there(flow)
+        })
+    };
+    let request = |address: &IpAddr| {
+        let mut request = seen_at(*address);
+        push_attribute(&mut request, CTA_MARK, &0_u32.to_be_bytes());
+        push_attribute(&mut request, CTA_MARK_MASK, &mask.to_be_bytes());
+        (address.is_ipv6(), request)
+    };
+    // All of IPv6 have the same one.
+    let requests: BTreeSet<_> = addresses.iter().map(request).collect();
+    let requests = requests.into_iter();
+    requests
+        .map(|(ipv6, request)| forget(ipv6, &request, seen_there))
+        .sum()
+}
+
 /// Those of these addresses from which something is under way whose other end sees another address, and what
 /// that is.
 ///
@@ -373,7 +401,7 @@ fn to(ipv6: bool, only: Option<(u8, SocketAddr)>) -> Vec<u8> {
     ];
     body.extend(tuple(CTA_TUPLE_ORIG, &[destination(to.ip())], &proto));
     let address = if ipv6 { FILTER_IPV6 } else { FILTER_IP_DST };
-    body.extend(filter(address | FILTER_PROTO_NUM | FILTER_DST_PORT));
+    body.extend(filter(address | FILTER_PROTO_NUM | FILTER_DST_PORT, 0));
     body
 }
 
@@ -383,7 +411,18 @@ fn from(address: IpAddr) -> Vec<u8> {
     if address.is_ipv4() {
         let ip = nest(CTA_TUPLE_IP, &[source(address)]);
         body.extend(nest(CTA_TUPLE_ORIG, &[ip]));
-        body.extend(filter(FILTER_IP_SRC));
+        body.extend(filter(FILTER_IP_SRC, 0));
+    }
+    body
+}
+
+/// Likewise for the entries of what is answered to an address.
+fn seen_at(address: IpAddr) -> Vec<u8> {
+    let mut body = header(address.is_ipv6());
+    if address.is_ipv4() {
+        let ip = nest(CTA_TUPLE_IP, &[destination(address)]);
+        body.extend(nest(CTA_TUPLE_REPLY, &[ip]));
+        body.extend(filter(0, FILTER_IP_DST));
     }
     body
 }
@@ -406,9 +445,12 @@ fn ip_attribute(kinds: [u16; 2], address: IpAddr) -> Vec<u8> {
     attribute(kinds[usize::from(address.is_ipv6())], &ip_bytes(address))
 }
 
-/// Says which parts of the given original tuple count.
-fn filter(flags: u32) -> Vec<u8> {
-    let flags = [(CTA_FILTER_ORIG_FLAGS, flags), (CTA_FILTER_REPLY_FLAGS, 0)];
+/// Says which parts of the given tuples count.
+fn filter(original: u32, reply: u32) -> Vec<u8> {
+    let flags = [
+        (CTA_FILTER_ORIG_FLAGS, original),
+        (CTA_FILTER_REPLY_FLAGS, reply),
+    ];
     let flags = flags.map(|(kind, flags)| attribute(kind, &flags.to_ne_bytes()));
     nest(CTA_FILTER, &flags)
 }

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use ipnet::IpNet;
 use tracing::{info, warn};
 
 use super::aside::Aside;
@@ -15,6 +16,7 @@ use super::{nft, Placer};
 use crate::bpf::SteerMode;
 use crate::netlink::conntrack::Ends;
 use crate::netlink::{self, conntrack};
+use crate::topology::is_private;
 
 /// For so long forwarded flows wait for an uplink that is dead: another address costs some of them more
 /// than a short gap.
@@ -127,18 +129,19 @@ impl Placer {
             is_placed && !came_in(flow) && !elsewhere.contains(&flow.from)
         };
         let marked = conntrack::forget_marked(uplink.ipv6, uplink.mark, mask, is_there);
-        // What is older than the table bears no mark, nor does what was left to the kernel. It is placed now, but for
-        // what no other uplink may have.
-        let (why_all, left) = self.left.of_forwarded(self.config.forward);
-        let is_stopped = |source: &IpAddr| left.stopped.iter().any(|net| net.contains(source));
+        // What is older than the table bears no mark, nor does what was left to the kernel while this uplink was alive. It
+        // goes on by another one if the programs would place it there.
         let is_kernels = self.preferred[usize::from(uplink.ipv6)] == Some(false);
-        let is_there = |flow: &Ends| {
-            let is_placed = flow.source != flow.from || is_kernels && is_stopped(&flow.source);
-            is_placed && !came_in(flow) && uplink.addresses.contains(&flow.from)
+        let held = self.held_nets();
+        let within =
+            |nets: &[IpNet], address: &IpAddr| nets.iter().any(|net| net.contains(address));
+        let is_placed = |flow: &Ends| {
+            let is_ours = !within(&self.not_ours, &flow.to) && !within(&held, &flow.source);
+            is_ours && is_private(flow.source) && flow.source != flow.from && !came_in(flow)
         };
-        let forget = |n| match why_all {
-            Some(_) => Ok(n),
-            None => Ok(n + conntrack::forget_marked(uplink.ipv6, 0, mask, is_there)?),
+        let forget = |n| match is_kernels && self.forwarding.is_placing {
+            true => Ok(n + conntrack::forget_unmarked(&uplink.addresses, mask, is_placed)?),
+            false => Ok(n),
         };
         match marked.and_then(forget) {
             Ok(0) => {}

@@ -248,13 +248,15 @@ impl Placer {
     /// Tells the programs from which networks forwarded flows are left to the kernel.
     pub(super) fn write_nets(&mut self) {
         let (_, left) = self.left.of_forwarded(self.config.forward);
-        let nets = [
-            &self.uplink_nets[..],
-            &left.untranslated[..],
-            &left.unasked[..],
-        ]
-        .concat();
-        self.programs.set_nets(&nets, &left.stopped);
+        self.programs.set_nets(&self.held_nets(), &left.stopped);
+    }
+
+    /// From where no forwarded flow is placed.
+    pub(super) fn held_nets(&self) -> Vec<IpNet> {
+        let (_, left) = self.left.of_forwarded(self.config.forward);
+        [&self.uplink_nets, &left.untranslated, &left.unasked]
+            .map(|nets| &nets[..])
+            .concat()
     }
 
     /// Takes note of each family ([IPv4, IPv6]) whether the uplink is alive that the kernel takes, if it takes one for

@@ -49,6 +49,11 @@ pub(super) fn private_nets() -> Vec<IpNet> {
     PRIVATE.into_iter().map(parse).collect()
 }
 
+/// Whether NAT translates an address.
+pub(crate) fn is_private(address: IpAddr) -> bool {
+    PRIVATE.into_iter().any(within(address))
+}
+
 /// Whether an address means the same everywhere.
 fn is_global(address: IpAddr) -> bool {
     let within = within(address);
@@ -63,5 +68,5 @@ fn is_global(address: IpAddr) -> bool {
 /// Whether somebody behind the uplinks has to translate a flow's source, and may do so differently for each
 /// uplink. As bpf/steer/sources.h has it.
 pub fn is_translated_later(source: IpAddr, destination: IpAddr) -> bool {
-    PRIVATE.into_iter().any(within(source)) && is_global(destination)
+    is_private(source) && is_global(destination)
 }
