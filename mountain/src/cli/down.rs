@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail, Context, Result};
 use clap::Args;
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::Pid;
 
 use crate::cli::need_root;
-use crate::control::presence;
+use crate::control::presence::{self, Elsewhere};
 use crate::control::run_dir::{self, Request, RunDir, Unanswered};
 use crate::host::{descriptors, namespaces};
 use crate::{placement, redirect};
@@ -74,7 +76,17 @@ fn here() -> Result<Found> {
     };
     // One that was just killed holds its lock until it is gone, and one that has just been started before it listens.
     let (begin, mut quiet) = (Instant::now(), true);
-    let mut asked = ask()?;
+    let mut asked = match ask() {
+        Err(e) => match e.downcast()? {
+            Elsewhere { process: Some(pid) } => {
+                end_elsewhere(pid)?;
+                clear_after(&run_dir)?;
+                return Ok(Found::Daemon);
+            }
+            unseen => bail!(unseen),
+        },
+        asked => asked?,
+    };
     while asked.is_none() && run_dir.is_running()? && begin.elapsed() < QUIET + TIMEOUT {
         if quiet && begin.elapsed() > QUIET {
             eprintln!("mountain: waiting for the daemon, which starts or ends");
@@ -99,12 +111,37 @@ fn here() -> Result<Found> {
         None => {
             // Nothing is attached without a process; files can be left over, and the rules and tables by
             // which flows go on where they are.
+            // All the same where nothing can be written, as when /run is full.
+            let lock = match run_dir.lock() {
+                Ok(None) => bail!("a daemon has just been started: run `mountain down` again"),
+                lock => lock.ok().flatten(),
+            };
             let left = placement::clear()?;
             redirect::watch::clear()?;
-            run_dir.remove_stale();
+            if let Some(lock) = lock {
+                run_dir.remove(&lock);
+            }
             Ok(if left { Found::Left } else { Found::Nothing })
         }
     }
+}
+
+/// Ends the daemon whose socket is not found.
+fn end_elsewhere(pid: Pid) -> Result<()> {
+    // It may have ended meanwhile.
+    let _ = kill(pid, Signal::SIGTERM);
+    let begin = Instant::now();
+    while presence::is_announced() {
+        if begin.elapsed() > QUIET + TIMEOUT {
+            bail!(
+                "the daemon did not end within {} s: {}",
+                (QUIET + TIMEOUT).as_secs(),
+                end_it()
+            );
+        }
+        std::thread::sleep(AGAIN);
+    }
+    Ok(())
 }
 
 /// Waits for the end of the daemon, and says so if that takes long. Whether it has ended.
@@ -118,11 +155,11 @@ fn is_gone(run_dir: &RunDir) -> Result<bool> {
 
 /// Takes back what the daemon that has just ended, or was killed, could not, unless another one runs by now.
 pub(super) fn clear_after(run_dir: &RunDir) -> Result<()> {
-    let Some(_lock) = run_dir.lock()? else {
+    let Some(lock) = run_dir.lock()? else {
         return Ok(());
     };
     let cleared = placement::clear();
-    run_dir.remove();
+    run_dir.remove(&lock);
     redirect::watch::clear()?;
     let left = "the daemon has ended, but some of its rules or tables are still there: run `mountain down`";
     cleared.map(drop).context(left)

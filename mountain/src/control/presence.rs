@@ -2,113 +2,102 @@
 //! That a daemon runs in a network namespace, for those who do not see its folder: somebody has removed that, or a
 //! container shares the host's network and has a `/run` of its own.
 //!
-//! Names of abstract Unix sockets belong to the network namespace (unix(7)), as routes do, and go with the process.
-//! Anybody may take one, so it counts only where root listens, and the lock in the folder stays what decides between
-//! two who see each other. Nothing is said over it: whoever shares the network may connect.
+//! An empty BPF map whose name has the namespace's number tells it. It goes with the process, however that ends, no
+//! mount hides it, and only who may load BPF programs, as the daemon has to, can make one. (Any user may take the name
+//! of an abstract Unix socket.) To look for it takes CAP_SYS_ADMIN: without that, only the folder counts.
 
 use std::fmt;
-use std::io::{self, ErrorKind};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
-use std::time::Duration;
+use std::fs;
+use std::path::Path;
 
-use nix::sys::socket::{getsockopt, sockopt};
-use socket2::{Domain, SockAddr, Socket, Type};
-use tokio::task::JoinHandle;
+use anyhow::{Context, Result};
+use libbpf_rs::libbpf_sys::bpf_map_create_opts;
+use libbpf_rs::query::MapInfoIter;
+use libbpf_rs::{MapCore, MapHandle, MapType};
+use nix::unistd::Pid;
 
-const NAME: &str = "mountain";
-/// Pause after a connection could not be accepted (EMFILE, ENFILE, ENOMEM).
-const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+use crate::host::namespaces::this_namespace;
+
+/// This process is seen, until the value goes.
+pub(crate) struct Announced(#[expect(dead_code, reason = "held open")] MapHandle);
 
 /// A daemon whose folder is not found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Elsewhere {
-    /// 0: not to be seen from here (the container has process numbers of its own).
-    pid: i32,
+    /// `None`: not to be seen from here, as in another container.
+    pub process: Option<Pid>,
 }
 
 impl fmt::Display for Elsewhere {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { pid } = self;
-        let (process, end) = match pid {
-            0 => (String::new(), "end that container's daemon".to_owned()),
-            pid => (
-                format!(" as process {pid}"),
-                format!("`kill {pid}` ends it"),
+        match self.process {
+            Some(pid) => write!(
+                f,
+                "mountain runs in this network namespace as process {pid}, whose folder is not here: it was removed, or \
+                 is in another container. `mountain down` ends it"
             ),
-        };
-        write!(
-            f,
-            "mountain runs in this network namespace{process}, but its folder is not here: it was removed, or this is \
-             not the container that it was started in. In that container `mountain status` and `mountain down` work; \
-             {end}"
-        )
+            None => f.write_str(
+                "mountain runs in this network namespace, in another container: run its own commands there",
+            ),
+        }
     }
 }
 
 impl std::error::Error for Elsewhere {}
 
-/// The daemon that has announced itself in the calling thread's network namespace.
-pub(crate) fn seen() -> Option<Elsewhere> {
-    announced().map(|pid| Elsewhere { pid })
+/// Whether a daemon has announced itself in the calling thread's network namespace.
+pub(crate) fn is_announced() -> bool {
+    name().is_ok_and(|name| maps(&name).next().is_some())
 }
 
-/// The process that this daemon is, where it can be seen from here.
-pub(crate) fn process() -> Option<i32> {
-    announced().filter(|pid| *pid != 0)
+/// Its process, if it can be seen from here.
+pub(crate) fn process() -> Option<Pid> {
+    holder(maps(&name().ok()?).next()?)
 }
 
-fn announced() -> Option<i32> {
-    let find = || -> io::Result<_> {
-        let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-        socket.set_nonblocking(true)?;
-        socket.connect(&SockAddr::unix(format!("\0{NAME}"))?)?;
-        Ok(getsockopt(&socket, sockopt::PeerCredentials)?)
-    };
-    let peer = find().ok()?;
-    (peer.uid() == 0).then(|| peer.pid())
-}
-
-/// This process is seen by others.
-pub(crate) struct Announced(Option<JoinHandle<()>>);
-
-impl Announced {
-    /// Returns when it is not seen any more.
-    pub(crate) async fn withdraw(self) {
-        if let Some(listens) = self.0 {
-            listens.abort();
-            let _ = listens.await;
-        }
-    }
-}
-
-/// Announces this process. `None`: another daemon is there already. A program that is not root's keeps nobody from
-/// starting.
+/// Announces this process. `None`: another one is there already.
 ///
 /// # Errors
-/// From the kernel, as when no more files can be opened.
-pub(crate) fn announce() -> io::Result<Option<Announced>> {
-    let listener = match UnixListener::bind_addr(&SocketAddr::from_abstract_name(NAME)?) {
-        Err(e) if e.kind() == ErrorKind::AddrInUse => {
-            if seen().is_some() {
-                return Ok(None);
-            }
-            tracing::warn!(
-                "another program, not root's, listens at @{NAME}: a container that shares this network would not see \
-                 that mountain runs here, and could start another one"
-            );
-            return Ok(Some(Announced(None)));
-        }
-        bound => bound?,
+/// From the kernel, as without the privileges that BPF takes.
+pub(crate) fn announce() -> Result<Option<Announced>> {
+    let name = name()?;
+    let options = bpf_map_create_opts {
+        sz: size_of::<bpf_map_create_opts>() as u64,
+        ..Default::default()
     };
-    listener.set_nonblocking(true)?;
-    let listener = tokio::net::UnixListener::from_std(listener)?;
-    Ok(Some(Announced(Some(tokio::spawn(async move {
-        loop {
-            // Each only looks who listens.
-            if listener.accept().await.is_err() {
-                tokio::time::sleep(ACCEPT_AGAIN).await;
-            }
-        }
-    })))))
+    let map = MapHandle::create(MapType::Array, Some(&name), 4, 4, 1, &options);
+    let map = map.context("cannot make a BPF map")?;
+    // Of two that come at the same moment the first one stays: later maps have higher numbers.
+    let own = map.info()?.info.id;
+    let is_first = maps(&name).all(|id| id >= own);
+    Ok(is_first.then_some(Announced(map)))
+}
+
+fn name() -> Result<String> {
+    Ok(format!("mtn_{}", this_namespace()?))
+}
+
+/// Numbers of the maps with this name.
+fn maps(name: &str) -> impl Iterator<Item = u32> + '_ {
+    let named = MapInfoIter::default().filter(move |map| map.name == *name);
+    named.map(|map| map.id)
+}
+
+/// The process that holds a map, if it can be seen from here.
+fn holder(map: u32) -> Option<Pid> {
+    let line = format!("map_id:\t{map}");
+    let holds = |process: &Path| {
+        let open = fs::read_dir(process.join("fdinfo")).into_iter().flatten();
+        open.flatten().any(|file| {
+            let info = fs::read_to_string(file.path()).unwrap_or_default();
+            info.lines().any(|found| found == line)
+        })
+    };
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    let mut numbered = processes.filter_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        Some((entry.path(), pid))
+    });
+    let (_, pid) = numbered.find(|(process, _)| holds(process))?;
+    Some(Pid::from_raw(pid))
 }

@@ -81,10 +81,11 @@ pub(crate) struct AlreadyRuns(Option<Elsewhere>);
 
 impl fmt::Display for AlreadyRuns {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("mountain already runs in this network namespace: ")?;
         match self.0 {
-            Some(elsewhere) => elsewhere.fmt(f),
-            None => f.write_str("`mountain status` shows it, `mountain down` stops it"),
+            Some(elsewhere) => write!(f, "not started: {elsewhere}"),
+            None => f.write_str(
+                "mountain already runs in this network namespace: `mountain status` shows it, `mountain down` stops it",
+            ),
         }
     }
 }
@@ -151,11 +152,10 @@ impl RunDir {
         let end = Instant::now() + LOOKED_AT;
         loop {
             match self.try_to_lock() {
-                Ok(Some(lock)) if presence::seen().is_none() => return Ok(Some(lock)),
+                Ok(Some(lock)) if !presence::is_announced() => return Ok(Some(lock)),
                 // The folder is ours, and that daemon's is another one.
                 Ok(Some(lock)) if Instant::now() >= end => {
-                    self.remove();
-                    drop(lock);
+                    self.remove(&lock);
                     return Ok(None);
                 }
                 Ok(Some(_)) => {}
@@ -194,12 +194,10 @@ impl RunDir {
     /// moment.
     pub(crate) fn elsewhere(&self) -> Result<Option<Elsewhere>> {
         let end = Instant::now() + ENDING;
-        while let Some(seen) = presence::seen() {
-            if self.is_running()? {
-                break;
-            }
+        while presence::is_announced() && !self.is_running()? {
             if Instant::now() > end {
-                return Ok(Some(seen));
+                let process = presence::process();
+                return Ok(Some(Elsewhere { process }));
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -211,8 +209,14 @@ impl RunDir {
         AlreadyRuns(self.elsewhere().ok().flatten())
     }
 
-    /// Removes the folder; for the holder of the lock.
-    pub(crate) fn remove(&self) {
+    /// Removes the folder, if its lock is this one. Another daemon may have made it anew after somebody removed ours.
+    pub(crate) fn remove(&self, lock: &Flock<File>) {
+        if is_at(lock, &self.0.join("lock")) {
+            self.remove_folder();
+        }
+    }
+
+    fn remove_folder(&self) {
         // In one step: the next daemon may make its own as soon as the lock is gone.
         let aside = self
             .0
@@ -231,11 +235,11 @@ impl RunDir {
         match File::options().write(true).open(&path) {
             Ok(file) => {
                 let lock = try_lock(file).ok().flatten();
-                if lock.as_ref().is_some_and(|lock| is_at(lock, &path)) {
-                    self.remove();
+                if let Some(lock) = lock {
+                    self.remove(&lock);
                 }
             }
-            Err(_) if is_old => self.remove(),
+            Err(_) if is_old => self.remove_folder(),
             Err(_) => {}
         }
     }
@@ -426,10 +430,13 @@ mod tests {
         let held = run_dir.lock().unwrap().unwrap();
         assert!(run_dir.is_running().unwrap());
         // What `down` meets when the daemon has just removed its folder.
-        run_dir.remove();
+        run_dir.remove(&held);
         assert!(!run_dir.is_running().unwrap());
         assert!(!run_dir.path().exists());
-        drop(held);
+        // Somebody else's stays.
+        let _other = run_dir.lock().unwrap().unwrap();
+        run_dir.remove(&held);
+        assert!(run_dir.is_running().unwrap());
     }
 
     #[test]

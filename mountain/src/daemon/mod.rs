@@ -172,18 +172,18 @@ fn now_us() -> u64 {
 /// Runs until it is told to stop. `ready` is called once the control socket answers.
 pub(crate) async fn run(config: Config, options: UpOptions, ready: impl FnOnce()) -> Result<()> {
     let run_dir = RunDir::of_this_namespace()?;
-    let Some(_lock) = run_dir.lock()? else {
+    let Some(lock) = run_dir.lock()? else {
         bail!(run_dir.already_runs());
     };
-    run_dir.begin_own_log().context("cannot empty the log")?;
-    let Some(announced) = presence::announce().context(CANNOT_START)? else {
-        run_dir.remove();
-        bail!(run_dir.already_runs());
+    let announced = presence::announce();
+    let result = match announced {
+        Ok(None) => Err(run_dir.already_runs().into()),
+        // Where that fails no program loads either, and what says so comes later.
+        Ok(Some(_)) | Err(_) => run_locked(config, options, &run_dir, ready).await,
     };
-    let result = run_locked(config, options, &run_dir, ready).await;
     // While its folder is there: who sees one without the other takes it for a daemon elsewhere.
-    announced.withdraw().await;
-    run_dir.remove();
+    drop(announced);
+    run_dir.remove(&lock);
     result
 }
 
@@ -202,6 +202,7 @@ async fn run_locked(
     run_dir: &RunDir,
     ready: impl FnOnce(),
 ) -> Result<()> {
+    run_dir.begin_own_log().context("cannot empty the log")?;
     config.hints.iter().for_each(|hint| warn!("{hint}"));
     // Listening before reading: a change in between is seen as a change.
     let mut monitor = Monitor::new().context("cannot listen to the kernel's routing changes")?;
