@@ -9,6 +9,7 @@
 use std::fmt;
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use libbpf_rs::libbpf_sys::bpf_map_create_opts;
@@ -17,6 +18,9 @@ use libbpf_rs::{MapCore, MapHandle, MapType};
 use nix::unistd::Pid;
 
 use crate::host::namespaces::this_namespace;
+
+/// How long a program that lists all maps may have one of them open.
+const LISTED: Duration = Duration::from_millis(20);
 
 /// This process is seen, until the value goes.
 pub(crate) struct Announced(#[expect(dead_code, reason = "held open")] MapHandle);
@@ -83,7 +87,7 @@ fn maps(name: &str) -> impl Iterator<Item = u32> + '_ {
     named.map(|map| map.id)
 }
 
-/// The process that holds a map, if it can be seen from here.
+/// The daemon that holds a map, if it can be seen from here.
 fn holder(map: u32) -> Option<Pid> {
     let line = format!("map_id:\t{map}");
     let holds = |process: &Path| {
@@ -98,6 +102,14 @@ fn holder(map: u32) -> Option<Pid> {
         let pid = entry.file_name().to_str()?.parse().ok()?;
         Some((entry.path(), pid))
     });
-    let (_, pid) = numbered.find(|(process, _)| holds(process))?;
+    let is_ours = |process: &Path| {
+        let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+        name.starts_with("mountain") && holds(process) && {
+            // Whoever lists the maps opens each for a moment.
+            std::thread::sleep(LISTED);
+            holds(process)
+        }
+    };
+    let (_, pid) = numbered.find(|(process, _)| is_ours(process))?;
     Some(Pid::from_raw(pid))
 }
