@@ -142,7 +142,8 @@ static __always_inline bool mtn_is_to_provider(const struct mtn_flow_key *key)
 /*
  * Does a connection need the kernel's path, because of its port? Some are about other packets, which only the kernel
  * places. Those are of GRE (PPTP, RFC 2637), and of this host's sockets with ports of their own: media that RTSP
- * (RFC 7826), SIP (RFC 3261) and H.323 have agreed on. Many servers want all from one address. mtr (to port 1) and hping3 (to 11111) ask so for the source of their raw packets, and
+ * (RFC 7826; also 322 and 8554), SIP (RFC 3261; also the ports behind its own, and those of FreePBX) and H.323 have
+ * agreed on. Many servers want all from one address. mtr (to port 1) and hping3 (to 11111) ask so for the source of their raw packets, and
  * send nothing by the socket. Programs that want to know this host's address ask for it likewise: to port 80, 9 (discard),
  * 1 or 0, at which no UDP is served. A peer of BGP (RFC 4271) or multihop BFD (RFC 5883) takes no other address than the
  * one that it has been told. Nor does who gets mail by SMTP (RFC 5321): the domain names the servers that may send (SPF,
@@ -161,7 +162,8 @@ static __always_inline bool mtn_is_signalling(const struct mtn_flow_key *key, co
 	if (key->proto == IPPROTO_UDP &&
 	    (port <= 1 || port == 9 || port == 80 || port == 4784 || port == 11111))
 		return true;
-	return port == 554 || port == 1720 || port == 5060 || port == 5061;
+	return port == 322 || port == 554 || port == 8554 || port == 1720 ||
+	       (port >= 5060 && port <= 5099) || port == 5160 || port == 5161;
 }
 
 /* Is it the kernel's path alone that will do, if that is alive and no rule decides? A counter, or MTN_PLACE_STAT_MAX. */
@@ -228,6 +230,78 @@ __noinline int mtn_choose(__u32 group, __u32 may, __u32 hash)
 	return best;
 }
 
+/* Was the exchange in use lately? Another CPU may have used it since @now was read. */
+static __always_inline bool mtn_is_fresh(const struct mtn_unconnected *e, __u64 now)
+{
+	return (__s64)(now - e->last_ns) < (__s64)config.idle_ns;
+}
+
+/* The member of @group by the uplink of this mark, or MTN_MAX_PATHS. */
+static __always_inline __u32 mtn_member_of_mark(__u32 mark, __u32 group)
+{
+	const struct mtn_group *g = mtn_group_at(group);
+	__u32 i, found = MTN_MAX_PATHS;
+
+	for (i = 0; i < MTN_MAX_MEMBERS && i < g->n_members; i++) {
+		if (mtn_path_at(g->path[i])->mark == mark) {
+			found = g->path[i];
+			break;
+		}
+	}
+	return found;
+}
+
+/* The member of @group on which an exchange is: by its uplink's mark, where its path has another id by now. */
+static __always_inline __u32 mtn_exchange_path(const struct mtn_unconnected *e, __u32 group)
+{
+	if (e->path >= MTN_MAX_PATHS)
+		return MTN_MAX_PATHS;
+	if (mtn_path_at(e->path)->mark == e->mark && mtn_is_member(group, e->path))
+		return e->path;
+	return mtn_member_of_mark(e->mark, group);
+}
+
+/* Members of a group on which a peer's new flows stay, besides those that its verdict gives them to. */
+static __always_inline __u16 mtn_keeps(union mtn_masks masks)
+{
+	return config.by_address ? masks.alive & ~masks.ejected : 0;
+}
+
+/*
+ * The path of a new flow that @path was chosen for: that of the last one to, or from, the one address in @key, while that
+ * path is among the members in @keep. Some servers bind a session to the address that they have seen (FTP's data
+ * connections, web sites), and a path leaves the verdict for every late probe. What went elsewhere comes back when
+ * its choice has been another path for config.idle_ns. A function of its own as mtn_rule_selects().
+ */
+__noinline int mtn_stay(struct mtn_flow_key *key, __u32 group, __u32 keep, __u32 path)
+{
+	struct mtn_unconnected *peer, new = {};
+	__u32 was, member;
+	__u64 now;
+
+	if (!key || group >= MTN_MAX_GROUPS)
+		return MTN_MAX_PATHS;
+	now = bpf_ktime_get_ns();
+	peer = bpf_map_lookup_elem(&peers, key);
+	if (peer && mtn_is_fresh(peer, now)) {
+		was = mtn_exchange_path(peer, group);
+		barrier_var(was);
+		member = mtn_group_at(group)->member_of[was & (MTN_MAX_PATHS - 1)];
+		if (was < MTN_MAX_PATHS && member < MTN_MAX_MEMBERS && (keep >> member & 1)) {
+			if (was == path)
+				peer->last_ns = now;
+			return was;
+		}
+	}
+	if (path >= MTN_MAX_PATHS)
+		return MTN_MAX_PATHS;
+	new.last_ns = now;
+	new.path = path;
+	new.mark = mtn_path_at(path)->mark;
+	bpf_map_update_elem(&peers, key, &new, BPF_ANY);
+	return path;
+}
+
 /* Where a flow to @group starts: a path id, or MTN_MAX_PATHS for the kernel's choice. */
 static __always_inline __u32 mtn_place(struct mtn_new_flow *s, __u32 group, __u32 rule)
 {
@@ -289,6 +363,8 @@ static __always_inline __u32 mtn_place(struct mtn_new_flow *s, __u32 group, __u3
 			__builtin_memset(key.daddr, 0, sizeof(key.daddr));
 	}
 	path = mtn_choose(group, may, mtn_flow_hash(&key, config.hash_seed) ^ mtn_fmix32(s->salt));
+	if (config.by_address && !s->by_rule)
+		path = mtn_stay(&key, group, may | mtn_keeps(masks), path);
 	if (path >= MTN_MAX_PATHS)
 		mtn_count(MTN_PLACE_PASS_NO_PATH);
 	return path;

@@ -95,7 +95,8 @@ static __always_inline __u32 mtn_recent_path(__u32 hash, __u32 generation)
 	masks.word = group_masks[group & (MTN_MAX_GROUPS - 1)].word;
 	barrier_var(path);
 	member = mtn_group_at(group)->member_of[path & (MTN_MAX_PATHS - 1)];
-	if (member >= MTN_MAX_MEMBERS || !(masks.latency & masks.alive & (1U << member)))
+	if (member >= MTN_MAX_MEMBERS ||
+	    !(((masks.latency & masks.alive) | mtn_keeps(masks)) & (1U << member)))
 		return MTN_MAX_PATHS;
 	return path;
 }

@@ -143,6 +143,7 @@ struct mtn_placement_path paths[MTN_MAX_PATHS];
 struct mtn_group groups[MTN_MAX_GROUPS];
 struct mtn_placement_rule rules[MTN_MAX_RULES];
 struct mtn_left_net left_nets[MTN_MAX_LEFT_NETS];
+/* `ejected`: has been out of `latency` for so long that the new flows of a peer leave, too. */
 volatile union mtn_masks group_masks[MTN_MAX_GROUPS];
 /* Bits of path ids: those that deliver at all. One word, so that a run never sees half of it. */
 volatile __u64 alive_paths;
@@ -159,6 +160,14 @@ struct {
 	__type(key, struct mtn_unconnected_key);
 	__type(value, struct mtn_unconnected);
 } unconnected SEC(".maps");
+
+/* Where the last new flow went by the one address that decides, see mtn_stay(). Likewise an exchange's. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct mtn_flow_key);
+	__type(value, struct mtn_unconnected);
+} peers SEC(".maps");
 
 /* Ethernet addresses of bridges and of devices on them, two bytes of zeros behind each. */
 struct {

@@ -6,12 +6,6 @@
 #ifndef MOUNTAIN_UNCONNECTED_H
 #define MOUNTAIN_UNCONNECTED_H
 
-/* Was the exchange in use lately? Another CPU may have used it since @now was read. */
-static __always_inline bool mtn_is_fresh(const struct mtn_unconnected *e, __u64 now)
-{
-	return (__s64)(now - e->last_ns) < (__s64)config.idle_ns;
-}
-
 /* Is an exchange, or all that a socket sends, left to the kernel? Until it rests, or the path is dead that the kernel takes. */
 static __always_inline bool mtn_is_left(struct mtn_unconnected *e, const struct mtn_new_flow *s,
 					__u64 now)
@@ -21,31 +15,6 @@ static __always_inline bool mtn_is_left(struct mtn_unconnected *e, const struct 
 		return false;
 	e->last_ns = now;
 	return true;
-}
-
-/* The member of @group by the uplink of this mark, or MTN_MAX_PATHS. */
-static __always_inline __u32 mtn_member_of_mark(__u32 mark, __u32 group)
-{
-	const struct mtn_group *g = mtn_group_at(group);
-	__u32 i, found = MTN_MAX_PATHS;
-
-	for (i = 0; i < MTN_MAX_MEMBERS && i < g->n_members; i++) {
-		if (mtn_path_at(g->path[i])->mark == mark) {
-			found = g->path[i];
-			break;
-		}
-	}
-	return found;
-}
-
-/* The member of @group on which an exchange is: by its uplink's mark, where its path has another id by now. */
-static __always_inline __u32 mtn_exchange_path(const struct mtn_unconnected *e, __u32 group)
-{
-	if (e->path >= MTN_MAX_PATHS)
-		return MTN_MAX_PATHS;
-	if (mtn_path_at(e->path)->mark == e->mark && mtn_is_member(group, e->path))
-		return e->path;
-	return mtn_member_of_mark(e->mark, group);
 }
 
 /*

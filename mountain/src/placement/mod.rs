@@ -25,7 +25,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
@@ -36,7 +36,7 @@ use crate::bpf::tries::{Entries, Shared};
 use crate::bpf::{self, ProgramGroup, SteerMode};
 use crate::host::{cgroup, sysctl};
 use crate::netlink;
-use crate::topology::{Kind, PathMasks, Placed, Topology};
+use crate::topology::{Kind, PathMasks, Placed, Topology, MAX_GROUP_PATHS};
 use config::{NewFlows, PlacementConfig, RuleConfig, RuleUse, SpreadBy};
 use dead::Dead;
 use forwarding::Forwarding;
@@ -45,6 +45,10 @@ pub(crate) use left::{but_for, Left};
 use routing::{describe, plan, PlacementPlan, To};
 pub use status::PlacementStatus;
 use suspension::Suspensions;
+
+/// New flows to a server that is known leave a path that is alive only when it has got no others for so long. The server may
+/// have bound a session to the address.
+const HICCUP: Duration = Duration::from_secs(10);
 
 /// A path as the daemon knows it; by path id.
 #[derive(Clone, Debug)]
@@ -75,6 +79,8 @@ pub struct Placer {
     uplinks: BTreeMap<usize, Uplink>,
     /// Bits of the paths that deliver at all.
     alive: u64,
+    /// By group, since when each member gets no new flows.
+    out_since: BTreeMap<usize, [Option<Instant>; MAX_GROUP_PATHS]>,
     dead: Dead,
     /// Destinations that no uplink's default route decides about.
     not_ours: Vec<IpNet>,
@@ -129,6 +135,7 @@ impl Placer {
             plan: PlacementPlan::default(),
             uplinks: BTreeMap::new(),
             alive: 0,
+            out_since: BTreeMap::new(),
             dead: Dead::default(),
             not_ours: Vec::new(),
             uplink_nets: Vec::new(),
@@ -383,8 +390,23 @@ impl Placer {
         })
     }
 
+    /// Which members of a group have got no new flows for so long that a peer's leave, too.
+    fn ejected(&mut self, group: usize, latency: u16) -> u16 {
+        let members = self.out_since.entry(group).or_default();
+        let mut ejected = 0;
+        for (i, since) in members.iter_mut().enumerate() {
+            let is_out = latency >> i & 1 == 0;
+            *since = is_out.then(|| since.unwrap_or_else(Instant::now));
+            let is_ejected = since.is_some_and(|since| since.elapsed() >= HICCUP);
+            ejected |= u16::from(is_ejected) << i;
+        }
+        ejected
+    }
+
     /// Writes the verdict about a group.
     pub fn set_masks(&mut self, group: usize, masks: PathMasks) {
+        let ejected = self.ejected(group, masks.latency);
+        let masks = PathMasks { ejected, ..masks };
         self.programs.set_masks(group, masks);
         let (before, alive) = (self.alive, self.programs.alive());
         for &id in self.uplinks.keys() {

@@ -9,6 +9,7 @@ mod flows;
 mod lost;
 mod marks;
 mod net;
+mod peers;
 mod programs;
 mod provider;
 mod reload;
