@@ -20,11 +20,13 @@ pub(crate) mod tries;
 mod weights;
 
 use std::collections::{btree_map::Entry, BTreeMap};
+use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr;
+use std::sync::LazyLock;
 use std::time::Instant;
 
 use anyhow::{anyhow, bail, Context, Result};
@@ -155,9 +157,24 @@ pub(crate) fn coarse_ns() -> u64 {
     clock_ns(ClockId::CLOCK_MONOTONIC_COARSE)
 }
 
+/// As the kernel has it: a container may be in a time namespace, which shifts the clock (time_namespaces(7)).
 fn clock_ns(clock: ClockId) -> u64 {
+    static SHIFT_NS: LazyLock<i64> = LazyLock::new(|| {
+        let offsets = fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
+        shift_ns(&offsets).unwrap_or(0)
+    });
     let t = clock_gettime(clock).expect("Linux has this clock");
-    t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64
+    let shifted = t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64;
+    shifted.saturating_add_signed(-*SHIFT_NS)
+}
+
+/// By how much CLOCK_MONOTONIC is ahead, as `/proc/PID/timens_offsets` says it.
+fn shift_ns(offsets: &str) -> Option<i64> {
+    let mut clocks = offsets.lines().map(str::split_whitespace);
+    let mut monotonic =
+        clocks.find_map(|mut words| (words.next()? == "monotonic").then_some(words))?;
+    let mut number = || monotonic.next()?.parse::<i64>().ok();
+    number()?.checked_mul(1_000_000_000)?.checked_add(number()?)
 }
 
 /// Resolution of the coarse clock, ns: the kernel's tick.
@@ -608,4 +625,18 @@ pub(crate) fn namespace_cookie() -> io::Result<u64> {
         )
     }?;
     Ok(cookie)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shift_of_a_time_namespace_is_read() {
+        let of = |seconds| format!("monotonic   {seconds}   500\nboottime   7   0\n");
+        assert_eq!(shift_ns(&of("100")), Some(100_000_000_500));
+        assert_eq!(shift_ns(&of("-2")), Some(-1_999_999_500));
+        assert_eq!(shift_ns("boottime 7 0\n"), None);
+        assert_eq!(shift_ns(""), None);
+    }
 }

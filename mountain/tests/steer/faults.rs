@@ -190,6 +190,27 @@ fn while_the_daemon_stands_still_the_kernel_decides() {
     });
 }
 
+/// As in a container of LXC's or CRIU's: the daemon's clock is not the programs'.
+#[test]
+fn the_same_in_a_time_namespace() {
+    let net = Net::new();
+    let up = ["--time", "--fork", "--monotonic", "1000", MOUNTAIN, "up"];
+    let output = net.client.output("unshare", &up);
+    assert!(output.status.success(), "{output:?}");
+    net.wait_good();
+    net.lose(1);
+    let traffic = Traffic::start(&net, SERVER4, 20);
+    traffic.during(HALF).assert_by(0, "it is steered");
+    let stopped = net.client.stop_daemon();
+    wait_until("the kernel decides", LEAVE, || {
+        traffic.during(HALF).many_lost()
+    });
+    drop(stopped);
+    wait_until("it is steered again", LEAVE, || {
+        traffic.during(HALF).nearly_all_arrived()
+    });
+}
+
 #[test]
 fn a_program_that_somebody_takes_off_is_attached_again() {
     let mut net = Net::new();
