@@ -166,6 +166,19 @@ static __always_inline bool mtn_is_signalling(const struct mtn_flow_key *key, co
 	       (port >= 5060 && port <= 5099) || port == 5160 || port == 5161;
 }
 
+/* Ports below are asked for, those above chosen by the kernel: ip_local_port_range, net/ipv4/af_inet.c. */
+#define MTN_CHOSEN_PORT		32768
+
+/*
+ * Might ports of an uplink's address be forwarded to the port that a forwarded datagram comes from? Games' servers and
+ * telephones send from there, too, and their other ends know that address.
+ */
+static __always_inline bool mtn_is_published(const struct mtn_flow_key *key)
+{
+	return key->proto == IPPROTO_UDP && bpf_ntohs(key->sport) < MTN_CHOSEN_PORT &&
+	       (*(volatile __u32 *)&config.publishes >> (key->ipv6 & 1) & 1);
+}
+
 /* Is it the kernel's path alone that will do, if that is alive and no rule decides? A counter, or MTN_PLACE_STAT_MAX. */
 static __always_inline __u32 mtn_why_preferred(const struct mtn_new_flow *s, __u32 rule)
 {
@@ -393,7 +406,7 @@ __noinline int mtn_place_forwarded(struct mtn_new_flow *s, __u32 group)
 		mtn_count(MTN_PLACE_PASS_MARKED);
 		return MTN_MAX_PATHS;
 	}
-	if (mtn_is_signalling(&s->key, false))
+	if (mtn_is_signalling(&s->key, false) || mtn_is_published(&s->key))
 		s->with_kernel = MTN_PLACE_PASS_SIGNALLING;
 	return mtn_place(s, group, rule);
 }

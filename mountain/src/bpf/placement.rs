@@ -315,6 +315,12 @@ impl PlacementPrograms {
         publish(&mut self.bss().config.left, families(left));
     }
 
+    /// Whether the firewall forwards datagrams from outside to hosts behind this one, by family ([IPv4, IPv6]).
+    pub(crate) fn set_publishes(&mut self, publishes: [bool; 2]) {
+        publish(&mut self.bss().config.publishes, families(publishes));
+        self.forget_recent();
+    }
+
     /// Tells of each family whether the path is alive that the kernel takes; `None`: it takes several.
     pub(crate) fn set_preferred(&mut self, alive: [Option<bool>; 2]) {
         let config = &mut self.bss().config;

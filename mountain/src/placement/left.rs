@@ -28,6 +28,8 @@ pub(crate) struct Left {
     pub own: [Option<Difference>; 2],
     /// Forwarded ones.
     pub forwarded: Option<Difference>,
+    /// By family ([IPv4, IPv6]), forwarded datagrams from ports of their own, while the path lives that the kernel takes.
+    pub published: [bool; 2],
     /// Forwarded ones from these networks.
     pub nets: LeftNets,
     /// Some of this is so only until the firewall has been read.
@@ -96,6 +98,11 @@ impl Left {
             let mut questions = starting(topology).map(|group| Question::of_new(group, topology));
             questions.find_map(|question| answer(&question))
         };
+        let published = [false, true].map(|ipv6| {
+            let questions = starting(topology).map(|group| Question::of_published(group, topology));
+            let mut questions = questions.filter(|question| question.ipv6 == ipv6);
+            questions.any(|question| answer(&question).is_some())
+        });
         let mut nets = LeftNets::default();
         for group in starting(topology) {
             let asked = Question::of_nets(group, topology, reserves);
@@ -118,6 +125,7 @@ impl Left {
             all,
             own,
             forwarded,
+            published,
             nets,
             is_reading: is_reading.get(),
         }
@@ -129,6 +137,7 @@ impl Left {
         self.all = kept(self.all, &before.all);
         self.own = [0, 1].map(|ipv6| kept(self.own[ipv6].take(), &before.own[ipv6]));
         self.forwarded = kept(self.forwarded, &before.forwarded);
+        self.published = [0, 1].map(|ipv6| self.published[ipv6] || before.published[ipv6]);
         // Not so many that all of them would be left.
         let stopped = &mut self.nets.stopped;
         let mut more = before.nets.stopped.clone();
@@ -188,12 +197,16 @@ impl Left {
             let marks = [true, false].map(|own| of_marks(group, topology, own));
             let nat = Question::of_new(group, topology);
             let lost = Question::of_lost(group, topology);
+            let published = Question::of_published(group, topology);
             let nets = Question::of_nets(group, topology, reserves).into_iter();
             let nets = nets.take(NETS_MAX);
             let nets = nets.flat_map(|asked| [Some(asked.source), asked.leaving]);
             let nets = nets.flatten();
             let marks = marks.into_iter().flatten();
-            marks.chain(leaving).chain([lost, nat]).chain(nets)
+            marks
+                .chain(leaving)
+                .chain([lost, nat, published])
+                .chain(nets)
         };
         starting(topology).flat_map(of_group).collect()
     }
@@ -235,6 +248,7 @@ impl Placer {
             self.left = left;
             self.programs
                 .set_left([0, 1].map(|ipv6| self.left.own[ipv6].is_some()));
+            self.programs.set_publishes(self.left.published);
             self.set_paused();
             // Before anything is adopted it is not known what of an earlier run's is of use.
             if !self.is_idle() {
@@ -347,8 +361,9 @@ mod tests {
             (None, &LeftNets::default())
         );
         let asked = Left::questions(&topology(NETS_MAX + 2), &BTreeSet::new());
-        // Further ones: which of ours are lost, what is translated, and by marks of this host's and of others'.
-        assert_eq!(asked.len(), NETS_MAX + 4);
+        // Further ones: which of ours are lost, what is translated, to and from outside, and by marks of this host's and
+        // of others'.
+        assert_eq!(asked.len(), NETS_MAX + 5);
 
         let left = all_translated(NETS_MAX + 2);
         let (why, nets) = left.of_forwarded(Forward::Auto);

@@ -89,6 +89,7 @@ impl Firewall {
             About::Marks { by, own } => return self.marks(question.ipv6, by, own),
             About::Ours { bits, own } => return self.ours(question.ipv6, bits, own),
             About::Lost(ours) => return self.lost(question.ipv6, ours),
+            About::Published => return self.published(question),
             _ => {}
         }
         if question.devices.len() < 2 {
@@ -194,6 +195,32 @@ impl Firewall {
             Residue::in_turn(hooks.map(|hook| residue(hook, device))).verdicts()
         })
         .or_else(|| self.with_one_address(question))
+    }
+
+    /// The first rule that translates the destinations of datagrams which come in by one of these devices.
+    fn published(&self, question: &Question) -> Option<Difference> {
+        if self.ruleset.is_empty() {
+            return None;
+        }
+        let Some(devices) = self.devices_of(question) else {
+            return Some(Difference::reading());
+        };
+        let nat = Place::new(Packets::of(question.ipv6), Hook::Prerouting).chains(Chains::Nat);
+        let mut effects = devices.into_iter().flat_map(|device| {
+            let facts = Facts {
+                iif: DeviceFact::Known(Box::new(device.clone())),
+                protocol: u8::try_from(IPPROTO_UDP).ok(),
+                begins: true,
+                ..Facts::default()
+            };
+            self.ruleset.residue(&nat, &facts).effects()
+        });
+        let forwards = |kind| matches!(kind, EffectKind::Nat | EffectKind::Unknown);
+        let rule = effects.find(|effect| forwards(effect.kind))?.rule;
+        Some(Difference {
+            what: format!("the firewall forwards datagrams to other hosts, by {rule}"),
+            rule: Some(rule.to_string()),
+        })
     }
 
     /// The first rule that gives this host's new flows the same address on several uplinks. On all but one it is a foreign

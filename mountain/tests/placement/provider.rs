@@ -190,6 +190,37 @@ fn connections_from_a_port_of_their_own_are_the_kernels() {
     assert_eq!(from(42_000), [0, 20]);
 }
 
+/// A game's server is listed with the address that its heartbeats come from.
+#[test]
+fn hosts_to_which_ports_are_forwarded_send_from_these_by_the_kernels_uplink() {
+    let net = Home::new().with_lan().running();
+    net.wait_forwarding();
+    let from = |first: u32, server: usize| {
+        let (mut flows, mut opened) = (net.inner_flows(), Vec::new());
+        for port in first..first + EACH as u32 {
+            let bind = format!("bind={}/{port}", ["0.0.0.0", "::"][server]);
+            opened.extend(flows.open_with("udp", 1, SERVER[server], &bind));
+        }
+        opened
+    };
+    assert_by_both(&from(27_000, 0));
+    let forward = "iifname u0 udp dport 27015 dnat ip to 192.168.7.2";
+    net.home.chain(
+        "inet games pre",
+        "nat hook prerouting priority dstnat",
+        forward,
+    );
+    // A port that was used before has its connection still.
+    let mut fresh = (10_000..26_000).step_by(EACH);
+    wait_until("the rule is met", LEAVE, || {
+        by_uplink(&from(fresh.next().unwrap(), 0)) == [EACH, 0]
+    });
+    assert_by_both(&from(27_000, 1));
+    assert_by_both(&from(40_000, 0));
+    lose_the_kernels_uplink(&net);
+    assert_eq!(by_uplink(&from(28_000, 0)), [0, EACH]);
+}
+
 #[test]
 fn mptcp_starts_where_the_kernel_has_it() {
     let net = Home::new().running();

@@ -39,6 +39,8 @@ pub(crate) enum About {
     Forwarding(Option<u32>),
     /// Whether it translates what comes from a network behind this host to anywhere.
     Source(InnerNet),
+    /// Whether it forwards datagrams that come in by one of the devices to other hosts.
+    Published,
     /// Whether it takes these bits off the marks of forwarded packets or their connections.
     Lost(u32),
     /// What it does before routing to packets that bear marks of ours, where rules of the FIB go by marks.
@@ -143,6 +145,14 @@ impl Question {
                 .map(|question| ask(question, About::Forwarding(inner.device))),
         })
         .collect()
+    }
+
+    /// About what comes in by the uplinks of the flows that begin in a group.
+    pub(crate) fn of_published(group: &Group, topology: &Topology) -> Self {
+        Self {
+            about: About::Published,
+            ..Self::of_new(group, topology)
+        }
     }
 
     /// About the marks by which the forwarded flows that begin in a group keep their path.
