@@ -36,7 +36,7 @@ fn a_server_sees_another_address_after_an_outage_and_not_after_a_late_probe() {
             assert_eq!(open(), first, "inner: {inner}");
             looks += 1;
         }
-        assert!(looks > 1, "{looks}");
+        assert!(looks > 0, "the test proves nothing");
         assert_eq!(open(), first);
 
         net.blackhole(first);
