@@ -166,7 +166,7 @@ static __always_inline bool mtn_is_signalling(const struct mtn_flow_key *key, co
 	       (port >= 5060 && port <= 5099) || port == 5160 || port == 5161;
 }
 
-/* Ports below are asked for, those above chosen by the kernel: ip_local_port_range, net/ipv4/af_inet.c. */
+/* On Linux, ports below are asked for, and those above chosen by the kernel (ip_local_port_range, net/ipv4/af_inet.c). */
 #define MTN_CHOSEN_PORT		32768
 
 /*
@@ -301,7 +301,8 @@ __noinline int mtn_stay(struct mtn_flow_key *key, __u32 group, __u32 keep, __u32
 		barrier_var(was);
 		member = mtn_group_at(group)->member_of[was & (MTN_MAX_PATHS - 1)];
 		if (was < MTN_MAX_PATHS && member < MTN_MAX_MEMBERS && (keep >> member & 1)) {
-			if (was == path)
+			/* Not each time: all CPUs share it. */
+			if (was == path && now - peer->last_ns > 1000000000)
 				peer->last_ns = now;
 			return was;
 		}
@@ -363,7 +364,8 @@ static __always_inline __u32 mtn_place(struct mtn_new_flow *s, __u32 group, __u3
 
 		barrier_var(prefer);
 		member = g->member_of[prefer & (MTN_MAX_PATHS - 1)];
-		if (member < MTN_MAX_MEMBERS && (may & (1U << member)) && mtn_is_alive(prefer))
+		if (member < MTN_MAX_MEMBERS && mtn_is_alive(prefer) &&
+		    ((may | (s->by_rule ? 0 : mtn_keeps(masks))) & (1U << member)))
 			return prefer;
 	}
 	if (config.by_address) {

@@ -143,7 +143,7 @@ struct mtn_placement_path paths[MTN_MAX_PATHS];
 struct mtn_group groups[MTN_MAX_GROUPS];
 struct mtn_placement_rule rules[MTN_MAX_RULES];
 struct mtn_left_net left_nets[MTN_MAX_LEFT_NETS];
-/* `ejected`: has been out of `latency` for so long that the new flows of a peer leave, too. */
+/* `ejected`: has been out of use for so long, or dead, that the new flows of a peer leave, too. */
 volatile union mtn_masks group_masks[MTN_MAX_GROUPS];
 /* Bits of path ids: those that deliver at all. One word, so that a run never sees half of it. */
 volatile __u64 alive_paths;
@@ -517,6 +517,9 @@ int mountain_lan(struct __sk_buff *skb)
 	if (pkt.key.proto == IPPROTO_TCP && !(pkt.flags & MTN_PKT_SYN))
 		return TC_ACT_UNSPEC;
 	if (mtn_passes_unattended())
+		return TC_ACT_UNSPEC;
+	/* Before the search for a path, which each packet would begin anew. */
+	if (!config.n_rules && mtn_is_published(&pkt.key) && mtn_is_preferred_alive(pkt.key.ipv6))
 		return TC_ACT_UNSPEC;
 	hash = mtn_recent_hash(&pkt.key);
 	/* A SYN begins another connection, whatever had its ports before. */

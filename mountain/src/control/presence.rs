@@ -2,9 +2,9 @@
 //! That a daemon runs in a network namespace, for those who do not see its folder: somebody has removed that, or a
 //! container shares the host's network and has a `/run` of its own.
 //!
-//! An empty BPF map whose name has the namespace's number tells it. It goes with the process, however that ends, no
-//! mount hides it, and only who may load BPF programs, as the daemon has to, can make one. (Any user may take the name
-//! of an abstract Unix socket.) To look for it takes CAP_SYS_ADMIN: without that, only the folder counts.
+//! An empty BPF map whose name has the namespace's number tells it. It goes with the process, however that ends (unless
+//! somebody else has the map open), no mount hides it, and it takes CAP_BPF to make one. (Any user may take the name of an
+//! abstract Unix socket.) To look for it takes CAP_SYS_ADMIN: without that, only the folder counts.
 
 use std::fmt;
 use std::fs;
@@ -19,6 +19,8 @@ use nix::unistd::Pid;
 
 use crate::host::namespaces::this_namespace;
 
+/// One that takes CAP_BPF, also where others do not (kernel.unprivileged_bpf_disabled=0).
+const KIND: MapType = MapType::Queue;
 /// How long a program that lists all maps may have one of them open.
 const LISTED: Duration = Duration::from_millis(20);
 
@@ -69,7 +71,7 @@ pub(crate) fn announce() -> Result<Option<Announced>> {
         sz: size_of::<bpf_map_create_opts>() as u64,
         ..Default::default()
     };
-    let map = MapHandle::create(MapType::Array, Some(&name), 4, 4, 1, &options);
+    let map = MapHandle::create(KIND, Some(&name), 0, 4, 1, &options);
     let map = map.context("cannot make a BPF map")?;
     // Of two that come at the same moment the first one stays: later maps have higher numbers.
     let own = map.info()?.info.id;
@@ -83,7 +85,7 @@ fn name() -> Result<String> {
 
 /// Numbers of the maps with this name.
 fn maps(name: &str) -> impl Iterator<Item = u32> + '_ {
-    let named = MapInfoIter::default().filter(move |map| map.name == *name);
+    let named = MapInfoIter::default().filter(move |map| map.ty == KIND && map.name == *name);
     named.map(|map| map.id)
 }
 

@@ -177,7 +177,11 @@ pub(crate) async fn run(config: Config, options: UpOptions, ready: impl FnOnce()
     };
     let announced = presence::announce();
     let result = match announced {
-        Ok(None) => Err(run_dir.already_runs().into()),
+        Ok(None) => {
+            // Ours, so that the other one's is missed.
+            run_dir.remove(&lock);
+            Err(run_dir.already_runs().into())
+        }
         // Where that fails no program loads either, and what says so comes later.
         Ok(Some(_)) | Err(_) => run_locked(config, options, &run_dir, ready).await,
     };
@@ -466,7 +470,8 @@ impl Daemon {
             }
             if let Some(placer) = &mut self.placer {
                 let latency = self.policy.for_new_flows(i);
-                placer.set_masks(i, PathMasks { latency, ..masks });
+                let in_use = masks.latency & !self.paths.reserves_of(i, &self.config);
+                placer.set_masks(i, PathMasks { latency, ..masks }, in_use);
             }
         }
         if let Some(placer) = &mut self.placer {

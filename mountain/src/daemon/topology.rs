@@ -233,6 +233,15 @@ impl Paths {
         Some((ipv6, alive >> at & 1 == 1))
     }
 
+    /// Which members of a group are reserves.
+    pub(crate) fn reserves_of(&self, group: usize, config: &Config) -> u16 {
+        let members = self.topology.groups.get(group).into_iter();
+        let members = members.flat_map(|group| group.members.iter().enumerate());
+        members
+            .filter(|(_, member)| is_reserve(&self.topology.paths[member.path], config))
+            .fold(0, |mask, (i, _)| mask | 1 << i)
+    }
+
     /// Remembers the masks of a group; returns whether they differ from the last ones.
     pub(crate) fn masks_changed(&mut self, group: usize, masks: PathMasks) -> bool {
         match self.masks.get_mut(group) {
@@ -328,10 +337,15 @@ fn is_metered(path: &Path, config: &Config) -> bool {
     entry.and_then(|e| e.metered).unwrap_or(path.modem)
 }
 
+/// Whether a path has flows only while all others are dead, or far worse.
+fn is_reserve(path: &Path, config: &Config) -> bool {
+    path.demoted || is_metered(path, config)
+}
+
 /// The paths, by index, that are used while the others are dead.
 pub(crate) fn reserves(topology: &Topology, config: &Config) -> BTreeSet<usize> {
     let paths = topology.paths.iter().enumerate();
-    let reserves = paths.filter(|(_, path)| path.demoted || is_metered(path, config));
+    let reserves = paths.filter(|(_, path)| is_reserve(path, config));
     reserves.map(|(index, _)| index).collect()
 }
 

@@ -279,24 +279,23 @@ pub(crate) fn forget_marked(
     })
 }
 
-/// The same without a mark, of flows whose other end sees them at one of these addresses.
+/// The same without any mark, of flows whose other end sees them at one of these addresses.
 ///
 /// # Errors
 /// When the kernel refuses to list or delete.
 pub(crate) fn forget_unmarked(
     addresses: &[IpAddr],
-    mask: u32,
     is_there: impl Fn(&Ends) -> bool,
 ) -> Result<usize> {
     let seen_there = |entry: &Entry| {
-        entry.is_stuck(0, mask, |flow| {
+        entry.is_stuck(0, u32::MAX, |flow| {
             addresses.contains(&flow.from) && is_there(flow)
         })
     };
     let request = |address: &IpAddr| {
         let mut request = seen_at(*address);
         push_attribute(&mut request, CTA_MARK, &0_u32.to_be_bytes());
-        push_attribute(&mut request, CTA_MARK_MASK, &mask.to_be_bytes());
+        push_attribute(&mut request, CTA_MARK_MASK, &u32::MAX.to_be_bytes());
         (address.is_ipv6(), request)
     };
     // All of IPv6 have the same one.

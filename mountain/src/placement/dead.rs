@@ -139,8 +139,10 @@ impl Placer {
             let is_ours = !within(&self.not_ours, &flow.to) && !within(&held, &flow.source);
             is_ours && is_private(flow.source) && flow.source != flow.from && !came_in(flow)
         };
-        let forget = |n| match is_kernels && self.forwarding.is_placing {
-            true => Ok(n + conntrack::forget_unmarked(&uplink.addresses, mask, is_placed)?),
+        // A rule of the owner's may lead it by this uplink again.
+        let may_go = is_kernels && self.forwarding.is_placing && !self.has_fib_rules;
+        let forget = |n| match may_go {
+            true => Ok(n + conntrack::forget_unmarked(&uplink.addresses, is_placed)?),
             false => Ok(n),
         };
         match marked.and_then(forget) {

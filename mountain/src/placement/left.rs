@@ -99,7 +99,8 @@ impl Left {
             questions.find_map(|question| answer(&question))
         };
         let published = [false, true].map(|ipv6| {
-            let questions = starting(topology).map(|group| Question::of_published(group, topology));
+            let questions =
+                starting(topology).filter_map(|group| Question::of_published(group, topology));
             let mut questions = questions.filter(|question| question.ipv6 == ipv6);
             questions.any(|question| answer(&question).is_some())
         });
@@ -205,7 +206,8 @@ impl Left {
             let marks = marks.into_iter().flatten();
             marks
                 .chain(leaving)
-                .chain([lost, nat, published])
+                .chain(published)
+                .chain([lost, nat])
                 .chain(nets)
         };
         starting(topology).flat_map(of_group).collect()
@@ -361,9 +363,8 @@ mod tests {
             (None, &LeftNets::default())
         );
         let asked = Left::questions(&topology(NETS_MAX + 2), &BTreeSet::new());
-        // Further ones: which of ours are lost, what is translated, to and from outside, and by marks of this host's and
-        // of others'.
-        assert_eq!(asked.len(), NETS_MAX + 5);
+        // Further ones: which of ours are lost, what is translated, and by marks of this host's and of others'.
+        assert_eq!(asked.len(), NETS_MAX + 4);
 
         let left = all_translated(NETS_MAX + 2);
         let (why, nets) = left.of_forwarded(Forward::Auto);

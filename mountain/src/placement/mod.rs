@@ -79,11 +79,13 @@ pub struct Placer {
     uplinks: BTreeMap<usize, Uplink>,
     /// Bits of the paths that deliver at all.
     alive: u64,
-    /// By group, since when each member gets no new flows.
-    out_since: BTreeMap<usize, [Option<Instant>; MAX_GROUP_PATHS]>,
+    /// By group, when each member was in use last, unless it has been dead since.
+    in_use_at: BTreeMap<usize, [Option<Instant>; MAX_GROUP_PATHS]>,
     dead: Dead,
     /// Destinations that no uplink's default route decides about.
     not_ours: Vec<IpNet>,
+    /// Whether rules of others lead some packets another way.
+    has_fib_rules: bool,
     /// Networks that the uplinks' addresses are in.
     uplink_nets: Vec<IpNet>,
     mode: SteerMode,
@@ -135,9 +137,10 @@ impl Placer {
             plan: PlacementPlan::default(),
             uplinks: BTreeMap::new(),
             alive: 0,
-            out_since: BTreeMap::new(),
+            in_use_at: BTreeMap::new(),
             dead: Dead::default(),
             not_ours: Vec::new(),
+            has_fib_rules: false,
             uplink_nets: Vec::new(),
             mode: SteerMode::Pass,
             forwarding: Forwarding::default(),
@@ -224,6 +227,9 @@ impl Placer {
         self.programs.set_paths(&marks);
         self.dead.retain(|id| marks.contains_key(&id));
         let (groups, not_ours) = destinations(topology, groups);
+        // Groups and members may have other numbers now.
+        self.in_use_at.clear();
+        self.has_fib_rules = !topology.fib_rules.is_empty();
         self.uplink_nets.clone_from(&topology.uplink_nets);
         self.write_nets();
         self.programs
@@ -390,22 +396,28 @@ impl Placer {
         })
     }
 
-    /// Which members of a group have got no new flows for so long that a peer's leave, too.
-    fn ejected(&mut self, group: usize, latency: u16) -> u16 {
-        let members = self.out_since.entry(group).or_default();
+    /// Which members of a group a peer's new flows leave, too: all that have not been in use for so long, or have been
+    /// dead since.
+    fn ejected(&mut self, group: usize, in_use: u16, alive: u16) -> u16 {
+        let members = self.in_use_at.entry(group).or_default();
         let mut ejected = 0;
-        for (i, since) in members.iter_mut().enumerate() {
-            let is_out = latency >> i & 1 == 0;
-            *since = is_out.then(|| since.unwrap_or_else(Instant::now));
-            let is_ejected = since.is_some_and(|since| since.elapsed() >= HICCUP);
-            ejected |= u16::from(is_ejected) << i;
+        for (i, at) in members.iter_mut().enumerate() {
+            let is_set = |mask: u16| mask >> i & 1 == 1;
+            if is_set(in_use) {
+                *at = Some(Instant::now());
+            } else if !is_set(alive) {
+                *at = None;
+            }
+            let is_kept = at.is_some_and(|at| at.elapsed() < HICCUP);
+            ejected |= u16::from(!is_kept) << i;
         }
         ejected
     }
 
-    /// Writes the verdict about a group.
-    pub fn set_masks(&mut self, group: usize, masks: PathMasks) {
-        let ejected = self.ejected(group, masks.latency);
+    /// Writes the verdict about a group. `in_use`: the members whose peers' new flows stay for [`HICCUP`] when they are not
+    /// any more.
+    pub fn set_masks(&mut self, group: usize, masks: PathMasks, in_use: u16) {
+        let ejected = self.ejected(group, in_use, masks.alive);
         let masks = PathMasks { ejected, ..masks };
         self.programs.set_masks(group, masks);
         let (before, alive) = (self.alive, self.programs.alive());

@@ -112,7 +112,7 @@ impl Home {
             alive: 0b11,
             ..Masks::default()
         };
-        placer.set_masks(0, both);
+        placer.set_masks(0, both, both.latency);
         placer.set_mode(SteerMode::Steer);
         Ok(placer)
     }

@@ -147,12 +147,14 @@ impl Question {
         .collect()
     }
 
-    /// About what comes in by the uplinks of the flows that begin in a group.
-    pub(crate) fn of_published(group: &Group, topology: &Topology) -> Self {
-        Self {
+    /// About what comes in by the uplink that the kernel takes for all that begins in a group.
+    pub(crate) fn of_published(group: &Group, topology: &Topology) -> Option<Self> {
+        let preferred = &topology.paths[group.preferred?];
+        Some(Self {
             about: About::Published,
+            devices: BTreeSet::from([preferred.key.ifindex]),
             ..Self::of_new(group, topology)
-        }
+        })
     }
 
     /// About the marks by which the forwarded flows that begin in a group keep their path.
