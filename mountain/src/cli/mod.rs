@@ -438,7 +438,7 @@ fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {
     // What runs here is judged as it was started.
     let running = RunDir::of_this_namespace().and_then(|run_dir| run_dir.status());
     let running = running.unwrap_or_else(|e| {
-        // Whoever is not root is told that by another finding.
+        // That somebody is not root is another finding.
         if nix::unistd::geteuid().is_root() {
             report.push("daemon", check::Level::Warn, format!("{e:#}"), "");
         }
