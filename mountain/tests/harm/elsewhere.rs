@@ -3,8 +3,12 @@
 //! would take each other's rules and programs away.
 
 use std::fs;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::Pid;
 
 use crate::support::tcx::programs_on;
 use crate::support::*;
@@ -17,6 +21,27 @@ fn contained(net: &Net, args: &str) -> Command {
     command
 }
 
+/// Ends, with the test, the daemons of its namespace: nothing else finds one without its folder.
+struct Daemons<'a>(&'a Net);
+
+impl Drop for Daemons<'_> {
+    fn drop(&mut self) {
+        let namespace = |path: &Path| fs::metadata(path).map(|found| found.ino()).ok();
+        let own = namespace(Path::new(&self.0.client.path()));
+        for process in fs::read_dir("/proc").unwrap().flatten() {
+            let comm = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            let pid = process
+                .file_name()
+                .to_str()
+                .and_then(|pid| pid.parse().ok());
+            let is_its_own = namespace(&process.path().join("ns/net")) == own && own.is_some();
+            if let (true, "mountain\n", Some(pid)) = (is_its_own, &comm[..], pid) {
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+        }
+    }
+}
+
 fn programs(net: &Net) -> u32 {
     net.client.with(|| programs_on("u0"))
 }
@@ -24,6 +49,7 @@ fn programs(net: &Net) -> u32 {
 #[test]
 fn a_daemon_whose_folder_is_gone_stays_the_only_one() {
     let net = Net::new();
+    let _daemons = Daemons(&net);
     net.up();
     let as_process = format!("as process {}", net.client.pid());
     let folder = PathBuf::from(net.client.control_socket());
@@ -44,6 +70,7 @@ fn a_daemon_whose_folder_is_gone_stays_the_only_one() {
 #[test]
 fn a_container_with_the_hosts_network_sees_the_hosts_daemon() {
     let net = Net::new();
+    let _daemons = Daemons(&net);
     net.up();
     let pid = net.client.pid();
     for args in ["up", "up --foreground", "status"] {
@@ -67,6 +94,7 @@ fn a_container_with_the_hosts_network_sees_the_hosts_daemon() {
 #[test]
 fn of_two_containers_one_starts_a_daemon() {
     let net = Net::new();
+    let _daemons = Daemons(&net);
     let start = || Guard::piped(&mut contained(&net, "up"));
     let outputs = [start(), start()].map(Guard::finish);
     let (won, lost): (Vec<_>, Vec<_>) = outputs.iter().partition(|o| o.status.success());
