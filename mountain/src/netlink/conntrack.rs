@@ -415,7 +415,7 @@ fn from(address: IpAddr) -> Vec<u8> {
     body
 }
 
-/// Likewise for the entries of what is answered to an address.
+/// The same for the entries whose answers go to an address.
 fn seen_at(address: IpAddr) -> Vec<u8> {
     let mut body = header(address.is_ipv6());
     if address.is_ipv4() {

@@ -13,6 +13,7 @@ pub mod config;
 mod dead;
 pub(crate) mod forwarding;
 mod held;
+mod kept;
 mod left;
 pub(crate) mod nft;
 mod routing;
@@ -25,7 +26,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
@@ -36,19 +37,16 @@ use crate::bpf::tries::{Entries, Shared};
 use crate::bpf::{self, ProgramGroup, SteerMode};
 use crate::host::{cgroup, sysctl};
 use crate::netlink;
-use crate::topology::{Kind, PathMasks, Placed, Topology, MAX_GROUP_PATHS};
+use crate::topology::{Kind, PathMasks, Placed, Topology};
 use config::{NewFlows, PlacementConfig, RuleConfig, RuleUse, SpreadBy};
 use dead::Dead;
 use forwarding::Forwarding;
 use held::Held;
+use kept::Kept;
 pub(crate) use left::{but_for, Left};
 use routing::{describe, plan, PlacementPlan, To};
 pub use status::PlacementStatus;
 use suspension::Suspensions;
-
-/// New flows to a server that is known leave a path that is alive only when it has got no others for so long. The server may
-/// have bound a session to the address.
-const HICCUP: Duration = Duration::from_secs(10);
 
 /// A path as the daemon knows it; by path id.
 #[derive(Clone, Debug)]
@@ -79,8 +77,8 @@ pub struct Placer {
     uplinks: BTreeMap<usize, Uplink>,
     /// Bits of the paths that deliver at all.
     alive: u64,
-    /// By group, when each member was in use last, unless it has been dead since.
-    in_use_at: BTreeMap<usize, [Option<Instant>; MAX_GROUP_PATHS]>,
+    /// By group, which members known servers keep.
+    kept: BTreeMap<usize, Kept>,
     dead: Dead,
     /// Destinations that no uplink's default route decides about.
     not_ours: Vec<IpNet>,
@@ -137,7 +135,7 @@ impl Placer {
             plan: PlacementPlan::default(),
             uplinks: BTreeMap::new(),
             alive: 0,
-            in_use_at: BTreeMap::new(),
+            kept: BTreeMap::new(),
             dead: Dead::default(),
             not_ours: Vec::new(),
             has_fib_rules: false,
@@ -228,7 +226,7 @@ impl Placer {
         self.dead.retain(|id| marks.contains_key(&id));
         let (groups, not_ours) = destinations(topology, groups);
         // Groups and members may have other numbers now.
-        self.in_use_at.clear();
+        self.kept.clear();
         self.has_fib_rules = !topology.fib_rules.is_empty();
         self.uplink_nets.clone_from(&topology.uplink_nets);
         self.write_nets();
@@ -396,28 +394,11 @@ impl Placer {
         })
     }
 
-    /// Which members of a group a peer's new flows leave, too: all that have not been in use for so long, or have been
-    /// dead since.
-    fn ejected(&mut self, group: usize, in_use: u16, alive: u16) -> u16 {
-        let members = self.in_use_at.entry(group).or_default();
-        let mut ejected = 0;
-        for (i, at) in members.iter_mut().enumerate() {
-            let is_set = |mask: u16| mask >> i & 1 == 1;
-            if is_set(in_use) {
-                *at = Some(Instant::now());
-            } else if !is_set(alive) {
-                *at = None;
-            }
-            let is_kept = at.is_some_and(|at| at.elapsed() < HICCUP);
-            ejected |= u16::from(!is_kept) << i;
-        }
-        ejected
-    }
-
-    /// Writes the verdict about a group. `in_use`: the members whose peers' new flows stay for [`HICCUP`] when they are not
-    /// any more.
+    /// Writes the verdict about a group. `in_use`: the members whose known servers stay for a while when they are not
+    /// any more ([`kept`]).
     pub fn set_masks(&mut self, group: usize, masks: PathMasks, in_use: u16) {
-        let ejected = self.ejected(group, in_use, masks.alive);
+        let kept = self.kept.entry(group).or_default();
+        let ejected = kept.ejected(in_use, masks.alive, Instant::now());
         let masks = PathMasks { ejected, ..masks };
         self.programs.set_masks(group, masks);
         let (before, alive) = (self.alive, self.programs.alive());

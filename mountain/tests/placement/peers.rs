@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Servers that bind a session to the address that they have seen: FTP's data connections, web sites.
 
-use std::time::Duration;
-
 use crate::net::*;
 use crate::support::*;
 
@@ -56,22 +54,4 @@ fn a_server_sees_another_address_after_an_outage_and_not_after_a_late_probe() {
             );
         }
     }
-}
-
-/// As `dead::nothing_starts_before_it_answers`, but no flow has begun while it was away.
-#[test]
-fn a_server_is_not_looked_for_on_an_uplink_that_is_back_before_that_answers() {
-    let net = Home::by_default("").running();
-    let first = uplink_of(&net.flows().open("tcp", 4, SERVER[0]));
-    net.home.ip(&format!("link set u{first} down"));
-    let hook = "filter hook prerouting priority -310";
-    let rule = format!("iifname r{first} drop");
-    net.providers.chain("inet hole in", hook, &rule);
-    std::thread::sleep(Duration::from_millis(300));
-    net.home.ip(&format!("link set u{first} up"));
-    net.default_route(first as u32, false);
-    let lost = (0..20).filter(|_| by_uplink(&net.flows().open("tcp", 4, SERVER[0]))[1 - first] < 4);
-    let lost = lost.count();
-    // The kernel's own is taken until the other one has answered.
-    assert!(lost <= [2, 0][first], "{lost} of 20");
 }
