@@ -13,7 +13,7 @@ pub mod config;
 mod dead;
 pub(crate) mod forwarding;
 mod held;
-mod kept;
+mod in_use;
 mod left;
 pub(crate) mod nft;
 mod routing;
@@ -42,7 +42,7 @@ use config::{NewFlows, PlacementConfig, RuleConfig, RuleUse, SpreadBy};
 use dead::Dead;
 use forwarding::Forwarding;
 use held::Held;
-use kept::Kept;
+use in_use::InUse;
 pub(crate) use left::{but_for, Left};
 use routing::{describe, plan, PlacementPlan, To};
 pub use status::PlacementStatus;
@@ -78,7 +78,7 @@ pub struct Placer {
     /// Bits of the paths that deliver at all.
     alive: u64,
     /// By group, which members known servers keep.
-    kept: BTreeMap<usize, Kept>,
+    in_use: BTreeMap<usize, InUse>,
     dead: Dead,
     /// Destinations that no uplink's default route decides about.
     not_ours: Vec<IpNet>,
@@ -135,7 +135,7 @@ impl Placer {
             plan: PlacementPlan::default(),
             uplinks: BTreeMap::new(),
             alive: 0,
-            kept: BTreeMap::new(),
+            in_use: BTreeMap::new(),
             dead: Dead::default(),
             not_ours: Vec::new(),
             has_fib_rules: false,
@@ -226,7 +226,7 @@ impl Placer {
         self.dead.retain(|id| marks.contains_key(&id));
         let (groups, not_ours) = destinations(topology, groups);
         // Groups and members may have other numbers now.
-        self.kept.clear();
+        self.in_use.clear();
         self.has_fib_rules = !topology.fib_rules.is_empty();
         self.uplink_nets.clone_from(&topology.uplink_nets);
         self.write_nets();
@@ -395,10 +395,10 @@ impl Placer {
     }
 
     /// Writes the verdict about a group. `in_use`: the members whose known servers stay for a while when they are not
-    /// any more ([`kept`]).
+    /// any more ([`InUse`]).
     pub fn set_masks(&mut self, group: usize, masks: PathMasks, in_use: u16) {
-        let kept = self.kept.entry(group).or_default();
-        let ejected = kept.ejected(in_use, masks.alive, Instant::now());
+        let members = self.in_use.entry(group).or_default();
+        let ejected = members.ejected(in_use, masks.alive, Instant::now());
         let masks = PathMasks { ejected, ..masks };
         self.programs.set_masks(group, masks);
         let (before, alive) = (self.alive, self.programs.alive());

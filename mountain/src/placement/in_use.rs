@@ -12,9 +12,9 @@ const HICCUP: Duration = Duration::from_secs(10);
 
 /// Of one group: when each member was in use last, unless it has been dead since.
 #[derive(Default)]
-pub(super) struct Kept([Option<Instant>; MAX_GROUP_PATHS]);
+pub(super) struct InUse([Option<Instant>; MAX_GROUP_PATHS]);
 
-impl Kept {
+impl InUse {
     /// Takes note of which members are in use and alive. Which ones everybody leaves, as bits.
     pub(super) fn ejected(&mut self, in_use: u16, alive: u16, now: Instant) -> u16 {
         let mut ejected = 0;
@@ -38,10 +38,10 @@ mod tests {
 
     #[test]
     fn a_member_is_kept_for_a_while_after_use_and_not_before_nor_after_death() {
-        let (mut kept, begin) = (Kept::default(), Instant::now());
+        let (mut members, begin) = (InUse::default(), Instant::now());
         let mut at = |seconds: f64, in_use, alive| {
             let now = begin + Duration::from_secs_f64(seconds);
-            !kept.ejected(in_use, alive, now) & 0b111
+            !members.ejected(in_use, alive, now) & 0b111
         };
         // It is alive, but was never in use: it may just be back.
         assert_eq!(at(0.0, 0b001, 0b011), 0b001);
