@@ -23,7 +23,7 @@ use crate::config::Config;
 use crate::control::status::Status;
 use crate::host::stdout::lines;
 use crate::host::text::count;
-use crate::host::{capabilities, kernel, sysctl};
+use crate::host::{capabilities, descriptors, kernel, sysctl};
 use crate::netlink;
 use crate::placement::config::NewFlows;
 use crate::topology::{read_topology_blocking, Filter, Group, Kind, Topology};
@@ -134,6 +134,7 @@ pub fn check_into(
     running: Option<&Status>,
 ) {
     check_privileges(report);
+    check_files(report);
     check_run(report);
     check_kernel(report);
     check_cc(report);
@@ -183,6 +184,19 @@ fn check_privileges(report: &mut Report) {
             format!("missing: {}", missing.join(", ")),
             "run as root (sudo)",
         ),
+    }
+}
+
+/// The daemon has about 70 open with two uplinks, most of them BPF maps, and one more for each other device.
+fn check_files(report: &mut Report) {
+    const NEEDED: u64 = 128;
+
+    if let Some(most) = descriptors::most().filter(|most| *most < NEEDED) {
+        report.fail(
+            "files",
+            format!("a process may have {most} open at a time here; steering needs {NEEDED}"),
+            descriptors::HOW,
+        );
     }
 }
 

@@ -17,7 +17,8 @@ use crate::cc::flows::{self, BrakeState as FlowState, CcFlow};
 use crate::cc::pinned::{available, names_on_record, Enabled, Pinned};
 use crate::cc::status::{CcDetails, CcFlowTotals, CcSettings, CcStatus};
 use crate::cc::{routes, scope, Behaviour, NAME};
-use crate::cli::{log, need_root, print_json, show_for_a_second};
+use crate::cli::{log, need_root, need_root_with, print_json, show_for_a_second};
+use crate::host::capabilities::Capability;
 use crate::host::descriptors;
 use crate::host::namespaces::this_namespace;
 use crate::host::text::count;
@@ -27,6 +28,8 @@ use crate::report::table::{align, head, row, Words};
 const TOP_ROWS: usize = 30;
 /// Over which `top` takes its first rates.
 const FIRST_RATE: Duration = Duration::from_millis(250);
+/// For the program and its settings, and for the network namespaces in which it is the default.
+const NEEDED: &[Capability] = &[Capability::NetAdmin, Capability::SysAdmin];
 
 #[derive(Args)]
 pub(crate) struct Cc {
@@ -127,7 +130,7 @@ impl Cc {
 
 impl Enable {
     fn run(self) -> Result<()> {
-        need_root()?;
+        need_root_with(NEEDED)?;
         if self.config.is_some() {
             eprintln!(
                 "--config has no effect any more: the congestion control has no settings in a file"
@@ -211,7 +214,7 @@ fn undo(pinned: &Pinned) -> Result<()> {
 }
 
 fn disable(name: &str) -> Result<()> {
-    need_root()?;
+    need_root_with(NEEDED)?;
     let pinned = Pinned::new(name)?;
     let _lock = pinned.lock()?;
     pinned.check_dirs()?;

@@ -45,6 +45,7 @@ use crate::check;
 use crate::config::{self, Config};
 use crate::control::run_dir::{AlreadyRuns, RunDir};
 use crate::daemon;
+use crate::host::capabilities::{self, Capability};
 use crate::host::text::{address, count, prefix};
 use crate::host::{descriptors, program, stdout};
 use crate::measure::reflect::{Reflector, DEFAULT_LISTEN};
@@ -211,7 +212,11 @@ pub fn main() -> ExitCode {
             ExitCode::from(ALREADY_RUNS)
         }
         Err(e) => {
-            eprintln!("mountain: {e:#}");
+            let mut text = format!("{e:#}");
+            if let Some(remedy) = descriptors::remedy(&text) {
+                text += &format!("; {remedy}");
+            }
+            eprintln!("mountain: {text}");
             match e.is::<WrongConfiguration>() {
                 true => ExitCode::from(WRONG_CONFIGURATION),
                 false => ExitCode::FAILURE,
@@ -280,6 +285,20 @@ fn run(command: Cmd) -> Result<ExitCode> {
 pub(crate) fn need_root() -> Result<()> {
     if !nix::unistd::geteuid().is_root() {
         bail!("this needs root: try again with sudo");
+    }
+    Ok(())
+}
+
+/// Root in a container may be without.
+pub(crate) fn need_root_with(capabilities: &[Capability]) -> Result<()> {
+    need_root()?;
+    let lacking = capabilities::lacking(capabilities);
+    if !lacking.is_empty() {
+        bail!(
+            "this needs {}, which this process lacks: in a container, start that with `--cap-add`, or use the host's \
+             own root",
+            lacking.join(" and ")
+        );
     }
     Ok(())
 }
@@ -428,6 +447,8 @@ impl Up {
 }
 
 fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {
+    // As `up` does.
+    descriptors::raise_limit();
     let mut report = check::Report::default();
     // `up` would refuse it; the host can be looked at all the same.
     let mut config = load_config(file).unwrap_or_else(|e| {

@@ -16,10 +16,11 @@ use serde_json::json;
 
 use crate::check::{Level, Report};
 use crate::cli::{
-    exit_code, load_redirects, log, need_root, notify_ready, print_json, print_report,
+    exit_code, load_redirects, log, need_root_with, notify_ready, print_json, print_report,
     WrongConfiguration, DEFAULT_CONFIG,
 };
 use crate::config::save_redirects;
+use crate::host::capabilities::Capability;
 use crate::host::signals;
 use crate::host::text::{address, count};
 use crate::redirect::actions::{self, Added, Wanted};
@@ -186,7 +187,7 @@ struct Del {
 impl Redirect {
     pub(crate) fn run(self) -> Result<ExitCode> {
         log::if_asked();
-        need_root()?;
+        need_root_with(&[Capability::NetAdmin])?;
         match self.command {
             Command::Add(add) => add.run()?,
             Command::Del(del) => del.run()?,

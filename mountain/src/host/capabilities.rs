@@ -3,8 +3,44 @@
 
 use std::fs;
 
-/// CAP_SYS_ADMIN of linux/capability.h, as a bit.
-const SYS_ADMIN: u64 = 1 << 21;
+/// One that something here needs.
+#[derive(Clone, Copy)]
+pub(crate) enum Capability {
+    /// Routes, rules, nftables, BPF programs on devices.
+    NetAdmin,
+    /// ICMP probes.
+    NetRaw,
+    /// Other namespaces, mounts; instead of the next two.
+    SysAdmin,
+    /// BPF programs that follow pointers of the kernel's.
+    Perfmon,
+    /// BPF programs and maps.
+    Bpf,
+}
+
+impl Capability {
+    /// Of linux/capability.h, as a bit.
+    const fn bit(self) -> u64 {
+        match self {
+            Self::NetAdmin => 1 << 12,
+            Self::NetRaw => 1 << 13,
+            Self::SysAdmin => 1 << 21,
+            Self::Perfmon => 1 << 38,
+            Self::Bpf => 1 << 39,
+        }
+    }
+
+    /// As capabilities(7) has it.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::NetAdmin => "CAP_NET_ADMIN",
+            Self::NetRaw => "CAP_NET_RAW",
+            Self::SysAdmin => "CAP_SYS_ADMIN",
+            Self::Perfmon => "CAP_PERFMON",
+            Self::Bpf => "CAP_BPF",
+        }
+    }
+}
 
 /// The effective ones, a bit mask. Without /proc, none.
 fn effective() -> u64 {
@@ -16,7 +52,19 @@ fn effective() -> u64 {
 
 /// Whether CAP_SYS_ADMIN is effective.
 pub(crate) fn is_admin() -> bool {
-    effective() & SYS_ADMIN != 0
+    lacking(&[Capability::SysAdmin]).is_empty()
+}
+
+/// Those of these that the calling thread lacks. Without /proc, all of them.
+pub(crate) fn lacking(needed: &[Capability]) -> Vec<&'static str> {
+    lacking_of(effective(), needed)
+}
+
+/// Those of these that a process with these effective capabilities (a bit mask) lacks.
+fn lacking_of(effective: u64, needed: &[Capability]) -> Vec<&'static str> {
+    let lacks = |capability: &Capability| effective & capability.bit() == 0;
+    let lacking = needed.iter().copied().filter(lacks);
+    lacking.map(Capability::name).collect()
 }
 
 /// Whether this process is in a user namespace other than the machine's first. Capabilities there do not count where BPF
@@ -39,18 +87,13 @@ pub(crate) fn missing() -> Vec<&'static str> {
 
 /// What a process with these effective capabilities (a bit mask) lacks.
 fn missing_of(effective: u64) -> Vec<&'static str> {
-    // Numbers from linux/capability.h, and whether an administrator needs them.
-    let needed = [
-        (12, "CAP_NET_ADMIN", true),
-        (13, "CAP_NET_RAW", true),
-        (39, "CAP_BPF", false),
-        (38, "CAP_PERFMON", false),
-    ];
-    let lacks = |number: u32| effective & (1 << number) == 0;
-    let missing = needed
-        .into_iter()
-        .filter(|(number, _, by_all)| lacks(*number) && (*by_all || effective & SYS_ADMIN == 0));
-    missing.map(|(_, name, _)| name).collect()
+    use Capability::{Bpf, NetAdmin, NetRaw, Perfmon, SysAdmin};
+
+    let needed: &[Capability] = match lacking_of(effective, &[SysAdmin]).is_empty() {
+        true => &[NetAdmin, NetRaw],
+        false => &[NetAdmin, NetRaw, Bpf, Perfmon],
+    };
+    lacking_of(effective, needed)
 }
 
 #[cfg(test)]

@@ -66,6 +66,9 @@ pub(super) fn reach(snapshot: &Snapshot, table: u32, ipv6: bool) -> Result<Reach
     }
 
     match conditional {
+        None if is_of_a_vrf(snapshot, table) => Err(format!(
+            "table {table} is a VRF's: what belongs to one goes as the kernel sends it"
+        )),
         None => Err(format!("no routing rule looks table {table} up")),
         Some(_) if several => Err(format!(
             "several routing rules with conditions look table {table} up"
@@ -374,6 +377,12 @@ fn vrf_rules(snapshot: &Snapshot, rule: &FibRule, table: u32, reach: &mut Reach)
     }
 }
 
+/// Whether only a VRF's packets look this table up.
+fn is_of_a_vrf(snapshot: &Snapshot, table: u32) -> bool {
+    let mut links = snapshot.links.values();
+    links.any(|link| link.vrf_table == Some(table))
+}
+
 /// The tables of a family that have such routes. Many rules may lead to many tables of many routes.
 fn tables_with(snapshot: &Snapshot, ipv6: bool, is_such: impl Fn(&Route) -> bool) -> BTreeSet<u32> {
     let routes = snapshot.routes.iter();
@@ -465,7 +474,9 @@ mod tests {
         let devices: Vec<_> = reach.fib_rules.iter().map(|s| s.iif).collect();
         assert_eq!(devices, [Some(2), Some(3)]);
         let vrfs_own = super::reach(&snapshot, 100, false).unwrap_err();
-        assert!(vrfs_own.contains("no routing rule"), "{vrfs_own}");
+        assert!(vrfs_own.contains("table 100 is a VRF's"), "{vrfs_own}");
+        let nobodys = super::reach(&snapshot, 101, false).unwrap_err();
+        assert_eq!(nobodys, "no routing rule looks table 101 up");
     }
 
     #[test]

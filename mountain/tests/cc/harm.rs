@@ -63,6 +63,23 @@ fn who_may_not_enter_other_namespaces_sees_the_flows_of_its_own() {
     assert_eq!(stderr(&all), "");
 }
 
+/// The record of what was before would be half taken back.
+#[test]
+fn who_may_not_enter_other_namespaces_changes_nothing() {
+    let (ns, name) = enabled();
+    let without = ["--bounding-set=-sys_admin", "--inh-caps=-sys_admin"];
+    for command in ["enable", "disable"] {
+        let asked = [MOUNTAIN, "cc", command, "--name", &name.0];
+        let (out, err) = texts(&ns.output("setpriv", &[&without[..], &asked].concat()));
+        assert_eq!(out, "");
+        assert_has(
+            &err,
+            &["this needs CAP_SYS_ADMIN, which this process lacks"],
+        );
+        assert!(name.is_available());
+    }
+}
+
 /// Whoever damaged it, nobody could undo what `enable` would do now. Other names are none of its business.
 #[test]
 fn beside_a_damaged_record_nothing_is_registered_and_other_names_are_disabled() {

@@ -37,6 +37,33 @@ fn clients_that_only_connect_do_not_end_the_control_socket() {
 }
 
 #[test]
+fn a_low_limit_of_open_files_is_named_with_what_raises_it() {
+    let net = Net::new();
+    let few = |command: &str| {
+        net.client
+            .output("prlimit", &["--nofile=48", MOUNTAIN, command])
+    };
+    let up = stderr(&few("up"));
+    assert_has(
+        &up,
+        &["Too many open files", "may have 48 files open", "ulimit -n"],
+    );
+    assert_eq!(up.matches("may have 48").count(), 1, "{up}");
+    let check = few("check");
+    assert!(!check.status.success());
+    assert_has(
+        &stdout(&check),
+        &["✗ files", "a process may have 48 open", "ulimit -n"],
+    );
+    net.client.mountain_says("down", "was not running");
+    // What it may raise itself is enough.
+    let raised = net
+        .client
+        .output("prlimit", &["--nofile=24:4096", MOUNTAIN, "check"]);
+    assert_eq!(stdout(&raised).matches("files").count(), 0);
+}
+
+#[test]
 fn a_terminal_that_hangs_up_leaves_no_rules_behind() {
     let mut net = two_providers();
     let before = net.client.ip("rule");

@@ -29,6 +29,29 @@ impl Net {
     }
 }
 
+/// Root of a container, mostly.
+#[test]
+fn who_may_change_no_network_begins_nothing() {
+    let net = Net::serving();
+    let add = command(&format!("add {RULE} --to 10.0.1.2:8083"));
+    let mut args = vec![
+        "--bounding-set=-net_admin",
+        "--inh-caps=-net_admin",
+        MOUNTAIN,
+    ];
+    args.extend(add.split_whitespace());
+    let output = net.router.output("setpriv", &args);
+    assert!(!output.status.success());
+    let said = stderr(&output);
+    assert_has(
+        &said,
+        &["this needs CAP_NET_ADMIN, which this process lacks"],
+    );
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert_eq!(net.next("list"), "", "nothing is to be taken back");
+    net.assert_clean();
+}
+
 #[test]
 fn a_killed_add_is_taken_back() {
     let net = Net::serving();
