@@ -322,8 +322,8 @@ static __always_inline __u32 mtn_place(struct mtn_new_flow *s, __u32 group, __u3
 	struct mtn_flow_key key = s->key;
 	union mtn_masks masks;
 	struct mtn_group *g;
-	__u32 may, path, why;
-	bool is_left = s->left;
+	__u32 may, keep, path, why;
+	bool is_left = s->left, stays = config.by_address;
 
 	if (*(volatile __u32 *)&config.paused) {
 		mtn_count(MTN_PLACE_PASS_PAUSED);
@@ -333,6 +333,7 @@ static __always_inline __u32 mtn_place(struct mtn_new_flow *s, __u32 group, __u3
 	barrier_var(group);
 	masks.word = group_masks[group & (MTN_MAX_GROUPS - 1)].word;
 	may = masks.latency & masks.alive;
+	keep = mtn_keeps(masks);
 	s->by_rule = 0;
 	if (rule < MTN_MAX_RULES) {
 		struct mtn_placement_rule *r;
@@ -346,8 +347,10 @@ static __always_inline __u32 mtn_place(struct mtn_new_flow *s, __u32 group, __u3
 		/* What was asked for is dead, or not of this group: the steadiest then. */
 		if (asked)
 			may = asked;
-		if (asked && r->wants == MTN_USE_PATHS)
-			is_left = false;
+		if (asked && r->wants == MTN_USE_PATHS) {
+			is_left = stays = false;
+			keep = 0;
+		}
 	}
 	why = mtn_why_preferred(s, rule);
 	if (why < MTN_PLACE_STAT_MAX) {
@@ -364,8 +367,7 @@ static __always_inline __u32 mtn_place(struct mtn_new_flow *s, __u32 group, __u3
 
 		barrier_var(prefer);
 		member = g->member_of[prefer & (MTN_MAX_PATHS - 1)];
-		if (member < MTN_MAX_MEMBERS && mtn_is_alive(prefer) &&
-		    ((may | (s->by_rule ? 0 : mtn_keeps(masks))) & (1U << member)))
+		if (member < MTN_MAX_MEMBERS && mtn_is_alive(prefer) && ((may | keep) & (1U << member)))
 			return prefer;
 	}
 	if (config.by_address) {
@@ -378,8 +380,9 @@ static __always_inline __u32 mtn_place(struct mtn_new_flow *s, __u32 group, __u3
 			__builtin_memset(key.daddr, 0, sizeof(key.daddr));
 	}
 	path = mtn_choose(group, may, mtn_flow_hash(&key, config.hash_seed) ^ mtn_fmix32(s->salt));
-	if (config.by_address && !s->by_rule)
-		path = mtn_stay(&key, group, may | mtn_keeps(masks), path);
+	/* What a rule gives a path of its own leaves it only when it is dead, and is no guide for others. */
+	if (stays)
+		path = mtn_stay(&key, group, may | keep, path);
 	if (path >= MTN_MAX_PATHS)
 		mtn_count(MTN_PLACE_PASS_NO_PATH);
 	return path;

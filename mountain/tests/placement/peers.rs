@@ -14,7 +14,19 @@ fn uplink_of(opened: &[Seen]) -> usize {
 
 #[test]
 fn a_server_sees_another_address_after_an_outage_and_not_after_a_late_probe() {
-    let net = Home::by_default("").with_lan().running();
+    sees_another_after_an_outage_only(&Home::by_default("").with_lan().running());
+}
+
+#[test]
+fn a_rule_without_an_uplink_changes_nothing_about_that() {
+    let rule = "[[rule]]\nmatch = { proto = \"tcp\" }\nuse = \"steadiest\"\n";
+    let net = Home::by_default(rule).with_lan().running();
+    sees_another_after_an_outage_only(&net);
+    assert!(net.counter("by_rule") > 0);
+}
+
+#[track_caller]
+fn sees_another_after_an_outage_only(net: &Home) {
     net.wait_forwarding();
     net.wait_good();
     for inner in [false, true] {
