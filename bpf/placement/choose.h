@@ -166,17 +166,14 @@ static __always_inline bool mtn_is_signalling(const struct mtn_flow_key *key, co
 	       (port >= 5060 && port <= 5099) || port == 5160 || port == 5161;
 }
 
-/* On Linux, ports below are asked for, and those above chosen by the kernel (ip_local_port_range, net/ipv4/af_inet.c). */
-#define MTN_CHOSEN_PORT		32768
-
-/*
- * Might ports of an uplink's address be forwarded to the port that a forwarded datagram comes from? Games' servers and
- * telephones send from there, too, and their other ends know that address.
- */
+/* Does a forwarded datagram come from a port to which an uplink's address is forwarded? */
 static __always_inline bool mtn_is_published(const struct mtn_flow_key *key)
 {
-	return key->proto == IPPROTO_UDP && bpf_ntohs(key->sport) < MTN_CHOSEN_PORT &&
-	       (*(volatile __u32 *)&config.publishes >> (key->ipv6 & 1) & 1);
+	__u32 port = bpf_ntohs(key->sport);
+
+	barrier_var(port);
+	return key->proto == IPPROTO_UDP &&
+	       published[key->ipv6 & 1][port >> 6 & (65536 / 64 - 1)] >> (port & 63) & 1;
 }
 
 /* Is it the kernel's path alone that will do, if that is alive and no rule decides? A counter, or MTN_PLACE_STAT_MAX. */

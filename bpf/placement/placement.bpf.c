@@ -143,6 +143,11 @@ struct mtn_placement_path paths[MTN_MAX_PATHS];
 struct mtn_group groups[MTN_MAX_GROUPS];
 struct mtn_placement_rule rules[MTN_MAX_RULES];
 struct mtn_left_net left_nets[MTN_MAX_LEFT_NETS];
+/*
+ * Of each family, the ports (a bit each) of hosts behind this one that an uplink's address may be forwarded to. Games'
+ * servers and telephones send from there, too, and their other ends know that address.
+ */
+__u64 published[2][65536 / 64];
 /* `ejected`: has been out of use for so long, or dead, that the new flows of a peer leave, too. */
 volatile union mtn_masks group_masks[MTN_MAX_GROUPS];
 /* Bits of path ids: those that deliver at all. One word, so that a run never sees half of it. */

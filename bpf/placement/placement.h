@@ -105,8 +105,6 @@ struct mtn_placement_config {
 	__u32 preferred_dead;	/* ... unless the path is dead that it takes */
 	__u32 preferred_known;	/* it takes one path for all */
 	__u32 leaves_forwarded;	/* forwarded flows are the kernel's */
-	__u32 publishes;	/* of each family one bit: ports of hosts behind this one may be forwarded to */
-	__u32 pad;
 };
 
 /* Where a forwarded flow was placed: one aligned word, so that no run sees half of one. */

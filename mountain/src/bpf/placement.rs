@@ -315,9 +315,16 @@ impl PlacementPrograms {
         publish(&mut self.bss().config.left, families(left));
     }
 
-    /// Whether the firewall forwards datagrams from outside to hosts behind this one, by family ([IPv4, IPv6]).
-    pub(crate) fn set_publishes(&mut self, publishes: [bool; 2]) {
-        publish(&mut self.bss().config.publishes, families(publishes));
+    /// The ports of hosts behind this one to which the firewall may forward datagrams from outside: ranges, by family
+    /// ([IPv4, IPv6]).
+    pub(crate) fn set_published(&mut self, ports: &[BTreeSet<(u16, u16)>; 2]) {
+        for (words, ranges) in self.bss().published.iter_mut().zip(ports) {
+            let bits = encode::ports(ranges);
+            words
+                .iter_mut()
+                .zip(bits)
+                .for_each(|(w, new)| publish(w, new));
+        }
         self.forget_recent();
     }
 

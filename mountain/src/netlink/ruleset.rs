@@ -66,6 +66,7 @@ mod read;
 mod registers;
 mod residue;
 mod sets;
+mod targets;
 #[cfg(test)]
 pub(crate) mod tests;
 mod text;

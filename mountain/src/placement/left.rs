@@ -19,6 +19,10 @@ const NETS_MAX: usize = 64;
 /// So many of them may be left to the kernel. The programs have room for as many networks of uplinks besides.
 const LEFT_MAX: usize = 32;
 
+/// What forwards any port might do so with these, too: a map of the firewall's may hold them. On Linux, those above are chosen
+/// by the kernel where none is asked for (ip_local_port_range, net/ipv4/af_inet.c).
+const OF_SERVERS: (u16, u16) = (0, 32767);
+
 /// Which new flows are left to the kernel, and why.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Left {
@@ -28,8 +32,8 @@ pub(crate) struct Left {
     pub own: [Option<Difference>; 2],
     /// Forwarded ones.
     pub forwarded: Option<Difference>,
-    /// By family ([IPv4, IPv6]), forwarded datagrams from ports of their own, while the path lives that the kernel takes.
-    pub published: [bool; 2],
+    /// By family ([IPv4, IPv6]), forwarded datagrams from these ports (ranges), while the path lives that the kernel takes.
+    pub published: [BTreeSet<(u16, u16)>; 2],
     /// Forwarded ones from these networks.
     pub nets: LeftNets,
     /// Some of this is so only until the firewall has been read.
@@ -101,8 +105,11 @@ impl Left {
         let published = [false, true].map(|ipv6| {
             let questions =
                 starting(topology).filter_map(|group| Question::of_published(group, topology));
-            let mut questions = questions.filter(|question| question.ipv6 == ipv6);
-            questions.any(|question| answer(&question).is_some())
+            let questions = questions.filter(|question| question.ipv6 == ipv6);
+            let answers = questions.filter_map(|question| answer(&question));
+            answers
+                .flat_map(|why| why.ports.into_iter().chain([OF_SERVERS]))
+                .collect()
         });
         let mut nets = LeftNets::default();
         for group in starting(topology) {
@@ -138,7 +145,7 @@ impl Left {
         self.all = kept(self.all, &before.all);
         self.own = [0, 1].map(|ipv6| kept(self.own[ipv6].take(), &before.own[ipv6]));
         self.forwarded = kept(self.forwarded, &before.forwarded);
-        self.published = [0, 1].map(|ipv6| self.published[ipv6] || before.published[ipv6]);
+        self.published = [0, 1].map(|ipv6| &self.published[ipv6] | &before.published[ipv6]);
         // Not so many that all of them would be left.
         let stopped = &mut self.nets.stopped;
         let mut more = before.nets.stopped.clone();
@@ -250,7 +257,7 @@ impl Placer {
             self.left = left;
             self.programs
                 .set_left([0, 1].map(|ipv6| self.left.own[ipv6].is_some()));
-            self.programs.set_publishes(self.left.published);
+            self.programs.set_published(&self.left.published);
             self.set_paused();
             // Before anything is adopted it is not known what of an earlier run's is of use.
             if !self.is_idle() {

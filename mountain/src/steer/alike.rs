@@ -25,7 +25,8 @@ mod rerouted;
 
 pub(crate) use question::{About, Question};
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
@@ -59,6 +60,9 @@ pub struct Difference {
     pub what: String,
     /// The rule, where it is one.
     pub rule: Option<String>,
+    /// Of [`About::Published`]: the ports to which datagrams are forwarded, as far as rules name them.
+    #[serde(skip)]
+    pub ports: Vec<(u16, u16)>,
 }
 
 impl Difference {
@@ -78,6 +82,15 @@ impl Difference {
         Self {
             what: what.into(),
             rule: None,
+            ports: Vec::new(),
+        }
+    }
+
+    /// One that this rule is the reason of.
+    fn by(rule: &impl fmt::Display, what: impl Into<String>) -> Self {
+        Self {
+            rule: Some(rule.to_string()),
+            ..Self::new(what)
         }
     }
 }
@@ -197,7 +210,8 @@ impl Firewall {
         .or_else(|| self.with_one_address(question))
     }
 
-    /// The first rule that translates the destinations of datagrams which come in by one of these devices.
+    /// The first rule that translates the destinations of datagrams which come in by one of these devices, and the ports
+    /// that all such rules name.
     fn published(&self, question: &Question) -> Option<Difference> {
         if self.ruleset.is_empty() {
             return None;
@@ -206,20 +220,27 @@ impl Firewall {
             return Some(Difference::reading());
         };
         let nat = Place::new(Packets::of(question.ipv6), Hook::Prerouting).chains(Chains::Nat);
-        let mut effects = devices.into_iter().flat_map(|device| {
+        let residues = devices.into_iter().map(|device| {
             let facts = Facts {
                 iif: DeviceFact::Known(Box::new(device.clone())),
                 protocol: u8::try_from(IPPROTO_UDP).ok(),
                 begins: true,
                 ..Facts::default()
             };
-            self.ruleset.residue(&nat, &facts).effects()
+            self.ruleset.residue(&nat, &facts)
         });
+        let residues = Vec::from_iter(residues);
+        let mut effects = residues.iter().flat_map(Residue::effects);
         let forwards = |kind| matches!(kind, EffectKind::Nat | EffectKind::Unknown);
         let rule = effects.find(|effect| forwards(effect.kind))?.rule;
+        let ports: BTreeSet<_> = residues.iter().flat_map(Residue::targets).collect();
+        let why = Difference::by(
+            &rule,
+            format!("the firewall forwards datagrams to other hosts, by {rule}"),
+        );
         Some(Difference {
-            what: format!("the firewall forwards datagrams to other hosts, by {rule}"),
-            rule: Some(rule.to_string()),
+            ports: Vec::from_iter(ports),
+            ..why
         })
     }
 
@@ -319,14 +340,14 @@ impl Firewall {
             });
             let changes = |kind| kinds.contains(&kind) || kind == E::Unknown;
             let rule = effects.find(|e| changes(e.kind))?.rule;
-            Some(Difference {
-                what: format!(
+            Some(Difference::by(
+                &rule,
+                format!(
                     "rules of the FIB route by {what}, also by {}, and the firewall may change it \
                      after that, or send packets on without it, by {rule}",
                     device.name
                 ),
-                rule: Some(rule.to_string()),
-            })
+            ))
         })
     }
 }
@@ -383,12 +404,10 @@ fn same_nat(residues: &[Vec<Residue<'_>>], packets: &str) -> Option<Difference> 
     let mut known: HashMap<&str, usize> = HashMap::new();
     let (.., rule) =
         all.find(|(what, device, _)| *known.entry(what).or_insert(*device) != *device)?;
-    Some(Difference {
-        what: format!(
-            "the firewall gives {packets} the same address on several uplinks, by {rule}"
-        ),
-        rule: Some(rule.to_string()),
-    })
+    Some(Difference::by(
+        &rule,
+        format!("the firewall gives {packets} the same address on several uplinks, by {rule}"),
+    ))
 }
 
 /// The first rule by which what remains for the first device differs from what does for another one.
@@ -398,10 +417,10 @@ fn unlike<'a>(devices: &[&Link], residue: impl Fn(&Link) -> Residue<'a>) -> Opti
     others.iter().find_map(|other| {
         let rule = reference.difference(&residue(other))?;
         let (one, other) = (&first.name, &other.name);
-        Some(Difference {
-            what: format!("the firewall treats {one} and {other} differently, by {rule}"),
-            rule: Some(rule.to_string()),
-        })
+        Some(Difference::by(
+            &rule,
+            format!("the firewall treats {one} and {other} differently, by {rule}"),
+        ))
     })
 }
 

@@ -204,7 +204,8 @@ fn hosts_to_which_ports_are_forwarded_send_from_these_by_the_kernels_uplink() {
         opened
     };
     assert_by_both(&from(27_000, 0));
-    let forward = "iifname u0 udp dport 27015 dnat ip to 192.168.7.2";
+    let forward = "iifname u0 udp dport 27015 dnat ip to 192.168.7.2\n\
+                   iifname u0 udp dport 50000-50299 dnat ip to 192.168.7.2";
     net.home.chain(
         "inet games pre",
         "nat hook prerouting priority dstnat",
@@ -217,6 +218,9 @@ fn hosts_to_which_ports_are_forwarded_send_from_these_by_the_kernels_uplink() {
     });
     assert_by_both(&from(27_000, 1));
     assert_by_both(&from(40_000, 0));
+    // Others than these only if a rule names them.
+    assert_eq!(by_uplink(&from(50_100, 0)), [EACH, 0]);
+    assert_by_both(&from(50_300, 0));
     lose_the_kernels_uplink(&net);
     assert_eq!(by_uplink(&from(28_000, 0)), [0, EACH]);
 }

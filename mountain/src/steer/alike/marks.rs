@@ -20,14 +20,11 @@ impl Firewall {
             kept: by.compared & by.ours != 0,
         };
         let rule = (self.ruleset).by_mark(Packets::of(ipv6), hooks, strange)?;
-        Some(Difference {
-            what: format!(
+        Some(Difference::by(&rule, format!(
                 "the routing rule of priority {} goes by packet marks, and the firewall reads mountain's bits ({:#x}) \
                  as part of such a mark, by {rule}: have it read other bits only, as by a mask (MARK/{:#x})",
                 by.priority, by.ours, !by.ours
-            ),
-            rule: Some(rule.to_string()),
-        })
+            )))
     }
 
     /// The first rule that does something to packets, or because of them, where they bear a mark of ours, and not where
@@ -67,27 +64,21 @@ impl Firewall {
         let without = with(0);
         let mut each = (0..u32::BITS).map(|n| 1 << n).filter(|bit| bits & bit != 0);
         let rule = each.find_map(|bit| without.difference(&with(bit)))?;
-        Some(Difference {
-            what: format!(
+        Some(Difference::by(&rule, format!(
                 "the firewall treats packets otherwise if mountain's bits ({bits:#x}) are in their mark or their \
                  connection's, by {rule}: have it read other bits only, as by a mask (MARK/{:#x})",
                 !bits
-            ),
-            rule: Some(rule.to_string()),
-        })
+            )))
     }
 
     /// The first rule that takes marks of ours off forwarded packets or their connections. They would go on by another
     /// uplink, with an address that is not its.
     pub(super) fn lost(&self, ipv6: bool, ours: u32) -> Option<Difference> {
         let rule = self.ruleset.takes_marks(Packets::of(ipv6), ours)?;
-        Some(Difference {
-            what: format!(
+        Some(Difference::by(&rule, format!(
                 "the firewall sets marks without mountain's bits ({ours:#x}), by {rule}: have it set other bits only, as \
                  by a mask (MARK/{:#x})",
                 !ours
-            ),
-            rule: Some(rule.to_string()),
-        })
+            )))
     }
 }

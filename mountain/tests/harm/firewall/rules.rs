@@ -406,6 +406,59 @@ fn flush(ns: &Ns, rule: &str) {
     ns.run("nft flush ruleset");
     if rule.contains("legacy") {
         ns.run("iptables-legacy -t mangle -F");
+        ns.run("iptables-legacy -t nat -F");
+    }
+}
+
+/// Rules that forward datagrams, behind the ports to which they do.
+const FORWARDED: &str = "51820-51820 nft udp dport 51820 dnat to 192.0.2.2
+    51820-51820 nft udp dport 500 dnat to 192.0.2.2:51820
+    51000-51010 nft udp dport 51000-51010 dnat to 192.0.2.2
+    51000-51010 nft meta l4proto { tcp, udp } th dport 1-11 dnat to 192.0.2.2:51000-51010
+    53-53 51820-51830 nft udp dport { 53, 51820-51830 } dnat to 192.0.2.2
+    53-53 51820-51830 nft iifname u0 udp dport @ports dnat to 192.0.2.2
+    500-500 4500-4500 nft dnat to udp dport map { 500 : 192.0.2.2, 4500 : 192.0.2.3 }
+    nft iifname u0 dnat to 192.0.2.2
+    nft iifname u0 udp dport != 53 dnat to 192.0.2.2
+    nft tcp dport 443 dnat to 192.0.2.2
+    nft udp dport 51820 redirect to :51821
+    51413-51413 ipt -p udp --dport 51413 -j DNAT --to 192.0.2.2
+    51413-51413 ipt -p udp --dport 1 -j DNAT --to 192.0.2.2:51413
+    51413-51420 ipt -p udp --dport 51413:51420 -j DNAT --to 192.0.2.2
+    51413-51420 ipt -p udp -j DNAT --to 192.0.2.2:51413-51420
+    ipt -p udp -j DNAT --to 192.0.2.2
+    ipt -p tcp --dport 51413 -j DNAT --to 192.0.2.2:51413";
+
+#[test]
+fn the_ports_to_which_rules_forward_are_found() {
+    let ns = Ns::new("ports");
+    for case in FORWARDED.lines().map(str::trim) {
+        let at = case.find("nft").or(case.find("ipt")).unwrap();
+        let (expected, rule) = case.split_at(at);
+        let rules = match rule.strip_prefix("nft ") {
+            Some(rule) => vec![format!(
+                "table ip t {{ set ports {{ type inet_service; flags interval; elements = {{ 53, 51820-51830 }}; }}\n\
+                 chain c {{ type nat hook prerouting priority dstnat;\n{rule}\n}} }}"
+            )],
+            None => of_backends(rule).iter().map(|rule| rule.replace("mangle", "nat")).collect(),
+        };
+        for rule in rules {
+            load(&ns, &rule);
+            let place = Place::new(Packets::Ipv4, Hook::Prerouting);
+            let facts = Facts {
+                iif: device(0),
+                protocol: Some(17),
+                begins: true,
+                ..Facts::default()
+            };
+            let found = ns.with(|| Ruleset::read(Elements::ForDevices).unwrap());
+            let found = found.residue(&place, &facts).targets().into_iter();
+            let found: Vec<String> = found
+                .map(|(first, last)| format!("{first}-{last}"))
+                .collect();
+            assert_eq!(found.join(" "), expected.trim(), "{rule}");
+            flush(&ns, &rule);
+        }
     }
 }
 
