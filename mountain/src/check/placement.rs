@@ -112,7 +112,7 @@ fn check_forwarding(
         // Without privileges; that was said.
         (Forward::Auto, Err(_)) => return,
     }
-    let (why, nets) = left.of_forwarded(config.forward);
+    let (why, nets) = left.of_forwarded(config);
     let why = why.map(str::to_owned);
     if let Some(why) = why.or_else(|| strict(&by_metric(topology))) {
         report.warn(
@@ -127,7 +127,7 @@ fn check_forwarding(
         format!(
             "forwarded connections choose their uplink too, from {}{}",
             count(topology.inner_devices.len(), "inner device"),
-            but_for(nets)
+            but_for(&nets)
         ),
     );
     for fib_rule in &topology.fib_rules {

@@ -83,6 +83,7 @@ pub use facts::{DeviceFact, Facts, MarkFact};
 pub use marks::Strange;
 pub use read::{changed, notifications, translates_sources, Elements};
 pub use residue::{Effect, EffectKind, Residue};
+pub use targets::Targets;
 pub(crate) use xtables::{has_legacy, legacy_tables};
 
 /// Where a table comes from, and which packets it sees.

@@ -8,8 +8,9 @@ use std::time::Instant;
 use ipnet::IpNet;
 use tracing::{info, warn};
 
-use super::config::Forward;
+use super::config::{Forward, PlacementConfig, SpreadBy};
 use super::forwarding::RELOAD;
+use super::published::Published;
 use super::Placer;
 use crate::steer::alike::{Difference, Question};
 use crate::topology::{Group, Topology};
@@ -18,10 +19,6 @@ use crate::topology::{Group, Topology};
 const NETS_MAX: usize = 64;
 /// So many of them may be left to the kernel. The programs have room for as many networks of uplinks besides.
 const LEFT_MAX: usize = 32;
-
-/// What forwards any port might do so with these, too: a map of the firewall's may hold them. On Linux, those above are chosen
-/// by the kernel where none is asked for (ip_local_port_range, net/ipv4/af_inet.c).
-const OF_SERVERS: (u16, u16) = (0, 32767);
 
 /// Which new flows are left to the kernel, and why.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,8 +29,8 @@ pub(crate) struct Left {
     pub own: [Option<Difference>; 2],
     /// Forwarded ones.
     pub forwarded: Option<Difference>,
-    /// By family ([IPv4, IPv6]), forwarded datagrams from these ports (ranges), while the path lives that the kernel takes.
-    pub published: [BTreeSet<(u16, u16)>; 2],
+    /// Forwarded ones from what others reach by the path that the kernel takes, while that lives.
+    pub published: Published,
     /// Forwarded ones from these networks.
     pub nets: LeftNets,
     /// Some of this is so only until the firewall has been read.
@@ -49,21 +46,18 @@ pub(crate) struct LeftNets {
     pub stopped: Vec<IpNet>,
     /// About these the firewall was not asked.
     pub unasked: Vec<IpNet>,
+    /// The firewall forwards ports of the path to these that the kernel takes. Left while that is alive.
+    pub published: Vec<IpNet>,
 }
 
-static NO_NETS: LeftNets = LeftNets {
-    untranslated: Vec::new(),
-    stopped: Vec::new(),
-    unasked: Vec::new(),
-};
-
 impl LeftNets {
+    /// How many there are because of what the firewall answers about networks.
     fn len(&self) -> usize {
         self.untranslated.len() + self.stopped.len() + self.unasked.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.len() + self.published.len() == 0
     }
 }
 
@@ -102,15 +96,13 @@ impl Left {
             let mut questions = starting(topology).map(|group| Question::of_new(group, topology));
             questions.find_map(|question| answer(&question))
         };
-        let published = [false, true].map(|ipv6| {
-            let questions =
-                starting(topology).filter_map(|group| Question::of_published(group, topology));
-            let questions = questions.filter(|question| question.ipv6 == ipv6);
-            let answers = questions.filter_map(|question| answer(&question));
-            answers
-                .flat_map(|why| why.ports.into_iter().chain([OF_SERVERS]))
-                .collect()
-        });
+        let mut published = Published::default();
+        let about = starting(topology).filter_map(|group| Question::of_published(group, topology));
+        for question in about {
+            if let Some(forwards) = answer(&question) {
+                published.add(question.ipv6, forwards);
+            }
+        }
         let mut nets = LeftNets::default();
         for group in starting(topology) {
             let asked = Question::of_nets(group, topology, reserves);
@@ -145,7 +137,7 @@ impl Left {
         self.all = kept(self.all, &before.all);
         self.own = [0, 1].map(|ipv6| kept(self.own[ipv6].take(), &before.own[ipv6]));
         self.forwarded = kept(self.forwarded, &before.forwarded);
-        self.published = [0, 1].map(|ipv6| &self.published[ipv6] | &before.published[ipv6]);
+        self.published = self.published.and(&before.published);
         // Not so many that all of them would be left.
         let stopped = &mut self.nets.stopped;
         let mut more = before.nets.stopped.clone();
@@ -178,11 +170,15 @@ impl Left {
         told
     }
 
-    /// Of forwarded flows, where `forward` says which are wanted: why none is placed, and the networks whose flows
-    /// are not.
-    pub(crate) fn of_forwarded(&self, forward: Forward) -> (Option<&str>, &LeftNets) {
+    /// Of forwarded flows, as the configuration wants them: why none is placed, and the networks whose flows are not.
+    pub(crate) fn of_forwarded(&self, config: &PlacementConfig) -> (Option<&str>, LeftNets) {
         let why = self.forwarded.as_ref().map(|why| why.what.as_str());
-        match (why, forward) {
+        let published = match config.spread {
+            SpreadBy::Destination => self.published.nets(),
+            // Who spreads the flows of one host does not mind what address it is seen with.
+            SpreadBy::Flow => Vec::new(),
+        };
+        match (why, config.forward) {
             (None, Forward::Auto) if self.nets.len() > LEFT_MAX => {
                 let why = match self.nets.unasked.is_empty() {
                     true => "many networks behind this host are not translated",
@@ -191,10 +187,22 @@ impl Left {
                          translates all of them on every uplink, set `forward = \"always\"` in [placement]"
                     }
                 };
-                (Some(why), &NO_NETS)
+                (Some(why), LeftNets::default())
             }
-            (why, Forward::Auto) => (why, &self.nets),
-            (why, _) => (why, &NO_NETS),
+            (why, Forward::Auto) => (
+                why,
+                LeftNets {
+                    published,
+                    ..self.nets.clone()
+                },
+            ),
+            (why, _) => (
+                why,
+                LeftNets {
+                    published,
+                    ..LeftNets::default()
+                },
+            ),
         }
     }
 
@@ -257,7 +265,7 @@ impl Placer {
             self.left = left;
             self.programs
                 .set_left([0, 1].map(|ipv6| self.left.own[ipv6].is_some()));
-            self.programs.set_published(&self.left.published);
+            self.programs.set_published(&self.left.published.ports);
             self.set_paused();
             // Before anything is adopted it is not known what of an earlier run's is of use.
             if !self.is_idle() {
@@ -270,13 +278,14 @@ impl Placer {
 
     /// Tells the programs from which networks forwarded flows are left to the kernel.
     pub(super) fn write_nets(&mut self) {
-        let (_, left) = self.left.of_forwarded(self.config.forward);
-        self.programs.set_nets(&self.held_nets(), &left.stopped);
+        let (_, left) = self.left.of_forwarded(&self.config);
+        let unless = [left.stopped, left.published].concat();
+        self.programs.set_nets(&self.held_nets(), &unless);
     }
 
     /// From where no forwarded flow is placed.
     pub(super) fn held_nets(&self) -> Vec<IpNet> {
-        let (_, left) = self.left.of_forwarded(self.config.forward);
+        let (_, left) = self.left.of_forwarded(&self.config);
         [&self.uplink_nets, &left.untranslated, &left.unasked]
             .map(|nets| &nets[..])
             .concat()
@@ -321,6 +330,10 @@ pub(crate) fn but_for(nets: &LeftNets) -> String {
             &nets.unasked,
             "there are too many networks to ask the firewall about them",
         ),
+        (
+            &nets.published,
+            "the firewall forwards ports to them, and others know them by that address (while that uplink is alive)",
+        ),
     ];
     let left = left.into_iter().filter(|(nets, _)| !nets.is_empty());
     let left = left.map(|(nets, why)| {
@@ -361,38 +374,45 @@ mod tests {
         }
     }
 
+    fn config(forward: Forward) -> PlacementConfig {
+        PlacementConfig {
+            forward,
+            ..PlacementConfig::default()
+        }
+    }
+
     #[test]
     fn more_networks_than_can_be_asked_about_are_left_and_said() {
         let all_translated = |nets| Left::by(&topology(nets), &BTreeSet::new(), |_| None);
         let left = all_translated(NETS_MAX);
         assert_eq!(
-            left.of_forwarded(Forward::Auto),
-            (None, &LeftNets::default())
+            left.of_forwarded(&config(Forward::Auto)),
+            (None, LeftNets::default())
         );
         let asked = Left::questions(&topology(NETS_MAX + 2), &BTreeSet::new());
         // Further ones: which of ours are lost, what is translated, and by marks of this host's and of others'.
         assert_eq!(asked.len(), NETS_MAX + 4);
 
         let left = all_translated(NETS_MAX + 2);
-        let (why, nets) = left.of_forwarded(Forward::Auto);
+        let (why, nets) = left.of_forwarded(&config(Forward::Auto));
         assert_eq!(why, None);
         assert_eq!(
-            but_for(nets),
+            but_for(&nets),
             ", but for those from 10.0.64.0/24, 10.0.65.0/24: there are too many networks to ask the firewall \
              about them"
         );
-        let (why, nets) = left.of_forwarded(Forward::Always);
+        let (why, nets) = left.of_forwarded(&config(Forward::Always));
         assert!(why.is_none() && nets.is_empty());
 
         let left = all_translated(NETS_MAX + LEFT_MAX + 1);
-        let (why, nets) = left.of_forwarded(Forward::Auto);
+        let (why, nets) = left.of_forwarded(&config(Forward::Auto));
         assert!(why.unwrap().contains("too many networks") && nets.is_empty());
 
         let none_translated = Left::by(&topology(NETS_MAX), &BTreeSet::new(), |question| {
             let is_about_net = matches!(question.about, About::Source(_));
             is_about_net.then(|| Difference::new("it does not"))
         });
-        let (why, _) = none_translated.of_forwarded(Forward::Auto);
+        let (why, _) = none_translated.of_forwarded(&config(Forward::Auto));
         assert!(why.unwrap().contains("not translated"), "{why:?}");
     }
 }

@@ -16,6 +16,7 @@ mod held;
 mod in_use;
 mod left;
 pub(crate) mod nft;
+mod published;
 mod routing;
 mod status;
 mod suspension;

@@ -25,7 +25,7 @@ mod rerouted;
 
 pub(crate) use question::{About, Question};
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -34,10 +34,15 @@ use libc::{IPPROTO_TCP, IPPROTO_UDP};
 use serde::{Deserialize, Serialize};
 
 use crate::netlink::ruleset::{
-    Chains, DeviceFact, EffectKind, Facts, Hook, MarkFact, Packets, Place, Residue, Ruleset,
+    Chains, DeviceFact, Effect, EffectKind, Facts, Hook, MarkFact, Packets, Place, Residue,
+    Ruleset, Targets,
 };
 use crate::netlink::Link;
 use crate::topology::Rewritable;
+
+/// What forwards datagrams might do so with those to any of these ports: a map of the firewall's may hold them. On Linux,
+/// those above are chosen by the kernel where none is asked for (ip_local_port_range, net/ipv4/af_inet.c).
+pub(crate) const PORTS_OF_SERVERS: (u16, u16) = (0, 32767);
 
 /// Everything that judges packets after routing, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -60,9 +65,9 @@ pub struct Difference {
     pub what: String,
     /// The rule, where it is one.
     pub rule: Option<String>,
-    /// Of [`About::Published`]: the ports to which datagrams are forwarded, as far as rules name them.
+    /// Of [`About::Published`]: to which hosts something is forwarded, and to which ports datagrams; if that is known.
     #[serde(skip)]
-    pub ports: Vec<(u16, u16)>,
+    pub targets: Option<Targets>,
 }
 
 impl Difference {
@@ -82,7 +87,7 @@ impl Difference {
         Self {
             what: what.into(),
             rule: None,
-            ports: Vec::new(),
+            targets: None,
         }
     }
 
@@ -210,8 +215,8 @@ impl Firewall {
         .or_else(|| self.with_one_address(question))
     }
 
-    /// The first rule that translates the destinations of datagrams which come in by one of these devices, and the ports
-    /// that all such rules name.
+    /// The first rule that translates the destinations of what comes in by one of these devices, and where to. A rule that
+    /// forwards other things than datagrams counts only if it names the host.
     fn published(&self, question: &Question) -> Option<Difference> {
         if self.ruleset.is_empty() {
             return None;
@@ -219,28 +224,43 @@ impl Firewall {
         let Some(devices) = self.devices_of(question) else {
             return Some(Difference::reading());
         };
-        let nat = Place::new(Packets::of(question.ipv6), Hook::Prerouting).chains(Chains::Nat);
-        let residues = devices.into_iter().map(|device| {
-            let facts = Facts {
-                iif: DeviceFact::Known(Box::new(device.clone())),
-                protocol: u8::try_from(IPPROTO_UDP).ok(),
-                begins: true,
-                ..Facts::default()
-            };
-            self.ruleset.residue(&nat, &facts)
-        });
-        let residues = Vec::from_iter(residues);
-        let mut effects = residues.iter().flat_map(Residue::effects);
-        let forwards = |kind| matches!(kind, EffectKind::Nat | EffectKind::Unknown);
-        let rule = effects.find(|effect| forwards(effect.kind))?.rule;
-        let ports: BTreeSet<_> = residues.iter().flat_map(Residue::targets).collect();
-        let why = Difference::by(
-            &rule,
-            format!("the firewall forwards datagrams to other hosts, by {rule}"),
-        );
+        let packets = Packets::of(question.ipv6);
+        let nat = Place::new(packets, Hook::Prerouting).chains(Chains::Nat);
+        let found = |protocol: Option<u8>| {
+            let residues = devices.iter().map(|device| {
+                let facts = Facts {
+                    iif: DeviceFact::Known(Box::new((*device).clone())),
+                    protocol,
+                    begins: true,
+                    ..Facts::default()
+                };
+                self.ruleset.residue(&nat, &facts)
+            });
+            let residues = Vec::from_iter(residues);
+            let forwards =
+                |effect: &Effect| matches!(effect.kind, EffectKind::Nat | EffectKind::Unknown);
+            let rule = residues.iter().flat_map(Residue::effects).find(forwards);
+            let mut targets = Targets::default();
+            for more in residues.iter().map(|residue| residue.targets(packets)) {
+                targets.hosts.extend(more.hosts);
+                targets.ports.extend(more.ports);
+            }
+            rule.map(|effect| (effect.rule, targets))
+        };
+        let (of_any, all) = found(None)?;
+        let of_udp = found(u8::try_from(IPPROTO_UDP).ok());
+        let is_udp = of_udp.is_some();
+        let (rule, mut targets) = of_udp.unwrap_or_else(|| (of_any, Targets::default()));
+        targets.hosts = all.hosts;
+        if is_udp {
+            targets.ports.insert(PORTS_OF_SERVERS);
+        } else if targets.hosts.is_empty() {
+            return None;
+        }
+        let why = format!("the firewall forwards to other hosts, by {rule}");
         Some(Difference {
-            ports: Vec::from_iter(ports),
-            ..why
+            targets: Some(targets),
+            ..Difference::by(&rule, why)
         })
     }
 

@@ -587,6 +587,9 @@ fn connections_from_outside_are_answered_by_the_uplink_that_they_came_by() {
     let net = Home::new().with_lan().running();
     let lan = net.lan.as_ref().unwrap();
     let _serving = serve(lan, PORT);
+    let forward = "iifname { u0, u1 } tcp dport 8080 dnat ip to 192.168.7.2:7100";
+    let at = "nat hook prerouting priority dstnat";
+    net.home.chain("inet forward pre", at, forward);
     net.server.ip("route add 10.41.0.0/24 via 198.18.50.1");
     net.server.ip("route add 10.40.0.0/24 via 198.18.50.1");
     let mut outside = net.flows_in(&net.server);

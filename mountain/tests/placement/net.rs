@@ -159,9 +159,9 @@ impl Home {
         lan.bring_up("e0", &["fd77::2/64"]);
         lan.ip("-6 route add default via fd77::1");
         self.home.sysctl("net.ipv6.conf.all.forwarding", "1");
-        self.home.nft("table inet home {\n chain post {\n  type nat hook postrouting priority srcnat;\n  \
-             oifname { u0, u1 } masquerade\n }\n chain pre {\n  type nat hook prerouting priority dstnat;\n  \
-             iifname { u0, u1 } tcp dport 8080 dnat ip to 192.168.7.2:7100\n }\n}\n",
+        self.home.nft(
+            "table inet home {\n chain post {\n  type nat hook postrouting priority srcnat;\n  \
+             oifname { u0, u1 } masquerade\n }\n}\n",
         );
         self.lan = Some(lan);
         self

@@ -225,6 +225,50 @@ fn hosts_to_which_ports_are_forwarded_send_from_these_by_the_kernels_uplink() {
     assert_eq!(by_uplink(&from(28_000, 0)), [0, EACH]);
 }
 
+/// What keeps the address of a name up to date, or a service's list, asks a server for it by TCP.
+#[test]
+fn hosts_to_which_ports_are_forwarded_have_the_address_by_which_they_are_reached() {
+    let net = Home::by_default("").with_lan().running();
+    net.wait_forwarding();
+    let lan = net.lan.as_ref().unwrap();
+    let hosts = 11..=22;
+    for host in hosts.clone() {
+        lan.ip(&format!("addr add 192.168.7.{host}/24 dev e0"));
+    }
+    let second = |kind: &'static str| {
+        let by_second = |host: &i32| {
+            let mut flows = net.inner_flows();
+            let opened = flows.open_with(kind, 1, SERVER[0], &format!("bind=192.168.7.{host}"));
+            by_uplink(&opened) == [0, 1]
+        };
+        hosts.clone().filter(by_second).collect::<Vec<i32>>()
+    };
+    let before = second("tcp");
+    assert!((2..12).contains(&before.len()), "{before:?}");
+    let (published, others) = before.split_at(1);
+    let forward = format!(
+        "iifname u0 tcp dport 443 dnat ip to 192.168.7.{}",
+        published[0]
+    );
+    net.home.chain(
+        "inet games pre",
+        "nat hook prerouting priority dstnat",
+        &forward,
+    );
+    wait_until("the rule is met", LEAVE, || second("tcp") == others);
+    assert_eq!(second("udp"), others);
+    let left = net.home.status().placement.unwrap().left.join("\n");
+    assert_has(
+        &left,
+        &[&format!(
+            "192.168.7.{}/32: the firewall forwards ports",
+            published[0]
+        )],
+    );
+    lose_the_kernels_uplink(&net);
+    assert_eq!(second("tcp").len(), hosts.clone().count());
+}
+
 #[test]
 fn mptcp_starts_where_the_kernel_has_it() {
     let net = Home::new().running();

@@ -1,133 +1,213 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! To which ports of other hosts rules send what comes in.
+//! To which other hosts, and which of their ports, rules send what comes in.
 
 use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
 
-use super::expr::{Expr, Extension, Reg, Source};
+use super::expr::{Expr, Extension, Reg, Source, Statement};
 use super::residue::{lines, EffectKind, Residue, Step};
-use super::{xt, FirewallRule, FirewallTable};
-use crate::netlink::wire::{u16_at, u32_at};
+use super::{xt, Element, FirewallRule, FirewallTable, Packets, Value};
+use crate::netlink::wire::{self, u16_at, u32_at};
 
 /// First and last.
 type Ports = (u16, u16);
 
-/// What a register holds, as far as ports depend on it.
-enum Held {
-    /// The packet's destination port.
-    Port,
-    Constant(Vec<u8>),
+/// Where connections go whose destination is translated, as far as rules name it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Targets {
+    /// Single hosts.
+    pub hosts: BTreeSet<IpAddr>,
+    /// Their ports, by ranges.
+    pub ports: BTreeSet<Ports>,
 }
 
 impl Residue<'_> {
-    /// The ports that connections have once their destination is translated, as far as rules name them.
-    pub fn targets(&self) -> BTreeSet<Ports> {
+    /// Where the destinations of a family's packets are translated to.
+    pub fn targets(&self, packets: Packets) -> Targets {
         let does = |step: &Step| matches!(step, Step::Do(EffectKind::Nat, _));
-        let all = lines(&self.chains).into_iter();
-        all.filter(|line| line.steps.iter().any(does))
-            .filter_map(|line| Some((line.origin.rule?, line.origin.table)))
-            .flat_map(|(rule, table)| targets_of(rule, table))
-            .collect()
+        let mut targets = Targets::default();
+        for line in lines(&self.chains) {
+            if let Some(rule) = line.origin.rule.filter(|_| line.steps.iter().any(does)) {
+                let mut reader = Reader::new(line.origin.table, packets);
+                reader.read(rule);
+                targets.hosts.extend(reader.hosts);
+                targets.ports.extend(reader.ports.unwrap_or_default());
+            }
+        }
+        targets
     }
 }
 
-/// Those that a rule says; else those that it asks for, which stay as they are.
-fn targets_of(rule: &FirewallRule, table: &FirewallTable) -> Vec<Ports> {
-    let mut held: HashMap<Reg, Held> = HashMap::new();
-    let mut asked: Option<Vec<Ports>> = None;
-    let exprs = rule.exprs.iter().flat_map(|expr| match expr {
-        Expr::Match(found) => xt::as_exprs(found).unwrap_or_default(),
-        expr => vec![expr.clone()],
-    });
-    for expr in exprs {
+/// What a register holds, as far as destinations depend on it.
+enum Held {
+    /// The packet's destination port.
+    Port,
+    /// One of these.
+    Constants(Vec<Vec<u8>>),
+}
+
+/// What one rule says.
+struct Reader<'a> {
+    table: &'a FirewallTable,
+    /// Length of an address, bytes.
+    length: usize,
+    held: HashMap<Reg, Held>,
+    hosts: Vec<IpAddr>,
+    /// Ports that it asks for, or to which it changes these.
+    ports: Option<Vec<Ports>>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(table: &'a FirewallTable, packets: Packets) -> Self {
+        let length = match packets {
+            Packets::Ipv6 => 16,
+            _ => 4,
+        };
+        Self {
+            table,
+            length,
+            held: HashMap::new(),
+            hosts: Vec::new(),
+            ports: None,
+        }
+    }
+
+    fn read(&mut self, rule: &FirewallRule) {
+        let exprs = rule.exprs.iter().flat_map(|expr| match expr {
+            Expr::Match(found) => xt::as_exprs(found).unwrap_or_default(),
+            expr => vec![expr.clone()],
+        });
+        exprs.for_each(|expr| self.follow(expr));
+    }
+
+    fn follow(&mut self, expr: Expr) {
+        let is_port =
+            |sreg: Reg, held: &HashMap<Reg, Held>| matches!(held.get(&sreg), Some(Held::Port));
         match expr {
             // NFT_PAYLOAD_TRANSPORT_HEADER, of any protocol with ports.
             Expr::Load {
                 source: Source::Payload(2, 2, 2),
                 dreg,
                 ..
-            } => {
-                held.insert(dreg, Held::Port);
-            }
-            Expr::Load { dreg, .. } | Expr::Bitwise { dreg, .. } => {
-                held.remove(&dreg);
-            }
+            } => drop(self.held.insert(dreg, Held::Port)),
+            Expr::Load { dreg, .. } | Expr::Bitwise { dreg, .. } => drop(self.held.remove(&dreg)),
             Expr::Immediate { dreg, data } => {
-                held.insert(dreg, Held::Constant(data));
+                self.held.insert(dreg, Held::Constants(vec![data]));
             }
             Expr::Range {
                 invert: false,
                 sreg,
                 from,
                 to,
-            } if matches!(held.get(&sreg), Some(Held::Port)) => {
-                asked = Some(both(asked, range(&from, Some(&to)).into_iter().collect()));
-            }
+            } if is_port(sreg, &self.held) => self.ask(range(&from, &to).into_iter().collect()),
             Expr::Lookup(lookup) if !lookup.invert => {
-                if let (Some(Held::Port), Some(set)) =
-                    (held.get(&lookup.sreg), table.sets.get(&lookup.set))
-                {
-                    let elements = set.elements.iter().flatten();
-                    let in_set = elements.filter_map(|e| range(&e.key, e.key_end.as_deref()));
-                    asked = Some(both(asked, in_set.collect()));
-                }
-                lookup.dreg.map(|dreg| held.remove(&dreg));
-            }
-            Expr::Effect(statement) if statement.kind == EffectKind::Nat => {
-                let constant = |which: u16| {
-                    let (_, reg) = statement
-                        .registers
+                let set = self.table.sets.get(&lookup.set);
+                let elements = set
+                    .and_then(|set| set.elements.as_deref())
+                    .unwrap_or_default();
+                if is_port(lookup.sreg, &self.held) {
+                    let ports = elements
                         .iter()
-                        .find(|(kind, _)| *kind == which)?;
-                    match held.get(reg)? {
-                        Held::Constant(data) => Some(data),
-                        Held::Port => None,
-                    }
-                };
-                // NFTA_NAT_REG_PROTO_MIN, NFTA_NAT_REG_PROTO_MAX
-                if let Some(said) =
-                    constant(5).and_then(|from| range(from, constant(6).map(|to| &**to)))
-                {
-                    return vec![said];
+                        .filter_map(|e| range(&e.key, e.key_end.as_ref().unwrap_or(&e.key)));
+                    self.ask(ports.collect());
+                }
+                if let Some(dreg) = lookup.dreg {
+                    self.hold_values(dreg, elements);
                 }
             }
-            Expr::Target(found) => {
-                if let Some(said) = of_dnat(&found) {
-                    return vec![said];
+            Expr::Effect(statement) if statement.kind == EffectKind::Nat => self.nat(&statement),
+            Expr::Target(found) if found.name == "DNAT" => {
+                let said = self.dnat(&found);
+                self.hosts.extend(said.and_then(|(host, _)| host));
+                if let Some((_, Some(ports))) = said {
+                    self.ports = Some(vec![ports]);
                 }
             }
             _ => {}
         }
     }
-    asked.unwrap_or_default()
+
+    /// Both this and what was asked before: a range of ports may be two comparisons, one for each of its ends.
+    fn ask(&mut self, ports: Vec<Ports>) {
+        self.ports = Some(match self.ports.take() {
+            None => ports,
+            Some(before) => {
+                let pairs = before
+                    .iter()
+                    .flat_map(|a| ports.iter().map(move |b| (a, b)));
+                let common = pairs.map(|(a, b)| (a.0.max(b.0), a.1.min(b.1)));
+                common.filter(|(first, last)| first <= last).collect()
+            }
+        });
+    }
+
+    /// What a map has for its keys: an address, or one and a port behind it.
+    fn hold_values(&mut self, dreg: Reg, elements: &[Element]) {
+        let (mut addresses, mut ports) = (Vec::new(), Vec::new());
+        for element in elements {
+            if let Value::Data(data) = &element.value {
+                addresses.extend(data.get(..self.length).map(<[u8]>::to_vec));
+                ports.extend(data.get(self.length..self.length + 2).map(<[u8]>::to_vec));
+            }
+        }
+        self.held.insert(dreg, Held::Constants(addresses));
+        self.held.insert(dreg + self.length, Held::Constants(ports));
+    }
+
+    fn nat(&mut self, statement: &Statement) {
+        // NFTA_NAT_REG_ADDR_MIN, ..._ADDR_MAX, ..._PROTO_MIN, ..._PROTO_MAX
+        let [hosts, last_host, ports, last_port] = [3, 4, 5, 6].map(|which: u16| {
+            let (_, reg) = statement
+                .registers
+                .iter()
+                .find(|(kind, _)| *kind == which)?;
+            match self.held.get(reg)? {
+                Held::Constants(data) => Some((*reg, data)),
+                Held::Port => None,
+            }
+        });
+        if let Some((_, hosts)) =
+            hosts.filter(|hosts| last_host.is_none_or(|last| last.0 == hosts.0))
+        {
+            self.hosts
+                .extend(hosts.iter().filter_map(|host| wire::ip(host)));
+        }
+        if let Some((_, ports)) = ports {
+            let last = last_port.map_or(ports, |(_, last)| last);
+            let both = ports.iter().zip(last);
+            let said = both.filter_map(|(from, to)| range(from, to));
+            self.ports = Some(said.collect());
+        }
+    }
+
+    /// The host and the ports that the target of xtables says, each if it says any, or one.
+    fn dnat(&self, found: &Extension) -> Option<(Option<IpAddr>, Option<Ports>)> {
+        /// NF_NAT_RANGE_MAP_IPS, NF_NAT_RANGE_PROTO_SPECIFIED of linux/netfilter/nf_nat.h.
+        const SAYS_HOSTS: u32 = 1 << 0;
+        const SAYS_PORTS: u32 = 1 << 1;
+
+        // struct nf_nat_ipv4_multi_range_compat: how many, and of each flags, two addresses and two ports. struct
+        // nf_nat_range (2): flags, two addresses of 16 bytes, two ports.
+        let (flags, room) = match found.revision {
+            0 => (4, 4),
+            _ => (0, 16),
+        };
+        let info = &found.info;
+        let says = u32_at(info, flags)?;
+        let (first, last) = (flags + 4, flags + 4 + room);
+        let host = |at| wire::ip(info.get(at..at + self.length)?);
+        let port = |at| u16_at(info, at).map(u16::from_be);
+        let ports = Some((port(last + room)?, port(last + room + 2)?));
+        let is_one = host(first) == host(last);
+        Some((
+            host(first).filter(|_| says & SAYS_HOSTS != 0 && is_one),
+            ports.filter(|_| says & SAYS_PORTS != 0),
+        ))
+    }
 }
 
-/// What meets two conditions; `None` is none. A range of ports is two, one for each of its ends.
-fn both(one: Option<Vec<Ports>>, other: Vec<Ports>) -> Vec<Ports> {
-    let Some(one) = one else { return other };
-    let pairs = one.iter().flat_map(|a| other.iter().map(move |b| (a, b)));
-    let common = pairs.map(|(a, b)| (a.0.max(b.0), a.1.min(b.1)));
-    common.filter(|(first, last)| first <= last).collect()
-}
-
-/// From one port to another one, in network byte order; without an end, one alone.
-fn range(from: &[u8], to: Option<&[u8]>) -> Option<Ports> {
+/// From one port to another one, in network byte order.
+fn range(from: &[u8], to: &[u8]) -> Option<Ports> {
     let port = |bytes: &[u8]| Some(u16::from_be_bytes(bytes.try_into().ok()?));
-    Some((port(from)?, port(to.unwrap_or(from))?))
-}
-
-/// What the target of xtables says, if that is it and says any.
-fn of_dnat(found: &Extension) -> Option<Ports> {
-    /// NF_NAT_RANGE_PROTO_SPECIFIED of linux/netfilter/nf_nat.h.
-    const SAYS_PORTS: u32 = 1 << 1;
-
-    // struct nf_nat_ipv4_multi_range_compat: how many, and of each flags, two addresses and two ports. struct nf_nat_range
-    // (2): flags, two addresses of 16 bytes, two ports.
-    let (flags, ports) = match (found.name.as_str(), found.revision) {
-        ("DNAT", 0) => (4, 16),
-        ("DNAT", _) => (0, 36),
-        _ => return None,
-    };
-    let port = |at| u16_at(&found.info, at).map(u16::from_be);
-    let says = u32_at(&found.info, flags)? & SAYS_PORTS != 0;
-    Some((port(ports)?, port(ports + 2)?)).filter(|_| says)
+    Some((port(from)?, port(to)?))
 }
