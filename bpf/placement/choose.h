@@ -141,7 +141,7 @@ static __always_inline bool mtn_is_to_provider(const struct mtn_flow_key *key)
 
 /*
  * Does a connection need the kernel's path, because of its port? Some are about other packets, which only the kernel
- * places. Those are of GRE (PPTP, RFC 2637), and of this host's sockets with ports of their own: media that RTSP
+ * places. Those are of GRE (PPTP, RFC 2637; forwarded, too), and of this host's sockets with ports of their own: media that RTSP
  * (RFC 7826; also 322 and 8554), SIP (RFC 3261; also the ports behind its own, and those of FreePBX) and H.323 have
  * agreed on. Many servers want all from one address. mtr (to port 1) and hping3 (to 11111) ask so for the source of their raw packets, and
  * send nothing by the socket. Programs that want to know this host's address ask for it likewise: to port 80, 9 (discard),
@@ -166,20 +166,40 @@ static __always_inline bool mtn_is_signalling(const struct mtn_flow_key *key, co
 	       (port >= 5060 && port <= 5099) || port == 5160 || port == 5161;
 }
 
-/* Does a forwarded datagram come from a port to which an uplink's address is forwarded? */
-static __always_inline bool mtn_is_published(const struct mtn_flow_key *key)
+/*
+ * Does a forwarded packet need the kernel's path, because of what it belongs to? Of a connection of PPTP, or a port to which
+ * an uplink's address is forwarded.
+ */
+static __always_inline bool mtn_is_with_others(const struct mtn_flow_key *key)
 {
 	__u32 port = bpf_ntohs(key->sport);
 
+	if (key->proto == IPPROTO_GRE)
+		return true;
 	barrier_var(port);
 	return key->proto == IPPROTO_UDP &&
 	       published[key->ipv6 & 1][port >> 6 & (65536 / 64 - 1)] >> (port & 63) & 1;
 }
 
-/* Is it the kernel's path alone that will do, if that is alive and no rule decides? A counter, or MTN_PLACE_STAT_MAX. */
-static __always_inline __u32 mtn_why_preferred(const struct mtn_new_flow *s, __u32 rule)
+/* Are all members of @g alive, whichever the kernel takes? */
+static __always_inline bool mtn_all_alive(const struct mtn_group *g, union mtn_masks masks)
 {
-	if (rule < MTN_MAX_RULES || !mtn_is_preferred_alive(s->key.ipv6))
+	return masks.alive == (1U << (g->n_members & (2 * MTN_MAX_MEMBERS - 1))) - 1;
+}
+
+/*
+ * Is it the kernel's path alone that will do, if that is alive and no rule decides? A counter, or MTN_PLACE_STAT_MAX. Where
+ * the kernel takes several, it has one address to one server still, at least of IPv4 (fib_multipath_hash_policy = 0).
+ */
+static __always_inline __u32 mtn_why_preferred(const struct mtn_new_flow *s, __u32 rule, bool all_alive)
+{
+	bool known = *(volatile __u32 *)&config.preferred_known >> (s->key.ipv6 & 1) & 1;
+
+	if (rule < MTN_MAX_RULES)
+		return MTN_PLACE_STAT_MAX;
+	if (!known)
+		return s->with_kernel && all_alive ? s->with_kernel : MTN_PLACE_STAT_MAX;
+	if (mtn_is_preferred_dead(s->key.ipv6))
 		return MTN_PLACE_STAT_MAX;
 	return mtn_is_to_provider(&s->key) ? MTN_PLACE_PASS_PROVIDER :
 	       s->with_kernel ? s->with_kernel : MTN_PLACE_STAT_MAX;
@@ -349,7 +369,7 @@ static __always_inline __u32 mtn_place(struct mtn_new_flow *s, __u32 group, __u3
 			keep = 0;
 		}
 	}
-	why = mtn_why_preferred(s, rule);
+	why = mtn_why_preferred(s, rule, mtn_all_alive(g, masks));
 	if (why < MTN_PLACE_STAT_MAX) {
 		s->left = true;
 		mtn_count(why);
@@ -408,7 +428,7 @@ __noinline int mtn_place_forwarded(struct mtn_new_flow *s, __u32 group)
 		mtn_count(MTN_PLACE_PASS_MARKED);
 		return MTN_MAX_PATHS;
 	}
-	if (mtn_is_signalling(&s->key, false) || mtn_is_published(&s->key))
+	if (mtn_is_signalling(&s->key, false) || mtn_is_with_others(&s->key))
 		s->with_kernel = MTN_PLACE_PASS_SIGNALLING;
 	return mtn_place(s, group, rule);
 }

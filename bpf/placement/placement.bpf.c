@@ -524,7 +524,7 @@ int mountain_lan(struct __sk_buff *skb)
 	if (mtn_passes_unattended())
 		return TC_ACT_UNSPEC;
 	/* Before the search for a path, which each packet would begin anew. */
-	if (!config.n_rules && mtn_is_published(&pkt.key) && mtn_is_preferred_alive(pkt.key.ipv6))
+	if (!config.n_rules && mtn_is_with_others(&pkt.key) && mtn_is_preferred_alive(pkt.key.ipv6))
 		return TC_ACT_UNSPEC;
 	hash = mtn_recent_hash(&pkt.key);
 	/* A SYN begins another connection, whatever had its ports before. */

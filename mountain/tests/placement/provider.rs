@@ -2,6 +2,10 @@
 //! Two providers, and what only one of them may have: private networks, DNS servers. Such flows are left to the kernel,
 //! and so is MPTCP.
 
+use std::net::SocketAddr;
+
+use socket2::{Domain, Protocol, Socket, Type};
+
 use crate::net::*;
 use crate::support::*;
 
@@ -157,9 +161,10 @@ fn signalling_goes_where_the_kernel_has_the_packets_that_it_is_about() {
             assert_by_both(&flows.open_at("tcp", EACH, to));
         }
     }
-    // Nothing is known of GRE; and forwarded datagrams are placed as the signalling is, whichever port they are from.
+    // Other forwarded datagrams are placed as the signalling is, whichever port they are from.
     let forwarded = |port| net.inner_flows().open_at("tcp", EACH, (SERVER[0], port));
     assert_eq!(by_uplink(&forwarded(1723)), [EACH, 0]);
+    assert_eq!(gre_by_uplink(&net), [EACH as u64, 0]);
     // Nor does anybody take mail from an address that its domain does not name.
     assert_eq!(by_uplink(&forwarded(25)), [EACH, 0]);
     assert_by_both(&forwarded(5060));
@@ -167,6 +172,61 @@ fn signalling_goes_where_the_kernel_has_the_packets_that_it_is_about() {
     lose_the_kernels_uplink(&net);
     net.flows()
         .assert_opens_at("tcp", 8, (SERVER[0], 5060), [0, 8]);
+    assert_eq!(gre_by_uplink(&net), [0, EACH as u64]);
+}
+
+/// Packets of GRE that leave by each uplink, of some from the network behind, to as many addresses.
+fn gre_by_uplink(net: &Home) -> [u64; 2] {
+    const COUNT: &str = "meta l4proto gre oifname u0 counter\nmeta l4proto gre oifname u1 counter";
+    let at = "filter hook postrouting priority 0";
+    net.home.chain("inet gre out", at, COUNT);
+    net.lan.as_ref().unwrap().with(|| {
+        let gre = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(47))).unwrap();
+        for n in 0..EACH as u8 {
+            let to = SocketAddr::from(([192, 0, 2, n], 0));
+            gre.send_to(&[0x30, 1, 0x88, 0x0b, 0, 0, 0, n], &to.into())
+                .unwrap();
+        }
+    });
+    let counted = net.home.counted("chain inet gre out");
+    net.home.run("nft delete table inet gre");
+    counted.try_into().unwrap()
+}
+
+/// Two next hops of one route: the kernel has one address for one server, of all kinds (of IPv4).
+#[test]
+fn where_the_kernel_takes_several_signalling_and_what_it_is_about_have_one_address() {
+    let net = Home::by_default("");
+    let to = format!("{}:{PORT}", SERVER[0]);
+    let rule = format!("ip daddr 192.0.2.0/24 meta l4proto {{ tcp, udp }} dnat to {to}");
+    net.providers
+        .chain("inet led in", "nat hook prerouting priority dstnat", &rule);
+    net.home.ip("route flush default");
+    net.home
+        .ip("route add default nexthop via 10.40.0.1 dev u0 nexthop via 10.41.0.1 dev u1");
+    net.up();
+    let mut by = [0; 2];
+    for n in 11..=30 {
+        let server = format!("192.0.2.{n}");
+        let media =
+            net.flows()
+                .open_with("udp", 1, &server, &format!("bind=0.0.0.0/{}", 20_000 + n));
+        let signalling = net.flows().open_at("tcp", 1, (&server, 5060));
+        let uplinks = [media, signalling].map(|flows| by_uplink(&flows));
+        assert_eq!(uplinks[0], uplinks[1], "{server}");
+        by[uplinks[0][1]] += 1;
+    }
+    assert!(by.iter().all(|n| *n > 0), "{by:?}");
+    assert_eq!(net.counter("pass_signalling"), 20);
+    net.blackhole(0);
+    wait_until("an uplink is dead", LEAVE, || {
+        net.path(0, false).judged.state == "dead"
+    });
+    for n in 11..=30 {
+        let server = format!("192.0.2.{n}");
+        net.flows()
+            .assert_opens_at("tcp", 1, (&server, 5060), [0, 1]);
+    }
 }
 
 /// As of who connects to several from one port, through the NAT of others.
