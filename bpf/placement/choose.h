@@ -141,7 +141,7 @@ static __always_inline bool mtn_is_to_provider(const struct mtn_flow_key *key)
 
 /*
  * Does a connection need the kernel's path, because of its port? Some are about other packets, which only the kernel
- * places. Those are of GRE (PPTP, RFC 2637; forwarded, too), and of this host's sockets with ports of their own: media that RTSP
+ * places. Those are of GRE (PPTP, RFC 2637; forwarded ones, too), and of this host's sockets with ports of their own: media that RTSP
  * (RFC 7826; also 322 and 8554), SIP (RFC 3261; also the ports behind its own, and those of FreePBX) and H.323 have
  * agreed on. Many servers want all from one address. mtr (to port 1) and hping3 (to 11111) ask so for the source of their raw packets, and
  * send nothing by the socket. Programs that want to know this host's address ask for it likewise: to port 80, 9 (discard),
@@ -166,19 +166,31 @@ static __always_inline bool mtn_is_signalling(const struct mtn_flow_key *key, co
 	       (port >= 5060 && port <= 5099) || port == 5160 || port == 5161;
 }
 
-/*
- * Does a forwarded packet need the kernel's path, because of what it belongs to? Of a connection of PPTP, or a port to which
- * an uplink's address is forwarded.
- */
-static __always_inline bool mtn_is_with_others(const struct mtn_flow_key *key)
-{
-	__u32 port = bpf_ntohs(key->sport);
+/* On Linux, ports below are asked for, and those above chosen by the kernel (ip_local_port_range, net/ipv4/af_inet.c). */
+#define MTN_CHOSEN_PORT		32768
 
+/*
+ * Why a forwarded packet needs the kernel's path, because of what it belongs to: a counter, or MTN_PLACE_STAT_MAX. PPTP's
+ * connection does, too. Hosts to which ports are forwarded tell others the address that they are seen with: games' servers,
+ * telephones, dynamic DNS. Who spreads the flows of one host does not mind that, but for UDP, which such ports send.
+ * A function of its own as mtn_rule_selects().
+ */
+__noinline int mtn_belongs(struct mtn_flow_key *key)
+{
+	struct mtn_source source = {};
+
+	if (!key)
+		return MTN_PLACE_STAT_MAX;
 	if (key->proto == IPPROTO_GRE)
-		return true;
-	barrier_var(port);
-	return key->proto == IPPROTO_UDP &&
-	       published[key->ipv6 & 1][port >> 6 & (65536 / 64 - 1)] >> (port & 63) & 1;
+		return MTN_PLACE_PASS_SIGNALLING;
+	if (key->proto == IPPROTO_UDP && bpf_ntohs(key->sport) < MTN_CHOSEN_PORT &&
+	    *(volatile __u32 *)&config.publishes >> (key->ipv6 & 1) & 1)
+		return MTN_PLACE_PASS_PUBLISHED;
+	if (!*(volatile __u32 *)&config.n_published || (!config.by_address && key->proto != IPPROTO_UDP))
+		return MTN_PLACE_STAT_MAX;
+	__builtin_memcpy(source.addr, key->saddr, sizeof(source.addr));
+	source.ipv6 = key->ipv6;
+	return bpf_map_lookup_elem(&published, &source) ? MTN_PLACE_PASS_PUBLISHED : MTN_PLACE_STAT_MAX;
 }
 
 /* Are all members of @g alive, whichever the kernel takes? */
@@ -419,7 +431,7 @@ __noinline int mtn_place_local(struct mtn_new_flow *s, __u32 group, __u32 rule)
 /* ... and for forwarded ones. A mark that no rule names is somebody's who routes by it. */
 __noinline int mtn_place_forwarded(struct mtn_new_flow *s, __u32 group)
 {
-	__u32 rule;
+	__u32 rule, why;
 
 	if (!s)
 		return MTN_MAX_PATHS;
@@ -428,8 +440,9 @@ __noinline int mtn_place_forwarded(struct mtn_new_flow *s, __u32 group)
 		mtn_count(MTN_PLACE_PASS_MARKED);
 		return MTN_MAX_PATHS;
 	}
-	if (mtn_is_signalling(&s->key, false) || mtn_is_with_others(&s->key))
-		s->with_kernel = MTN_PLACE_PASS_SIGNALLING;
+	why = mtn_is_signalling(&s->key, false) ? MTN_PLACE_PASS_SIGNALLING : mtn_belongs(&s->key);
+	if (why < MTN_PLACE_STAT_MAX)
+		s->with_kernel = why;
 	return mtn_place(s, group, rule);
 }
 

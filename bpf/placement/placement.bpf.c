@@ -143,11 +143,6 @@ struct mtn_placement_path paths[MTN_MAX_PATHS];
 struct mtn_group groups[MTN_MAX_GROUPS];
 struct mtn_placement_rule rules[MTN_MAX_RULES];
 struct mtn_left_net left_nets[MTN_MAX_LEFT_NETS];
-/*
- * Of each family, the ports (a bit each) of hosts behind this one that an uplink's address may be forwarded to. Games'
- * servers and telephones send from there, too, and their other ends know that address.
- */
-__u64 published[2][65536 / 64];
 /* `ejected`: has been out of use for so long, or dead, that the new flows of a peer leave, too. */
 volatile union mtn_masks group_masks[MTN_MAX_GROUPS];
 /* Bits of path ids: those that deliver at all. One word, so that a run never sees half of it. */
@@ -173,6 +168,15 @@ struct {
 	__type(key, struct mtn_flow_key);
 	__type(value, struct mtn_unconnected);
 } peers SEC(".maps");
+
+/* Hosts behind this one to which the firewall forwards ports of the path that the kernel takes, see mtn_belongs(). */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, MTN_MAX_PUBLISHED);
+	__type(key, struct mtn_source);
+	__type(value, __u8);
+} published SEC(".maps");
 
 /* Ethernet addresses of bridges and of devices on them, two bytes of zeros behind each. */
 struct {
@@ -524,7 +528,7 @@ int mountain_lan(struct __sk_buff *skb)
 	if (mtn_passes_unattended())
 		return TC_ACT_UNSPEC;
 	/* Before the search for a path, which each packet would begin anew. */
-	if (!config.n_rules && mtn_is_with_others(&pkt.key) && mtn_is_preferred_alive(pkt.key.ipv6))
+	if (!config.n_rules && mtn_is_preferred_alive(pkt.key.ipv6) && mtn_belongs(&pkt.key) < MTN_PLACE_STAT_MAX)
 		return TC_ACT_UNSPEC;
 	hash = mtn_recent_hash(&pkt.key);
 	/* A SYN begins another connection, whatever had its ports before. */

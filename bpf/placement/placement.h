@@ -10,6 +10,7 @@
 
 #define MTN_MAX_RULES	64
 #define MTN_MAX_LEFT_NETS	64
+#define MTN_MAX_PUBLISHED	4096
 #define MTN_MAX_BRIDGES	1024
 #define MTN_RECENT		8192	/* slots for forwarded flows that were placed lately; a power of 2 */
 
@@ -40,6 +41,7 @@ enum mtn_placement_stat {
 	MTN_PLACE_PASS_PROVIDER, /* to what may be a provider's own: a private network, a DNS server */
 	MTN_PLACE_PASS_MPTCP,	/* which chooses paths by itself */
 	MTN_PLACE_PASS_SIGNALLING, /* about other packets, which only the kernel places */
+	MTN_PLACE_PASS_PUBLISHED, /* from a host to which ports are forwarded: others know it by that address */
 	MTN_PLACE_STAT_MAX,
 };
 
@@ -105,6 +107,9 @@ struct mtn_placement_config {
 	__u32 preferred_dead;	/* ... unless the path is dead that it takes */
 	__u32 preferred_known;	/* it takes one path for all */
 	__u32 leaves_forwarded;	/* forwarded flows are the kernel's */
+	__u32 publishes;	/* of each family one bit: ports of hosts that are not known may be forwarded to */
+	__u32 n_published;	/* hosts whose ports are forwarded to */
+	__u32 pad;
 };
 
 /* Where a forwarded flow was placed: one aligned word, so that no run sees half of one. */

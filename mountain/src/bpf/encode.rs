@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! From the project's types to the program's (bpf/common/intf.h).
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use anyhow::{bail, Result};
@@ -42,15 +41,6 @@ pub(crate) fn source(a: IpAddr) -> types::mtn_source {
         addr: addr(a),
         ipv6: a.is_ipv6().into(),
     }
-}
-
-/// Ranges of ports as one bit each.
-pub(crate) fn ports(ranges: &BTreeSet<(u16, u16)>) -> Vec<u64> {
-    let mut words = vec![0; 65536 / 64];
-    for port in ranges.iter().flat_map(|(first, last)| *first..=*last) {
-        words[usize::from(port) / 64] |= 1 << (port % 64);
-    }
-    words
 }
 
 /// Key of a trie of the prefix's family.

@@ -32,6 +32,9 @@ use skel::types::{self, mtn_any, mtn_rule_wants};
 /// Most rules, `MTN_MAX_RULES` in bpf/placement/placement.h.
 pub(crate) const MAX_RULES: usize = 64;
 
+/// Most hosts behind this one that are known to have ports forwarded, `MTN_MAX_PUBLISHED`.
+pub(crate) const MAX_PUBLISHED: usize = 4096;
+
 /// An exchange of datagrams without a connection that rests for so long may start by another path.
 /// RFC 4787, REQ-5, asks NATs to keep a mapping for so long.
 const EXCHANGE_REST: Duration = Duration::from_secs(300);
@@ -315,17 +318,28 @@ impl PlacementPrograms {
         publish(&mut self.bss().config.left, families(left));
     }
 
-    /// The ports of hosts behind this one to which the firewall may forward datagrams from outside: ranges, by family
-    /// ([IPv4, IPv6]).
-    pub(crate) fn set_published(&mut self, ports: &[BTreeSet<(u16, u16)>; 2]) {
-        for (words, ranges) in self.bss().published.iter_mut().zip(ports) {
-            let bits = encode::ports(ranges);
-            words
-                .iter_mut()
-                .zip(bits)
-                .for_each(|(w, new)| publish(w, new));
-        }
+    /// To whom the firewall forwards ports of the path that the kernel takes: hosts, of which there are [`MAX_PUBLISHED`] at
+    /// most, and by family ([IPv4, IPv6]) whether there are others, which are not known.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(crate) fn set_published(
+        &mut self,
+        hosts: &BTreeSet<IpAddr>,
+        others: [bool; 2],
+    ) -> Result<()> {
+        let keys = hosts
+            .iter()
+            .map(|host| bytes_of(&encode::source(*host)).to_vec());
+        let written = numbers::write_keys(&self.skel.maps.published, &keys.collect())
+            .context("cannot write down to whom ports are forwarded");
+        // Whoever is not in the table: known as the others are.
+        let others = others.map(|others| others || written.is_err());
+        let config = &mut self.bss().config;
+        publish(&mut config.publishes, families(others));
+        publish(&mut config.n_published, hosts.len() as u32);
         self.forget_recent();
+        written
     }
 
     /// Tells of each family whether the path is alive that the kernel takes; `None`: it takes several.

@@ -134,7 +134,9 @@ pub fn check_into(
     running: Option<&Status>,
 ) {
     check_privileges(report);
-    check_files(report);
+    if running.is_none() {
+        check_files(report);
+    }
     check_run(report);
     check_kernel(report);
     check_cc(report);

@@ -112,7 +112,7 @@ fn check_forwarding(
         // Without privileges; that was said.
         (Forward::Auto, Err(_)) => return,
     }
-    let (why, nets) = left.of_forwarded(config);
+    let (why, nets) = left.of_forwarded(config.forward);
     let why = why.map(str::to_owned);
     if let Some(why) = why.or_else(|| strict(&by_metric(topology))) {
         report.warn(
@@ -125,9 +125,10 @@ fn check_forwarding(
     report.ok(
         "placing",
         format!(
-            "forwarded connections choose their uplink too, from {}{}",
+            "forwarded connections choose their uplink too, from {}{}{}",
             count(topology.inner_devices.len(), "inner device"),
-            but_for(&nets)
+            but_for(nets),
+            left.published.told()
         ),
     );
     for fib_rule in &topology.fib_rules {

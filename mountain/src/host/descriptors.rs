@@ -32,7 +32,11 @@ pub(crate) fn most() -> Option<u64> {
 
 /// What is to be done about an error that came from this limit, if that is what it was and it does not say so itself.
 pub(crate) fn remedy(error: &str) -> Option<String> {
-    let is_of_limit = error.contains(Errno::EMFILE.desc()) && !error.contains(HOW);
+    /// As strerror(3) tells ENFILE, of which no limit of a process is the reason.
+    const OF_ALL: &str = "Too many open files in system";
+
+    let is_of_limit =
+        error.contains(Errno::EMFILE.desc()) && !error.contains(OF_ALL) && !error.contains(HOW);
     let (now, _) = getrlimit(FILES).ok().filter(|_| is_of_limit)?;
     Some(format!(
         "this process may have {now} files open at a time: {HOW}"
@@ -55,6 +59,7 @@ mod tests {
         let how = remedy(&refused).unwrap();
         assert!(how.contains("ulimit -n"));
         assert!(remedy(&error(Errno::EPERM)).is_none());
+        assert!(remedy(&error(Errno::ENFILE)).is_none());
         // `up` repeats what the daemon has said.
         assert!(remedy(&format!("{refused}; {how}")).is_none());
     }

@@ -104,12 +104,12 @@ impl Placer {
     pub(super) fn look_at_forwarding(&mut self) {
         let wanted = !self.is_idle() && self.is_forwarding_wanted();
         let is_reloading = self.may_be_reloading(wanted);
-        let (why, nets) = self.left.of_forwarded(&self.config);
+        let (why, nets) = self.left.of_forwarded(self.config.forward);
         let why = why.map(str::to_owned);
         let why = why.or_else(|| strict(&self.forwarding.by_metric));
         let held = why.filter(|_| wanted);
         let held = held.map(|why| format!("left to the kernel: {why}"));
-        let placed = format!("placed{}", but_for(&nets));
+        let placed = format!("placed{}", but_for(nets));
         let is_held = held.is_some();
         let is_partly = wanted && !nets.is_empty();
         let rests = self.uplinks.is_empty();
@@ -139,7 +139,13 @@ impl Placer {
                 true,
             ),
         };
-        self.forwarding.left = (is_left || is_partly).then(|| said.clone());
+        // Mappings of UPnP come and go all the time: the log has none of them.
+        let published = match is_left || !wanted {
+            true => String::new(),
+            false => self.left.published.told(),
+        };
+        let is_told = is_left || is_partly || !published.is_empty();
+        self.forwarding.left = is_told.then(|| said.clone() + &published);
         if self.forwarding.said.as_ref() != Some(&said) {
             match is_left {
                 true => warn!("{said}"),

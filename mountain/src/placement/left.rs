@@ -8,10 +8,11 @@ use std::time::Instant;
 use ipnet::IpNet;
 use tracing::{info, warn};
 
-use super::config::{Forward, PlacementConfig, SpreadBy};
+use super::config::Forward;
 use super::forwarding::RELOAD;
 use super::published::Published;
 use super::Placer;
+use crate::bpf::placement::MAX_PUBLISHED;
 use crate::steer::alike::{Difference, Question};
 use crate::topology::{Group, Topology};
 
@@ -46,18 +47,21 @@ pub(crate) struct LeftNets {
     pub stopped: Vec<IpNet>,
     /// About these the firewall was not asked.
     pub unasked: Vec<IpNet>,
-    /// The firewall forwards ports of the path to these that the kernel takes. Left while that is alive.
-    pub published: Vec<IpNet>,
 }
 
+static NO_NETS: LeftNets = LeftNets {
+    untranslated: Vec::new(),
+    stopped: Vec::new(),
+    unasked: Vec::new(),
+};
+
 impl LeftNets {
-    /// How many there are because of what the firewall answers about networks.
     fn len(&self) -> usize {
         self.untranslated.len() + self.stopped.len() + self.unasked.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.len() + self.published.len() == 0
+        self.len() == 0
     }
 }
 
@@ -137,7 +141,6 @@ impl Left {
         self.all = kept(self.all, &before.all);
         self.own = [0, 1].map(|ipv6| kept(self.own[ipv6].take(), &before.own[ipv6]));
         self.forwarded = kept(self.forwarded, &before.forwarded);
-        self.published = self.published.and(&before.published);
         // Not so many that all of them would be left.
         let stopped = &mut self.nets.stopped;
         let mut more = before.nets.stopped.clone();
@@ -170,15 +173,15 @@ impl Left {
         told
     }
 
-    /// Of forwarded flows, as the configuration wants them: why none is placed, and the networks whose flows are not.
-    pub(crate) fn of_forwarded(&self, config: &PlacementConfig) -> (Option<&str>, LeftNets) {
+    /// Of forwarded flows, where `forward` says which are wanted: why none is placed, and the networks whose flows
+    /// are not.
+    pub(crate) fn of_forwarded(&self, forward: Forward) -> (Option<&str>, &LeftNets) {
         let why = self.forwarded.as_ref().map(|why| why.what.as_str());
-        let published = match config.spread {
-            SpreadBy::Destination => self.published.nets(),
-            // Who spreads the flows of one host does not mind what address it is seen with.
-            SpreadBy::Flow => Vec::new(),
-        };
-        match (why, config.forward) {
+        if self.published.hosts.len() > MAX_PUBLISHED {
+            let why = "the firewall forwards ports to more hosts than can be told apart";
+            return (Some(why), &NO_NETS);
+        }
+        match (why, forward) {
             (None, Forward::Auto) if self.nets.len() > LEFT_MAX => {
                 let why = match self.nets.unasked.is_empty() {
                     true => "many networks behind this host are not translated",
@@ -187,22 +190,10 @@ impl Left {
                          translates all of them on every uplink, set `forward = \"always\"` in [placement]"
                     }
                 };
-                (Some(why), LeftNets::default())
+                (Some(why), &NO_NETS)
             }
-            (why, Forward::Auto) => (
-                why,
-                LeftNets {
-                    published,
-                    ..self.nets.clone()
-                },
-            ),
-            (why, _) => (
-                why,
-                LeftNets {
-                    published,
-                    ..LeftNets::default()
-                },
-            ),
+            (why, Forward::Auto) => (why, &self.nets),
+            (why, _) => (why, &NO_NETS),
         }
     }
 
@@ -265,7 +256,7 @@ impl Placer {
             self.left = left;
             self.programs
                 .set_left([0, 1].map(|ipv6| self.left.own[ipv6].is_some()));
-            self.programs.set_published(&self.left.published.ports);
+            self.write_published();
             self.set_paused();
             // Before anything is adopted it is not known what of an earlier run's is of use.
             if !self.is_idle() {
@@ -278,14 +269,23 @@ impl Placer {
 
     /// Tells the programs from which networks forwarded flows are left to the kernel.
     pub(super) fn write_nets(&mut self) {
-        let (_, left) = self.left.of_forwarded(&self.config);
-        let unless = [left.stopped, left.published].concat();
-        self.programs.set_nets(&self.held_nets(), &unless);
+        let (_, left) = self.left.of_forwarded(self.config.forward);
+        self.programs.set_nets(&self.held_nets(), &left.stopped);
+    }
+
+    /// Tells the programs to whom ports are forwarded.
+    fn write_published(&mut self) {
+        let Published { hosts, others } = &self.left.published;
+        let (none, fits) = (BTreeSet::new(), hosts.len() <= MAX_PUBLISHED);
+        let hosts = if fits { hosts } else { &none };
+        if let Err(e) = self.programs.set_published(hosts, *others) {
+            warn!("{e:#}");
+        }
     }
 
     /// From where no forwarded flow is placed.
     pub(super) fn held_nets(&self) -> Vec<IpNet> {
-        let (_, left) = self.left.of_forwarded(&self.config);
+        let (_, left) = self.left.of_forwarded(self.config.forward);
         [&self.uplink_nets, &left.untranslated, &left.unasked]
             .map(|nets| &nets[..])
             .concat()
@@ -330,10 +330,6 @@ pub(crate) fn but_for(nets: &LeftNets) -> String {
             &nets.unasked,
             "there are too many networks to ask the firewall about them",
         ),
-        (
-            &nets.published,
-            "the firewall forwards ports to them, and others know them by that address (while that uplink is alive)",
-        ),
     ];
     let left = left.into_iter().filter(|(nets, _)| !nets.is_empty());
     let left = left.map(|(nets, why)| {
@@ -374,45 +370,38 @@ mod tests {
         }
     }
 
-    fn config(forward: Forward) -> PlacementConfig {
-        PlacementConfig {
-            forward,
-            ..PlacementConfig::default()
-        }
-    }
-
     #[test]
     fn more_networks_than_can_be_asked_about_are_left_and_said() {
         let all_translated = |nets| Left::by(&topology(nets), &BTreeSet::new(), |_| None);
         let left = all_translated(NETS_MAX);
         assert_eq!(
-            left.of_forwarded(&config(Forward::Auto)),
-            (None, LeftNets::default())
+            left.of_forwarded(Forward::Auto),
+            (None, &LeftNets::default())
         );
         let asked = Left::questions(&topology(NETS_MAX + 2), &BTreeSet::new());
         // Further ones: which of ours are lost, what is translated, and by marks of this host's and of others'.
         assert_eq!(asked.len(), NETS_MAX + 4);
 
         let left = all_translated(NETS_MAX + 2);
-        let (why, nets) = left.of_forwarded(&config(Forward::Auto));
+        let (why, nets) = left.of_forwarded(Forward::Auto);
         assert_eq!(why, None);
         assert_eq!(
-            but_for(&nets),
+            but_for(nets),
             ", but for those from 10.0.64.0/24, 10.0.65.0/24: there are too many networks to ask the firewall \
              about them"
         );
-        let (why, nets) = left.of_forwarded(&config(Forward::Always));
+        let (why, nets) = left.of_forwarded(Forward::Always);
         assert!(why.is_none() && nets.is_empty());
 
         let left = all_translated(NETS_MAX + LEFT_MAX + 1);
-        let (why, nets) = left.of_forwarded(&config(Forward::Auto));
+        let (why, nets) = left.of_forwarded(Forward::Auto);
         assert!(why.unwrap().contains("too many networks") && nets.is_empty());
 
         let none_translated = Left::by(&topology(NETS_MAX), &BTreeSet::new(), |question| {
             let is_about_net = matches!(question.about, About::Source(_));
             is_about_net.then(|| Difference::new("it does not"))
         });
-        let (why, _) = none_translated.of_forwarded(&config(Forward::Auto));
+        let (why, _) = none_translated.of_forwarded(Forward::Auto);
         assert!(why.unwrap().contains("not translated"), "{why:?}");
     }
 }

@@ -40,10 +40,6 @@ use crate::netlink::ruleset::{
 use crate::netlink::Link;
 use crate::topology::Rewritable;
 
-/// What forwards datagrams might do so with those to any of these ports: a map of the firewall's may hold them. On Linux,
-/// those above are chosen by the kernel where none is asked for (ip_local_port_range, net/ipv4/af_inet.c).
-pub(crate) const PORTS_OF_SERVERS: (u16, u16) = (0, 32767);
-
 /// Everything that judges packets after routing, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Firewall {
@@ -65,7 +61,7 @@ pub struct Difference {
     pub what: String,
     /// The rule, where it is one.
     pub rule: Option<String>,
-    /// Of [`About::Published`]: to which hosts something is forwarded, and to which ports datagrams; if that is known.
+    /// Of [`About::Published`]: to whom, if that is known. `others` are those to whom datagrams are forwarded.
     #[serde(skip)]
     pub targets: Option<Targets>,
 }
@@ -215,8 +211,8 @@ impl Firewall {
         .or_else(|| self.with_one_address(question))
     }
 
-    /// The first rule that translates the destinations of what comes in by one of these devices, and where to. A rule that
-    /// forwards other things than datagrams counts only if it names the host.
+    /// The first rule that translates the destination of what others send to this host's addresses by one of these devices,
+    /// and to whom. What forwards other things than datagrams counts only where it names the host.
     fn published(&self, question: &Question) -> Option<Difference> {
         if self.ruleset.is_empty() {
             return None;
@@ -227,14 +223,21 @@ impl Firewall {
         let packets = Packets::of(question.ipv6);
         let nat = Place::new(packets, Hook::Prerouting).chains(Chains::Nat);
         let found = |protocol: Option<u8>| {
-            let residues = devices.iter().map(|device| {
-                let facts = Facts {
-                    iif: DeviceFact::Known(Box::new((*device).clone())),
-                    protocol,
-                    begins: true,
-                    ..Facts::default()
-                };
-                self.ruleset.residue(&nat, &facts)
+            let residues = devices.iter().flat_map(|device| {
+                let mut known = Vec::from_iter(question.sources_of(device).map(Some));
+                if known.is_empty() || known.len() > SOURCES_MAX {
+                    known = vec![None];
+                }
+                known.into_iter().map(|destination| {
+                    let facts = Facts {
+                        iif: DeviceFact::Known(Box::new((*device).clone())),
+                        protocol,
+                        destination,
+                        begins: true,
+                        ..Facts::default()
+                    };
+                    self.ruleset.residue(&nat, &facts)
+                })
             });
             let residues = Vec::from_iter(residues);
             let forwards =
@@ -243,24 +246,19 @@ impl Firewall {
             let mut targets = Targets::default();
             for more in residues.iter().map(|residue| residue.targets(packets)) {
                 targets.hosts.extend(more.hosts);
-                targets.ports.extend(more.ports);
+                targets.others |= more.others;
             }
             rule.map(|effect| (effect.rule, targets))
         };
-        let (of_any, all) = found(None)?;
+        let (rule, mut targets) = found(None)?;
         let of_udp = found(u8::try_from(IPPROTO_UDP).ok());
-        let is_udp = of_udp.is_some();
-        let (rule, mut targets) = of_udp.unwrap_or_else(|| (of_any, Targets::default()));
-        targets.hosts = all.hosts;
-        if is_udp {
-            targets.ports.insert(PORTS_OF_SERVERS);
-        } else if targets.hosts.is_empty() {
-            return None;
-        }
-        let why = format!("the firewall forwards to other hosts, by {rule}");
-        Some(Difference {
+        targets.others = of_udp.is_some_and(|(_, targets)| targets.others);
+        (targets != Targets::default()).then(|| Difference {
             targets: Some(targets),
-            ..Difference::by(&rule, why)
+            ..Difference::by(
+                &rule,
+                format!("the firewall forwards to other hosts, by {rule}"),
+            )
         })
     }
 

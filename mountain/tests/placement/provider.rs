@@ -164,7 +164,7 @@ fn signalling_goes_where_the_kernel_has_the_packets_that_it_is_about() {
     // Other forwarded datagrams are placed as the signalling is, whichever port they are from.
     let forwarded = |port| net.inner_flows().open_at("tcp", EACH, (SERVER[0], port));
     assert_eq!(by_uplink(&forwarded(1723)), [EACH, 0]);
-    assert_eq!(gre_by_uplink(&net), [EACH as u64, 0]);
+    assert_eq!(gre_by_uplink(&net, 0), [EACH as u64, 0]);
     // Nor does anybody take mail from an address that its domain does not name.
     assert_eq!(by_uplink(&forwarded(25)), [EACH, 0]);
     assert_by_both(&forwarded(5060));
@@ -172,18 +172,18 @@ fn signalling_goes_where_the_kernel_has_the_packets_that_it_is_about() {
     lose_the_kernels_uplink(&net);
     net.flows()
         .assert_opens_at("tcp", 8, (SERVER[0], 5060), [0, 8]);
-    assert_eq!(gre_by_uplink(&net), [0, EACH as u64]);
+    assert_eq!(gre_by_uplink(&net, 100), [0, EACH as u64]);
 }
 
-/// Packets of GRE that leave by each uplink, of some from the network behind, to as many addresses.
-fn gre_by_uplink(net: &Home) -> [u64; 2] {
+/// Packets of GRE that leave by each uplink, of some from the network behind, to as many addresses from this one on.
+fn gre_by_uplink(net: &Home, first: u8) -> [u64; 2] {
     const COUNT: &str = "meta l4proto gre oifname u0 counter\nmeta l4proto gre oifname u1 counter";
     let at = "filter hook postrouting priority 0";
     net.home.chain("inet gre out", at, COUNT);
     net.lan.as_ref().unwrap().with(|| {
         let gre = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(47))).unwrap();
         for n in 0..EACH as u8 {
-            let to = SocketAddr::from(([192, 0, 2, n], 0));
+            let to = SocketAddr::from(([192, 0, 2, first + n], 0));
             gre.send_to(&[0x30, 1, 0x88, 0x0b, 0, 0, 0, n], &to.into())
                 .unwrap();
         }
@@ -264,8 +264,7 @@ fn hosts_to_which_ports_are_forwarded_send_from_these_by_the_kernels_uplink() {
         opened
     };
     assert_by_both(&from(27_000, 0));
-    let forward = "iifname u0 udp dport 27015 dnat ip to 192.168.7.2\n\
-                   iifname u0 udp dport 50000-50299 dnat ip to 192.168.7.2";
+    let forward = "iifname u0 udp dport 27015 dnat ip to 192.168.7.100-192.168.7.200";
     net.home.chain(
         "inet games pre",
         "nat hook prerouting priority dstnat",
@@ -278,11 +277,26 @@ fn hosts_to_which_ports_are_forwarded_send_from_these_by_the_kernels_uplink() {
     });
     assert_by_both(&from(27_000, 1));
     assert_by_both(&from(40_000, 0));
-    // Others than these only if a rule names them.
-    assert_eq!(by_uplink(&from(50_100, 0)), [EACH, 0]);
-    assert_by_both(&from(50_300, 0));
     lose_the_kernels_uplink(&net);
     assert_eq!(by_uplink(&from(28_000, 0)), [0, EACH]);
+    net.no_blackhole();
+    net.wait_good();
+    // Of a host that is named all datagrams count, wherever they are from, and of others none.
+    for (host, expected) in [("192.168.7.2", Some([EACH, 0])), ("192.168.7.3", None)] {
+        let forward = format!("iifname u0 udp dport 27015 dnat ip to {host}");
+        net.home.run("nft delete table inet games");
+        net.home.chain(
+            "inet games pre",
+            "nat hook prerouting priority dstnat",
+            &forward,
+        );
+        let mut fresh = (40_000..60_000).step_by(EACH);
+        wait_until("the rule is met", LEAVE, || {
+            let by = by_uplink(&from(fresh.next().unwrap(), 0));
+            expected.map_or(by[0] > 0 && by[1] > 0, |expected| by == expected)
+        });
+    }
+    assert_by_both(&from(29_000, 0));
 }
 
 /// What keeps the address of a name up to date, or a service's list, asks a server for it by TCP.
@@ -318,13 +332,8 @@ fn hosts_to_which_ports_are_forwarded_have_the_address_by_which_they_are_reached
     wait_until("the rule is met", LEAVE, || second("tcp") == others);
     assert_eq!(second("udp"), others);
     let left = net.home.status().placement.unwrap().left.join("\n");
-    assert_has(
-        &left,
-        &[&format!(
-            "192.168.7.{}/32: the firewall forwards ports",
-            published[0]
-        )],
-    );
+    let named = format!("those from 192.168.7.{} by the uplink", published[0]);
+    assert_has(&left, &[&named]);
     lose_the_kernels_uplink(&net);
     assert_eq!(second("tcp").len(), hosts.clone().count());
 }

@@ -1,213 +1,215 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! To which other hosts, and which of their ports, rules send what comes in.
+//! To which other hosts rules send what comes in.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use super::expr::{Expr, Extension, Reg, Source, Statement};
+use super::expr::{Expr, Extension, Reg, Statement};
 use super::residue::{lines, EffectKind, Residue, Step};
-use super::{xt, Element, FirewallRule, FirewallTable, Packets, Value};
-use crate::netlink::wire::{self, u16_at, u32_at};
+use super::{FirewallRule, FirewallTable, Packets, Value};
+use crate::netlink::wire::{self, u32_at};
 
-/// First and last.
-type Ports = (u16, u16);
-
-/// Where connections go whose destination is translated, as far as rules name it.
+/// Where connections go whose destination is translated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Targets {
-    /// Single hosts.
+    /// Those that rules name one by one, also in a map.
     pub hosts: BTreeSet<IpAddr>,
-    /// Their ports, by ranges.
-    pub ports: BTreeSet<Ports>,
+    /// There are others, which cannot be told.
+    pub others: bool,
 }
 
 impl Residue<'_> {
     /// Where the destinations of a family's packets are translated to.
     pub fn targets(&self, packets: Packets) -> Targets {
-        let does = |step: &Step| matches!(step, Step::Do(EffectKind::Nat, _));
         let mut targets = Targets::default();
         for line in lines(&self.chains) {
-            if let Some(rule) = line.origin.rule.filter(|_| line.steps.iter().any(does)) {
-                let mut reader = Reader::new(line.origin.table, packets);
+            let does = |kind| {
+                let mut steps = line.steps.iter();
+                steps.any(|step| matches!(step, Step::Do(done, _) if *done == kind))
+            };
+            targets.others |= does(EffectKind::Unknown);
+            if let Some(rule) = line.origin.rule.filter(|_| does(EffectKind::Nat)) {
+                let mut reader = Reader {
+                    table: line.origin.table,
+                    length: if packets == Packets::Ipv6 { 16 } else { 4 },
+                    held: Vec::new(),
+                    targets: &mut targets,
+                };
                 reader.read(rule);
-                targets.hosts.extend(reader.hosts);
-                targets.ports.extend(reader.ports.unwrap_or_default());
             }
         }
         targets
     }
 }
 
-/// What a register holds, as far as destinations depend on it.
-enum Held {
-    /// The packet's destination port.
-    Port,
-    /// One of these.
-    Constants(Vec<Vec<u8>>),
-}
-
-/// What one rule says.
+/// Follows what one rule does to a connection's destination.
 struct Reader<'a> {
     table: &'a FirewallTable,
-    /// Length of an address, bytes.
+    /// Of an address, bytes.
     length: usize,
-    held: HashMap<Reg, Held>,
-    hosts: Vec<IpAddr>,
-    /// Ports that it asks for, or to which it changes these.
-    ports: Option<Vec<Ports>>,
+    /// What registers hold from there on, if that is constant: one of these.
+    held: Vec<(Reg, Vec<Vec<u8>>)>,
+    targets: &'a mut Targets,
 }
 
-impl<'a> Reader<'a> {
-    fn new(table: &'a FirewallTable, packets: Packets) -> Self {
-        let length = match packets {
-            Packets::Ipv6 => 16,
-            _ => 4,
-        };
-        Self {
-            table,
-            length,
-            held: HashMap::new(),
-            hosts: Vec::new(),
-            ports: None,
-        }
-    }
-
+impl Reader<'_> {
     fn read(&mut self, rule: &FirewallRule) {
-        let exprs = rule.exprs.iter().flat_map(|expr| match expr {
-            Expr::Match(found) => xt::as_exprs(found).unwrap_or_default(),
-            expr => vec![expr.clone()],
-        });
-        exprs.for_each(|expr| self.follow(expr));
-    }
-
-    fn follow(&mut self, expr: Expr) {
-        let is_port =
-            |sreg: Reg, held: &HashMap<Reg, Held>| matches!(held.get(&sreg), Some(Held::Port));
-        match expr {
-            // NFT_PAYLOAD_TRANSPORT_HEADER, of any protocol with ports.
-            Expr::Load {
-                source: Source::Payload(2, 2, 2),
-                dreg,
-                ..
-            } => drop(self.held.insert(dreg, Held::Port)),
-            Expr::Load { dreg, .. } | Expr::Bitwise { dreg, .. } => drop(self.held.remove(&dreg)),
-            Expr::Immediate { dreg, data } => {
-                self.held.insert(dreg, Held::Constants(vec![data]));
-            }
-            Expr::Range {
-                invert: false,
-                sreg,
-                from,
-                to,
-            } if is_port(sreg, &self.held) => self.ask(range(&from, &to).into_iter().collect()),
-            Expr::Lookup(lookup) if !lookup.invert => {
-                let set = self.table.sets.get(&lookup.set);
-                let elements = set
-                    .and_then(|set| set.elements.as_deref())
-                    .unwrap_or_default();
-                if is_port(lookup.sreg, &self.held) {
-                    let ports = elements
-                        .iter()
-                        .filter_map(|e| range(&e.key, e.key_end.as_ref().unwrap_or(&e.key)));
-                    self.ask(ports.collect());
+        for expr in &rule.exprs {
+            match expr {
+                Expr::Load { dreg, len, .. } | Expr::Bitwise { dreg, len, .. } => {
+                    self.lose(*dreg, *len);
                 }
-                if let Some(dreg) = lookup.dreg {
-                    self.hold_values(dreg, elements);
+                Expr::Immediate { dreg, data } => self.hold(*dreg, vec![data.clone()]),
+                Expr::Lookup(lookup) => {
+                    if let Some(dreg) = lookup.dreg {
+                        self.hold(dreg, self.values(&lookup.set));
+                    }
                 }
-            }
-            Expr::Effect(statement) if statement.kind == EffectKind::Nat => self.nat(&statement),
-            Expr::Target(found) if found.name == "DNAT" => {
-                let said = self.dnat(&found);
-                self.hosts.extend(said.and_then(|(host, _)| host));
-                if let Some((_, Some(ports))) = said {
-                    self.ports = Some(vec![ports]);
+                Expr::Effect(statement) if statement.kind == EffectKind::Nat => {
+                    self.nat(statement);
                 }
+                Expr::Target(found) => self.target(found),
+                // Whatever that has written.
+                Expr::Unknown(_) => self.held.clear(),
+                _ => {}
             }
-            _ => {}
         }
     }
 
-    /// Both this and what was asked before: a range of ports may be two comparisons, one for each of its ends.
-    fn ask(&mut self, ports: Vec<Ports>) {
-        self.ports = Some(match self.ports.take() {
-            None => ports,
-            Some(before) => {
-                let pairs = before
-                    .iter()
-                    .flat_map(|a| ports.iter().map(move |b| (a, b)));
-                let common = pairs.map(|(a, b)| (a.0.max(b.0), a.1.min(b.1)));
-                common.filter(|(first, last)| first <= last).collect()
-            }
-        });
+    /// What a map has for its keys.
+    fn values(&self, map: &str) -> Vec<Vec<u8>> {
+        let elements = self
+            .table
+            .sets
+            .get(map)
+            .and_then(|set| set.elements.as_ref());
+        let data = elements
+            .into_iter()
+            .flatten()
+            .map(|element| match &element.value {
+                Value::Data(data) => Some(data.clone()),
+                _ => None,
+            });
+        data.collect::<Option<_>>().unwrap_or_default()
     }
 
-    /// What a map has for its keys: an address, or one and a port behind it.
-    fn hold_values(&mut self, dreg: Reg, elements: &[Element]) {
-        let (mut addresses, mut ports) = (Vec::new(), Vec::new());
-        for element in elements {
-            if let Value::Data(data) = &element.value {
-                addresses.extend(data.get(..self.length).map(<[u8]>::to_vec));
-                ports.extend(data.get(self.length..self.length + 2).map(<[u8]>::to_vec));
-            }
+    fn hold(&mut self, at: Reg, values: Vec<Vec<u8>>) {
+        let length = values.iter().map(Vec::len).max().unwrap_or(0);
+        self.lose(at, length);
+        if !values.is_empty() {
+            self.held.push((at, values));
         }
-        self.held.insert(dreg, Held::Constants(addresses));
-        self.held.insert(dreg + self.length, Held::Constants(ports));
+    }
+
+    fn lose(&mut self, at: Reg, length: usize) {
+        let is_apart = |from: Reg, values: &[Vec<u8>]| {
+            let to = from + values.iter().map(Vec::len).max().unwrap_or(0);
+            to <= at || at + length <= from
+        };
+        self.held.retain(|(from, values)| is_apart(*from, values));
+    }
+
+    /// The addresses that may be there.
+    fn addresses(&self, at: Reg) -> Option<Vec<IpAddr>> {
+        let address = |from: Reg, value: &[u8]| {
+            let begin = at.checked_sub(from)?;
+            wire::ip(value.get(begin..begin + self.length)?)
+        };
+        self.held.iter().find_map(|(from, values)| {
+            let addresses = values.iter().map(|value| address(*from, value));
+            addresses.collect()
+        })
     }
 
     fn nat(&mut self, statement: &Statement) {
-        // NFTA_NAT_REG_ADDR_MIN, ..._ADDR_MAX, ..._PROTO_MIN, ..._PROTO_MAX
-        let [hosts, last_host, ports, last_port] = [3, 4, 5, 6].map(|which: u16| {
-            let (_, reg) = statement
-                .registers
-                .iter()
-                .find(|(kind, _)| *kind == which)?;
-            match self.held.get(reg)? {
-                Held::Constants(data) => Some((*reg, data)),
-                Held::Port => None,
-            }
-        });
-        if let Some((_, hosts)) =
-            hosts.filter(|hosts| last_host.is_none_or(|last| last.0 == hosts.0))
-        {
-            self.hosts
-                .extend(hosts.iter().filter_map(|host| wire::ip(host)));
-        }
-        if let Some((_, ports)) = ports {
-            let last = last_port.map_or(ports, |(_, last)| last);
-            let both = ports.iter().zip(last);
-            let said = both.filter_map(|(from, to)| range(from, to));
-            self.ports = Some(said.collect());
+        let register = |which: u16| {
+            let mut registers = statement.registers.iter();
+            registers.find_map(|(kind, reg)| (*kind == which).then_some(*reg))
+        };
+        // NFTA_NAT_REG_ADDR_MIN, NFTA_NAT_REG_ADDR_MAX. Without them only the port is another one.
+        let (Some(first), last) = (register(3), register(4)) else {
+            return;
+        };
+        let last = last.unwrap_or(first);
+        match (self.addresses(first), self.addresses(last)) {
+            // More than one is a range.
+            (Some(firsts), Some(lasts)) if firsts == lasts => self.targets.hosts.extend(firsts),
+            _ => self.targets.others = true,
         }
     }
 
-    /// The host and the ports that the target of xtables says, each if it says any, or one.
-    fn dnat(&self, found: &Extension) -> Option<(Option<IpAddr>, Option<Ports>)> {
-        /// NF_NAT_RANGE_MAP_IPS, NF_NAT_RANGE_PROTO_SPECIFIED of linux/netfilter/nf_nat.h.
+    /// What a target of xtables says.
+    fn target(&mut self, found: &Extension) {
+        /// NF_NAT_RANGE_MAP_IPS of linux/netfilter/nf_nat.h.
         const SAYS_HOSTS: u32 = 1 << 0;
-        const SAYS_PORTS: u32 = 1 << 1;
 
-        // struct nf_nat_ipv4_multi_range_compat: how many, and of each flags, two addresses and two ports. struct
-        // nf_nat_range (2): flags, two addresses of 16 bytes, two ports.
-        let (flags, room) = match found.revision {
-            0 => (4, 4),
-            _ => (0, 16),
+        // struct nf_nat_ipv4_multi_range_compat: how many, and of each flags and two addresses. struct nf_nat_range (2):
+        // flags, two addresses of 16 bytes.
+        let (flags, room) = match (found.name.as_str(), found.revision) {
+            ("DNAT", 0) => (4, 4),
+            ("DNAT", _) => (0, 16),
+            ("NETMAP", _) => {
+                self.targets.others = true;
+                return;
+            }
+            _ => return,
         };
         let info = &found.info;
-        let says = u32_at(info, flags)?;
-        let (first, last) = (flags + 4, flags + 4 + room);
         let host = |at| wire::ip(info.get(at..at + self.length)?);
-        let port = |at| u16_at(info, at).map(u16::from_be);
-        let ports = Some((port(last + room)?, port(last + room + 2)?));
-        let is_one = host(first) == host(last);
-        Some((
-            host(first).filter(|_| says & SAYS_HOSTS != 0 && is_one),
-            ports.filter(|_| says & SAYS_PORTS != 0),
-        ))
+        match (u32_at(info, flags), host(flags + 4), host(flags + 4 + room)) {
+            (Some(says), ..) if says & SAYS_HOSTS == 0 => {}
+            (Some(_), Some(first), Some(last)) if first == last => {
+                self.targets.hosts.insert(first);
+            }
+            _ => self.targets.others = true,
+        }
     }
 }
 
-/// From one port to another one, in network byte order.
-fn range(from: &[u8], to: &[u8]) -> Option<Ports> {
-    let port = |bytes: &[u8]| Some(u16::from_be_bytes(bytes.try_into().ok()?));
-    Some((port(from)?, port(to)?))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As iptables of before 2018 sends it for IPv4, and as all others do.
+    #[test]
+    fn a_target_of_either_revision_names_its_host() {
+        let info = |revision: u32, says: u32, hosts: [[u8; 4]; 2]| {
+            let mut info = Vec::new();
+            if revision == 0 {
+                info.extend(1u32.to_ne_bytes());
+            }
+            info.extend(says.to_ne_bytes());
+            for host in hosts {
+                info.extend(host);
+                info.resize(info.len() + if revision == 0 { 0 } else { 12 }, 0);
+            }
+            info.extend([0x1f, 0x90, 0x1f, 0x90]);
+            Extension {
+                name: "DNAT".to_owned(),
+                revision,
+                info,
+            }
+        };
+        let table = FirewallTable::default();
+        let targets = |found: Extension| {
+            let mut targets = Targets::default();
+            let mut reader = Reader {
+                table: &table,
+                length: 4,
+                held: Vec::new(),
+                targets: &mut targets,
+            };
+            reader.target(&found);
+            (Vec::from_iter(targets.hosts), targets.others)
+        };
+        let (one, two) = ([192, 0, 2, 2], [192, 0, 2, 3]);
+        for revision in [0, 1, 2] {
+            let named = targets(info(revision, 3, [one, one]));
+            assert_eq!(named, (vec![IpAddr::from(one)], false), "{revision}");
+            let range = targets(info(revision, 1, [one, two]));
+            assert_eq!(range, (Vec::new(), true), "{revision}");
+            let ports = targets(info(revision, 2, [one, one]));
+            assert_eq!(ports, (Vec::new(), false), "{revision}");
+        }
+    }
 }

@@ -39,7 +39,7 @@ pub(crate) enum About {
     Forwarding(Option<u32>),
     /// Whether it translates what comes from a network behind this host to anywhere.
     Source(InnerNet),
-    /// Whether it forwards datagrams that come in by one of the devices to other hosts.
+    /// Whether it forwards to other hosts what others send to an address of the devices.
     Published,
     /// Whether it takes these bits off the marks of forwarded packets or their connections.
     Lost(u32),
@@ -150,9 +150,11 @@ impl Question {
     /// About what comes in by the uplink that the kernel takes for all that begins in a group.
     pub(crate) fn of_published(group: &Group, topology: &Topology) -> Option<Self> {
         let preferred = &topology.paths[group.preferred?];
+        let device = preferred.key.ifindex;
         Some(Self {
             about: About::Published,
-            devices: BTreeSet::from([preferred.key.ifindex]),
+            devices: BTreeSet::from([device]),
+            sources: preferred.addresses.iter().map(|a| (*a, device)).collect(),
             ..Self::of_new(group, topology)
         })
     }

@@ -410,30 +410,30 @@ fn flush(ns: &Ns, rule: &str) {
     }
 }
 
-/// Rules that forward datagrams, behind the hosts and the ports to which they do.
-const FORWARDED: &str = "192.0.2.2 51820-51820 nft udp dport 51820 dnat to 192.0.2.2
-    192.0.2.2 51820-51820 nft udp dport 500 dnat to 192.0.2.2:51820
-    192.0.2.2 51000-51010 nft udp dport 51000-51010 dnat to 192.0.2.2
-    192.0.2.2 51000-51010 nft meta l4proto { tcp, udp } th dport 1-11 dnat to 192.0.2.2:51000-51010
-    192.0.2.2 53-53 51820-51830 nft udp dport { 53, 51820-51830 } dnat to 192.0.2.2
-    192.0.2.2 53-53 51820-51830 nft iifname u0 udp dport @ports dnat to 192.0.2.2
-    192.0.2.2 192.0.2.3 500-500 4500-4500 nft dnat to udp dport map { 500 : 192.0.2.2, 4500 : 192.0.2.3 }
-    192.0.2.2 192.0.2.3 51820-51820 51821-51821 nft dnat ip addr . port to udp dport map { 1 : 192.0.2.2 . 51820, 2 : 192.0.2.3 . 51821 }
-    192.0.2.2 nft iifname u0 dnat to 192.0.2.2
-    192.0.2.2 nft iifname u0 udp dport != 53 dnat to 192.0.2.2
-    53-53 nft udp dport 53 dnat to 192.0.2.2-192.0.2.9
+/// Rules that forward datagrams to this host's address, behind the hosts to which they do.
+const FORWARDED: &str = "192.0.2.2 nft udp dport 51820 dnat to 192.0.2.2
+    192.0.2.2 nft udp dport 500 dnat to 192.0.2.2:51820-51830
+    192.0.2.2 nft iifname u0 ip daddr 203.0.113.1 udp dport @ports dnat to 192.0.2.2
+    192.0.2.2 192.0.2.3 nft dnat to udp dport map { 500 : 192.0.2.2, 4500 : 192.0.2.3 }
+    192.0.2.2 192.0.2.3 nft dnat ip addr . port to udp dport map { 1 : 192.0.2.2 . 51820, 2 : 192.0.2.3 . 51821 }
+    192.0.2.2 nft dnat to 192.0.2.2
+    others nft dnat to 192.0.2.2-192.0.2.9
+    others nft dnat ip addr . port to udp dport map { 1 : 192.0.2.2-192.0.2.9 . 50080-50090 }
+    others nft dnat to udp dport map @named
     nft tcp dport 443 dnat to 192.0.2.2
+    nft ip daddr 203.0.113.2 udp dport 443 dnat to 192.0.2.2
+    nft iifname u1 dnat to 192.0.2.2
     nft udp dport 51820 redirect to :51821
-    192.0.2.2 51413-51413 ipt -p udp --dport 51413 -j DNAT --to 192.0.2.2
-    192.0.2.2 51413-51413 ipt -p udp --dport 1 -j DNAT --to 192.0.2.2:51413
-    192.0.2.2 51413-51420 ipt -p udp --dport 51413:51420 -j DNAT --to 192.0.2.2
-    192.0.2.2 51413-51420 ipt -p udp -j DNAT --to 192.0.2.2:51413-51420
-    53-53 ipt -p udp --dport 53 -j DNAT --to 192.0.2.2-192.0.2.9
-    192.0.2.2 ipt -p udp -j DNAT --to 192.0.2.2
+    nft udp dport 51820 dnat to :51821
+    192.0.2.2 ipt -p udp --dport 51413 -j DNAT --to 192.0.2.2
+    192.0.2.2 ipt -p udp -j DNAT --to 192.0.2.2:51413-51420
+    others ipt -p udp --dport 53 -j DNAT --to 192.0.2.2-192.0.2.9
+    others ipt -p udp -d 203.0.113.0/24 -j NETMAP --to 192.0.2.0/24
+    ipt -p udp -d 127.0.0.1 -j DNAT --to 192.0.2.2
     ipt -p tcp --dport 51413 -j DNAT --to 192.0.2.2:51413";
 
 #[test]
-fn the_hosts_and_ports_to_which_rules_forward_are_found() {
+fn the_hosts_to_which_rules_forward_are_found() {
     let ns = Ns::new("ports");
     for case in FORWARDED.lines().map(str::trim) {
         let at = case.find("nft").or(case.find("ipt")).unwrap();
@@ -441,6 +441,7 @@ fn the_hosts_and_ports_to_which_rules_forward_are_found() {
         let rules = match rule.strip_prefix("nft ") {
             Some(rule) => vec![format!(
                 "table ip t {{ set ports {{ type inet_service; flags interval; elements = {{ 53, 51820-51830 }}; }}\n\
+                 map named {{ type inet_service : ipv4_addr; elements = {{ 53 : 192.0.2.2 }}; }}\n\
                  chain c {{ type nat hook prerouting priority dstnat;\n{rule}\n}} }}"
             )],
             None => of_backends(rule).iter().map(|rule| rule.replace("mangle", "nat")).collect(),
@@ -451,15 +452,15 @@ fn the_hosts_and_ports_to_which_rules_forward_are_found() {
             let facts = Facts {
                 iif: device(0),
                 protocol: Some(17),
+                destination: Some("203.0.113.1".parse().unwrap()),
                 begins: true,
                 ..Facts::default()
             };
             let found = ns.with(|| Ruleset::read(Elements::ForDevices).unwrap());
             let found = found.residue(&place, &facts).targets(Packets::Ipv4);
-            let ports = found.ports.iter();
-            let ports = ports.map(|(first, last)| format!("{first}-{last}"));
             let hosts = found.hosts.iter().map(ToString::to_string);
-            let found: Vec<String> = hosts.chain(ports).collect();
+            let others = found.others.then(|| "others".to_owned());
+            let found: Vec<String> = hosts.chain(others).collect();
             assert_eq!(found.join(" "), expected.trim(), "{rule}");
             flush(&ns, &rule);
         }
