@@ -529,6 +529,9 @@ impl Daemon {
 
     fn look_around(&mut self) {
         self.say_alive();
+        if let Some(placer) = &mut self.placer {
+            placer.end_grace();
+        }
         self.take_rates();
         self.try_again();
     }

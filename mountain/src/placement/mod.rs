@@ -12,6 +12,7 @@ mod aside;
 pub mod config;
 mod dead;
 pub(crate) mod forwarding;
+mod gone;
 mod held;
 mod in_use;
 mod left;
@@ -38,10 +39,11 @@ use crate::bpf::tries::{Entries, Shared};
 use crate::bpf::{self, ProgramGroup, SteerMode};
 use crate::host::{cgroup, sysctl};
 use crate::netlink;
-use crate::topology::{Kind, PathMasks, Placed, Topology};
+use crate::topology::{Kind, Path, PathMasks, Placed, Topology};
 use config::{NewFlows, PlacementConfig, RuleConfig, RuleUse, SpreadBy};
 use dead::Dead;
 use forwarding::Forwarding;
+use gone::Gone;
 use held::Held;
 use in_use::InUse;
 pub(crate) use left::{but_for, Left};
@@ -102,6 +104,8 @@ pub struct Placer {
     preferred: [Option<bool>; 2],
     /// Addresses of uplinks that have no rule, as connections from them are translated.
     held: Held,
+    /// Uplinks that have just lost their default route.
+    gone: Gone,
     /// What is said of uplinks that new flows do not choose.
     closed: BTreeSet<String>,
     /// Whether rules and tables outlive it.
@@ -151,6 +155,7 @@ impl Placer {
             said_left: Vec::new(),
             preferred: [None; 2],
             held: Held::default(),
+            gone: Gone::default(),
             closed: BTreeSet::new(),
             leaves: false,
         })
@@ -290,7 +295,13 @@ impl Placer {
         };
         self.hold_snated(topology, &known);
         let held = self.held.addresses();
-        let plan = plan(topology, self.config.mark_mask, &held, &numbers)?;
+        let (mask, present) = (self.config.mark_mask, routing::uplink_paths(topology));
+        let gone = self.gone.follow(topology, present);
+        let plan_with = |gone: &[Path]| plan((topology, gone), mask, &held, &numbers);
+        let plan = plan_with(&gone)?;
+        if !gone.is_empty() {
+            self.gone.then(plan_with(&[])?);
+        }
         let changed =
             uplinks::apply(&plan.routing).context("cannot set up the uplinks' routing")?;
         if changed && plan.routing == self.plan.routing {
@@ -525,7 +536,7 @@ pub(crate) fn preview(topology: &Topology, config: &PlacementConfig) -> Result<V
         return Ok(Vec::new());
     }
     let plan = plan(
-        topology,
+        (topology, &[]),
         config.mark_mask,
         &BTreeSet::new(),
         &BTreeMap::new(),

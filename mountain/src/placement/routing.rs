@@ -186,7 +186,8 @@ struct Uplink<'a> {
     whole: bool,
 }
 
-fn uplinks(topology: &Topology) -> Vec<Uplink<'_>> {
+/// `gone`: uplinks that have no default route any more, and keep all for a moment.
+fn uplinks<'a>(topology: &'a Topology, gone: &'a [Path]) -> Vec<Uplink<'a>> {
     let starting = topology.groups.iter().filter(|group| group.kind.places());
     let mut indexes: Vec<usize> = starting
         .flat_map(|group| group.members.iter().map(|member| member.path))
@@ -205,28 +206,39 @@ fn uplinks(topology: &Topology) -> Vec<Uplink<'_>> {
             whole: suspended.whole,
         })
     });
-    active.chain(suspended).collect()
+    let gone = gone.iter().map(|path| Uplink {
+        index: None,
+        path,
+        whole: true,
+    });
+    active.chain(suspended).chain(gone).collect()
+}
+
+/// All uplinks that have rules and a table by [`plan`].
+pub(super) fn uplink_paths(topology: &Topology) -> Vec<Path> {
+    let whole = uplinks(topology, &[]).into_iter().filter(|u| u.whole);
+    whole.map(|uplink| uplink.path.clone()).collect()
 }
 
 /// The addresses that get a rule by [`plan`] while nothing is held.
 pub(super) fn uplink_addresses(topology: &Topology) -> BTreeSet<IpAddr> {
-    let whole = uplinks(topology).into_iter().filter(|uplink| uplink.whole);
+    let whole = uplinks(topology, &[]).into_iter().filter(|u| u.whole);
     let addresses = whole.flat_map(|uplink| &uplink.path.addresses);
     addresses.copied().collect()
 }
 
 /// The routing for a topology's groups whose flows choose when they start; nothing when there are none.
-/// `held`: addresses of uplinks that get no rule for the time being. `before`: numbers that devices have.
+/// `gone`: uplinks that keep theirs for a moment. `held`: addresses of uplinks that get no rule for the time being. `before`: numbers that devices have.
 ///
 /// # Errors
 /// When there are more uplinks than marks.
 pub(crate) fn plan(
-    topology: &Topology,
+    (topology, gone): (&Topology, &[Path]),
     mask: MarkMask,
     held: &BTreeSet<IpAddr>,
     before: &BTreeMap<u32, u32>,
 ) -> Result<PlacementPlan> {
-    let uplinks = uplinks(topology);
+    let uplinks = uplinks(topology, gone);
     let devices = uplinks.iter().map(|uplink| uplink.path.key.ifindex);
     let numbers = numbers(devices, mask.largest(), before)?;
     let mut plan = PlacementPlan::default();

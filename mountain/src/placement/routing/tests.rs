@@ -64,7 +64,7 @@ fn mask() -> MarkMask {
 
 /// Nothing is held, and no device has a number yet.
 fn plan(topology: &Topology) -> PlacementPlan {
-    let plan = super::plan(topology, mask(), &BTreeSet::new(), &BTreeMap::new()).unwrap();
+    let plan = super::plan((topology, &[]), mask(), &BTreeSet::new(), &BTreeMap::new()).unwrap();
     assert_eq!(uplink_addresses(topology), plan.routing.addresses());
     plan
 }
