@@ -31,7 +31,8 @@ pub(super) struct Gone {
 }
 
 impl Gone {
-    /// Those that stay, now that these are there. None of a family in which the kernel prefers something else, such as a VPN.
+    /// Those that stay, now that these are there. None of a family in which no other uplink is left as it was: the kernel may
+    /// prefer something else by now, such as a VPN, or a rule of others may be in the way.
     pub(super) fn follow(&mut self, topology: &Topology, present: Vec<Path>) -> Vec<Path> {
         let now = Instant::now();
         let last = std::mem::replace(&mut self.last, present);
@@ -45,10 +46,13 @@ impl Gone {
             }
         }
         staying.retain(|(path, until)| {
-            let mut suspended = topology.suspended.iter();
+            let ipv6 = path.key.ipv6;
+            let suspended = || topology.suspended.iter().filter(|s| s.ipv6 == ipv6);
+            let is_any_left = topology.places_in(ipv6) || suspended().next().is_some();
             now < *until
+                && is_any_left
+                && suspended().all(|suspended| suspended.whole)
                 && !self.last.iter().any(|present| is_one(present, path))
-                && !suspended.any(|s| s.ipv6 == path.key.ipv6 && !s.whole)
         });
         if !staying.is_empty() {
             let there = addresses();
