@@ -141,8 +141,8 @@ static __always_inline bool mtn_is_to_provider(const struct mtn_flow_key *key)
 
 /*
  * Does a connection need the kernel's path, because of its port? Some are about other packets, which only the kernel
- * places. Those are of GRE (PPTP, RFC 2637; forwarded ones, too), and of this host's sockets with ports of their own: media that RTSP
- * (RFC 7826; also 322 and 8554), SIP (RFC 3261; also the ports behind its own, and those of FreePBX) and H.323 have
+ * places. Those are of GRE (PPTP, RFC 2637; forwarded ones, too), and of this host's sockets with ports of their own: media
+ * that RTSP (RFC 7826; also 322 and 8554), SIP (RFC 3261; also the ports behind its own, and those of FreePBX) and H.323 have
  * agreed on. Many servers want all from one address. mtr (to port 1) and hping3 (to 11111) ask so for the source of their raw packets, and
  * send nothing by the socket. Programs that want to know this host's address ask for it likewise: to port 80, 9 (discard),
  * 1 or 0, at which no UDP is served. A peer of BGP (RFC 4271) or multihop BFD (RFC 5883) takes no other address than the
@@ -170,8 +170,8 @@ static __always_inline bool mtn_is_signalling(const struct mtn_flow_key *key, co
 #define MTN_CHOSEN_PORT		32768
 
 /*
- * Why a forwarded packet needs the kernel's path, because of what it belongs to: a counter, or MTN_PLACE_STAT_MAX. PPTP's
- * connection does, too. Hosts to which ports are forwarded tell others the address that they are seen with: games' servers,
+ * Why a forwarded packet has to go by the kernel's path: a counter, or MTN_PLACE_STAT_MAX if it does not. GRE goes where
+ * PPTP's connection does. Hosts to which ports are forwarded tell others the address that they are seen with: games' servers,
  * telephones, dynamic DNS. Who spreads the flows of one host does not mind that, but for UDP, which such ports send.
  * A function of its own as mtn_rule_selects().
  */

@@ -318,8 +318,8 @@ impl PlacementPrograms {
         publish(&mut self.bss().config.left, families(left));
     }
 
-    /// To whom the firewall forwards ports of the path that the kernel takes: hosts, of which there are [`MAX_PUBLISHED`] at
-    /// most, and by family ([IPv4, IPv6]) whether there are others, which are not known.
+    /// Has forwarded flows of these hosts, at most [`MAX_PUBLISHED`], go by the path that the kernel takes: the firewall
+    /// forwards ports of it to them. `others`: by family ([IPv4, IPv6]), to hosts that are not known, too.
     ///
     /// # Errors
     /// When the kernel refuses.

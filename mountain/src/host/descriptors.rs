@@ -32,7 +32,7 @@ pub(crate) fn most() -> Option<u64> {
 
 /// What is to be done about an error that came from this limit, if that is what it was and it does not say so itself.
 pub(crate) fn remedy(error: &str) -> Option<String> {
-    /// As strerror(3) tells ENFILE, of which no limit of a process is the reason.
+    /// strerror(3) of ENFILE: all processes together have too many.
     const OF_ALL: &str = "Too many open files in system";
 
     let is_of_limit =

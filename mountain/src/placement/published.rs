@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use crate::host::text::count;
 use crate::steer::alike::Difference;
 
 /// So many hosts are named.
@@ -39,7 +40,7 @@ impl Published {
         let hosts = self.hosts.iter().map(ToString::to_string);
         let mut told: Vec<String> = hosts.take(SHOWN).collect();
         if let Some(more) = self.hosts.len().checked_sub(SHOWN + 1) {
-            told.push(format!("{} others", more + 1));
+            told.push(count(more + 1, "other host"));
         }
         match told.is_empty() {
             true => String::new(),
@@ -73,7 +74,7 @@ mod tests {
         assert_eq!(told(2), "; those from 192.168.7.1, 192.168.7.2");
         let [five, six] = [5, 6].map(told);
         assert!(five.ends_with("192.168.7.5"), "{five}");
-        assert_eq!(six, format!("{five}, 1 others"));
-        assert_eq!(told(200), format!("{five}, 195 others"));
+        assert_eq!(six, format!("{five}, 1 other host"));
+        assert_eq!(told(200), format!("{five}, 195 other hosts"));
     }
 }

@@ -228,7 +228,8 @@ pub(super) fn uplink_addresses(topology: &Topology) -> BTreeSet<IpAddr> {
 }
 
 /// The routing for a topology's groups whose flows choose when they start; nothing when there are none.
-/// `gone`: uplinks that keep theirs for a moment. `held`: addresses of uplinks that get no rule for the time being. `before`: numbers that devices have.
+/// `gone`: uplinks that keep theirs for a moment. `held`: addresses of uplinks that get no rule for the time being.
+/// `before`: numbers that devices have.
 ///
 /// # Errors
 /// When there are more uplinks than marks.

@@ -211,8 +211,8 @@ impl Firewall {
         .or_else(|| self.with_one_address(question))
     }
 
-    /// The first rule that translates the destination of what others send to this host's addresses by one of these devices,
-    /// and to whom. What forwards other things than datagrams counts only where it names the host.
+    /// The first rule that forwards to another host (DNAT) what comes in by one of these devices for an address of theirs,
+    /// and all such hosts. A rule that forwards no datagrams counts only where it names the host.
     fn published(&self, question: &Question) -> Option<Difference> {
         if self.ruleset.is_empty() {
             return None;

@@ -63,7 +63,7 @@ fn who_may_not_enter_other_namespaces_sees_the_flows_of_its_own() {
     assert_eq!(stderr(&all), "");
 }
 
-/// The record of what was before would be half taken back.
+/// `disable` would put back only what it can reach.
 #[test]
 fn who_may_not_enter_other_namespaces_changes_nothing() {
     let (ns, name) = enabled();

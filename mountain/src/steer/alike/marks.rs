@@ -20,11 +20,12 @@ impl Firewall {
             kept: by.compared & by.ours != 0,
         };
         let rule = (self.ruleset).by_mark(Packets::of(ipv6), hooks, strange)?;
-        Some(Difference::by(&rule, format!(
-                "the routing rule of priority {} goes by packet marks, and the firewall reads mountain's bits ({:#x}) \
-                 as part of such a mark, by {rule}: have it read other bits only, as by a mask (MARK/{:#x})",
-                by.priority, by.ours, !by.ours
-            )))
+        let what = format!(
+            "the routing rule of priority {} goes by packet marks, and the firewall reads mountain's bits ({:#x}) \
+             as part of such a mark, by {rule}: have it read other bits only, as by a mask (MARK/{:#x})",
+            by.priority, by.ours, !by.ours
+        );
+        Some(Difference::by(&rule, what))
     }
 
     /// The first rule that does something to packets, or because of them, where they bear a mark of ours, and not where
@@ -64,21 +65,23 @@ impl Firewall {
         let without = with(0);
         let mut each = (0..u32::BITS).map(|n| 1 << n).filter(|bit| bits & bit != 0);
         let rule = each.find_map(|bit| without.difference(&with(bit)))?;
-        Some(Difference::by(&rule, format!(
-                "the firewall treats packets otherwise if mountain's bits ({bits:#x}) are in their mark or their \
-                 connection's, by {rule}: have it read other bits only, as by a mask (MARK/{:#x})",
-                !bits
-            )))
+        let what = format!(
+            "the firewall treats packets otherwise if mountain's bits ({bits:#x}) are in their mark or their \
+             connection's, by {rule}: have it read other bits only, as by a mask (MARK/{:#x})",
+            !bits
+        );
+        Some(Difference::by(&rule, what))
     }
 
     /// The first rule that takes marks of ours off forwarded packets or their connections. They would go on by another
     /// uplink, with an address that is not its.
     pub(super) fn lost(&self, ipv6: bool, ours: u32) -> Option<Difference> {
         let rule = self.ruleset.takes_marks(Packets::of(ipv6), ours)?;
-        Some(Difference::by(&rule, format!(
-                "the firewall sets marks without mountain's bits ({ours:#x}), by {rule}: have it set other bits only, as \
-                 by a mask (MARK/{:#x})",
-                !ours
-            )))
+        let what = format!(
+            "the firewall sets marks without mountain's bits ({ours:#x}), by {rule}: have it set other bits only, as \
+             by a mask (MARK/{:#x})",
+            !ours
+        );
+        Some(Difference::by(&rule, what))
     }
 }

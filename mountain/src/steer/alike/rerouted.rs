@@ -34,10 +34,11 @@ impl Firewall {
         let harmful = |nat| of_kind(nat).filter(|_| !is_harmless(nat));
         let (effect, what) = harmful(false).or_else(|| harmful(true))?;
         let rule = effect.rule.to_string();
-        Some(Difference::by(&rule, format!(
-                "the firewall may change the {what} of this host's packets once an uplink is chosen, and with it the \
-                 uplink, but not their source address, by {rule} (unless it translates sources on every uplink)"
-            )))
+        let what = format!(
+            "the firewall may change the {what} of this host's packets once an uplink is chosen, and with it the \
+             uplink, but not their source address, by {rule} (unless it translates sources on every uplink)"
+        );
+        Some(Difference::by(&rule, what))
     }
 
     /// What it may change of packets that are about to leave by a device, so that the kernel routes them again.
