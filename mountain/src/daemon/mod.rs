@@ -96,10 +96,10 @@ struct PathMemory {
     placed: Option<u64>,
     /// Since when its gateway's neighbour entry is missing.
     unresolved_since: Option<Instant>,
-    /// When its gateway was last resolved from scratch.
-    resolved_at: Option<Instant>,
-    /// For how long from then on its last address is put back instead.
-    resolve_after: Duration,
+    /// When everyone on the link was last asked for its gateway.
+    asked_at: Option<Instant>,
+    /// When its gateway's last address was put back; `None` once the gateway is known to have it.
+    kept_at: Option<Instant>,
     /// Until when its gateway may answer before the last address is put back.
     asking_until: Option<Instant>,
     /// The kernel asks whether the gateway is still there.
@@ -449,6 +449,7 @@ impl Daemon {
         }
         self.say_unresolved();
         self.put_back_unanswered();
+        self.ask_for_kept();
         if let Some(verdict) = self.policy.tick(now_us()) {
             tracing::debug!(?verdict, "verdict");
         }

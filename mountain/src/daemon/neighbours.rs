@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::Daemon;
+use crate::host::solicit::solicit;
 use crate::host::sysctl;
 use crate::netlink;
 
@@ -13,11 +14,9 @@ const NEIGHBOUR_GRACE: Duration = Duration::from_millis(1_500);
 /// A gateway that is resolved from scratch has so long to answer before its last address is put back: longer than a
 /// broadcast waits for a sleeping Wi-Fi client. Packets to it wait meanwhile.
 const ASKING: Duration = Duration::from_millis(250);
-/// A gateway whose entry fails again is resolved from scratch after this: the kernel takes as long to give up a
-/// stale entry that is in use.
-const RESOLVE_FIRST: Duration = Duration::from_secs(8);
-/// Each time it waits twice as long, until it does so this often: packets to the gateway wait meanwhile.
-const RESOLVE_AGAIN: Duration = Duration::from_secs(60);
+/// While a gateway's last address is put back, everyone on the link is asked for it as often as this: the kernel reads no
+/// answer of ARP for a second after that (`locktime`).
+const ASK_EVERY: Duration = Duration::from_millis(1_500);
 
 impl Daemon {
     pub(super) fn neighbour(&mut self, path: usize, mac: Option<[u8; 6]>) {
@@ -28,6 +27,7 @@ impl Daemon {
             self.neighbour_lost(path);
             return;
         };
+        let known = self.paths.path(path).and_then(|p| p.gateway_mac);
         if self.paths.set_mac(path, mac) {
             self.write_path(path);
         }
@@ -35,7 +35,11 @@ impl Daemon {
         if last.is_some_and(|last| last != mac) {
             self.policy.forget_answered(path);
         }
-        self.memory[path].asking_until = None;
+        let memory = &mut self.memory[path];
+        memory.asking_until = None;
+        if known != Some(mac) {
+            memory.kept_at = None;
+        }
         if self.memory[path].unresolved_since.take().is_some() {
             self.usable(path, true, "gateway resolved");
         }
@@ -43,9 +47,9 @@ impl Daemon {
 
     /// A gateway's entry was flushed or has failed. One that has failed gets its last address back, so that
     /// packets which the kernel sends there go on to reach the egress and can be steered; whether
-    /// the path still carries any is for the probes to say. Now and then the gateway is resolved
-    /// from scratch for a moment first, in case it has another address now: the kernel asks the old one only, as long as
-    /// it has an entry. So it is after a flush. Where nothing is moved, no address is put back.
+    /// the path still carries any is for the probes to say. The gateway is resolved from scratch for a moment first, in
+    /// case it has another address now: the kernel asks the old one only, as long as it has an entry. So it is after a
+    /// flush. Where nothing is moved, no address is put back.
     fn neighbour_lost(&mut self, path: usize) {
         let now = Instant::now();
         let known = self.paths.path(path).and_then(|p| p.gateway_mac);
@@ -72,20 +76,13 @@ impl Daemon {
             }
             return;
         }
-        let memory = &self.memory[path];
-        let since = memory.resolved_at.map(|at| now - at);
-        let is_due = since.is_none_or(|since| since >= memory.resolve_after);
         // Whoever has flushed it may know of another gateway: it fails without having been probed.
-        if keeps && !is_due && self.memory[path].probed && self.has_entry(path) {
+        let memory = &self.memory[path];
+        if keeps && memory.kept_at.is_some() && memory.probed && self.has_entry(path) {
             self.put_back(path);
             return;
         }
-        let memory = &mut self.memory[path];
-        if is_due {
-            memory.resolved_at = Some(now);
-            memory.resolve_after = next_wait(memory.resolve_after, since);
-        }
-        memory.asking_until = keeps.then_some(now + ASKING);
+        self.memory[path].asking_until = keeps.then_some(now + ASKING);
         self.resolve(path);
     }
 
@@ -123,11 +120,45 @@ impl Daemon {
         }
     }
 
-    fn put_back(&self, path: usize) {
+    fn put_back(&mut self, path: usize) {
+        self.memory[path].kept_at = Some(Instant::now());
         let known = self.paths.path(path).and_then(|p| p.gateway_mac);
         if let (Some(mac), Some((ifindex, gateway))) = (known, self.paths.gateway(path)) {
             if let Err(e) = netlink::keep_neighbour(ifindex, gateway, mac) {
                 tracing::debug!(path = self.paths.name(path), "{e:#}");
+            }
+        }
+    }
+
+    /// Asks for gateways whose last address was put back, until they are known to be where they are.
+    pub(super) fn ask_for_kept(&mut self) {
+        for path in 0..self.memory.len() {
+            let memory = &self.memory[path];
+            let last = memory.kept_at.max(memory.asked_at);
+            if memory.kept_at.is_none() || last.is_none_or(|at| at.elapsed() < ASK_EVERY) {
+                continue;
+            }
+            let gateway = self.paths.gateway(path);
+            let is_found = gateway.is_none_or(|(ifindex, ip)| {
+                netlink::neighbour_confirmed(ifindex, ip).unwrap_or(false)
+            });
+            if is_found {
+                self.memory[path].kept_at = None;
+            } else {
+                self.ask_everyone(path);
+            }
+        }
+    }
+
+    /// Asks everyone on a path's link for its gateway, with the address that the path's packets come from: the gateway learns
+    /// by that where it is, if this host's device has another Ethernet address than before.
+    fn ask_everyone(&mut self, path: usize) {
+        self.memory[path].asked_at = Some(Instant::now());
+        let source = self.paths.path(path).and_then(|path| path.source);
+        if let (Some(source), Some((ifindex, gateway))) = (source, self.paths.gateway(path)) {
+            if let Err(e) = solicit(ifindex, gateway, source) {
+                let path = self.paths.name(path);
+                tracing::debug!(path, "cannot ask for the gateway: {e}");
             }
         }
     }
@@ -151,11 +182,12 @@ impl Daemon {
         members.any(|member| self.paths.id(member.path) == Some(path))
     }
 
-    /// Asks the kernel to resolve a path's gateway.
+    /// Asks the kernel to resolve a path's gateway, for which it may ask with any address of the device.
     fn resolve(&mut self, path: usize) {
         if self.options.dry_run {
             return;
         }
+        self.ask_everyone(path);
         if let Some((ifindex, gateway)) = self.paths.gateway(path) {
             if let Err(e) = netlink::resolve_neighbour(ifindex, gateway) {
                 tracing::debug!(
@@ -168,7 +200,11 @@ impl Daemon {
 
     pub(super) fn resolve_missing(&mut self) {
         for path in self.paths.without_entry() {
-            self.neighbour_lost(path);
+            // The host may change without pause.
+            let asked_at = self.memory[path].asked_at;
+            if asked_at.is_none_or(|at| at.elapsed() >= ASK_EVERY) {
+                self.neighbour_lost(path);
+            }
         }
     }
 
@@ -189,33 +225,8 @@ impl Daemon {
                 memory.unresolved_since = None;
                 memory.unanswered_since = None;
                 memory.asking_until = None;
+                memory.kept_at = None;
             }
         }
-    }
-}
-
-/// For how long a gateway's last address is put back from now on; `last`: the same before, `since`: when that began.
-fn next_wait(last: Duration, since: Option<Duration>) -> Duration {
-    match since {
-        Some(since) if since < 2 * RESOLVE_AGAIN => (2 * last).clamp(RESOLVE_FIRST, RESOLVE_AGAIN),
-        _ => RESOLVE_FIRST,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_gateway_that_keeps_failing_is_resolved_ever_less_often() {
-        let mut wait = next_wait(Duration::ZERO, None);
-        let mut waits = vec![wait.as_secs()];
-        for _ in 0..4 {
-            wait = next_wait(wait, Some(wait));
-            waits.push(wait.as_secs());
-        }
-        assert_eq!(waits, [8, 16, 32, 60, 60]);
-        // It has answered for long.
-        assert_eq!(next_wait(wait, Some(3 * RESOLVE_AGAIN)), RESOLVE_FIRST);
     }
 }

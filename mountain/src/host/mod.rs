@@ -15,6 +15,7 @@ pub mod namespaces;
 pub mod program;
 pub(crate) mod signals;
 pub mod socket_option;
+pub(crate) mod solicit;
 pub(crate) mod sysctl;
 pub(crate) mod text;
 pub(crate) mod values;

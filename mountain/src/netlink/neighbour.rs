@@ -125,6 +125,15 @@ pub fn neighbour_usable(ifindex: u32, address: IpAddr) -> io::Result<bool> {
     Ok(entry.is_some_and(|entry| entry.usable()))
 }
 
+/// Whether a neighbour has answered of late.
+///
+/// # Errors
+/// When the kernel refuses to say.
+pub(crate) fn neighbour_confirmed(ifindex: u32, address: IpAddr) -> io::Result<bool> {
+    let entry = get(&mut Socket::open()?, ifindex, address)?;
+    Ok(entry.is_some_and(|entry| entry.state & NUD_REACHABLE != 0))
+}
+
 /// Asks the kernel to resolve `gateway` on the device now, or to check that it still answers, as if
 /// a packet were to be sent to it. The entry made is an ordinary one that the kernel collects when
 /// it goes unused; entries an administrator made permanent are left alone.

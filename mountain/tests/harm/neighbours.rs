@@ -94,3 +94,32 @@ fn an_entry_that_the_kernel_looks_after_stays_so() {
     assert_has(&text, &["managed"]);
     net.client.mountain_says("down", "mountain is down");
 }
+
+/// The router was broken for a while, and a new one says nothing of itself.
+#[test]
+fn a_gateway_that_was_replaced_while_it_was_silent_is_found() {
+    let net = with_silent_gateway("true");
+    wait_until("it has failed", LEAVE, || is_unusable(&entry(&net)));
+    thread::sleep(FAILS_TWICE);
+    let mac = "02:00:00:00:01:01";
+    net.server.ip(&format!("link set s1 address {mac}"));
+    net.server.run("nft flush chain arp t out");
+    net.server
+        .run("nft add rule arp t out arp operation request drop");
+    wait_until("it is found", FOUND, || entry(&net).contains(mac));
+}
+
+/// Of IPv6, a gateway does not learn of it by what the kernel asks without a packet.
+#[test]
+fn a_gateway_learns_of_another_address_of_this_hosts_device() {
+    let net = Net::new();
+    net.client.mountain_ok("up");
+    net.wait_good();
+    for (n, own) in [(1, "10.30.1.1"), (2, "fd30:1::1")] {
+        let known = || net.server.ip(&format!("neigh show {own} dev s1"));
+        assert_has(&known(), &["lladdr"]);
+        let mac = format!("02:00:00:00:02:0{n}");
+        net.client.ip(&format!("link set u1 address {mac}"));
+        wait_until("the gateway knows it", FOUND, || known().contains(&mac));
+    }
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Asking everyone on a link for a neighbour, as the kernel does for one of which it knows nothing.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use etherparse::{ArpHardwareId, ArpOperation, ArpPacket, EtherType, PacketBuilder};
+use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
+
+/// Neighbour solicitation (RFC 4861 §4.3).
+const NEIGHBOR_SOLICITATION: u8 = 135;
+/// The option with the sender's link-layer address, and its length in units of eight bytes (RFC 4861 §4.6.1).
+const SOURCE_LINK_ADDRESS: [u8; 2] = [1, 1];
+/// From another link no packet of neighbour discovery arrives with it (RFC 4861 §7.1.1).
+const HOP_LIMIT: u8 = 255;
+
+/// Asks once who has `target` on an Ethernet device: by ARP (RFC 826) or neighbour solicitation (RFC 4861 §7.2.2).
+/// Whoever hears it learns where `source` is, an address of this host.
+///
+/// The kernel reads the answer as if it had asked by itself. It has to have an entry of `target`: of IPv4, one that
+/// has not changed within the last second (`locktime`, `arp_process` of net/ipv4/arp.c).
+///
+/// # Errors
+/// When the device is gone or down, or without CAP_NET_RAW; when `target` and `source` are not of one family.
+pub(crate) fn solicit(ifindex: u32, target: IpAddr, source: IpAddr) -> io::Result<()> {
+    // Of no protocol, it receives nothing.
+    let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(0)))?;
+    socket.bind(&of_device(ifindex))?;
+    let mac = mac_of_device(socket.local_addr()?);
+    let frame = match (target, source) {
+        (IpAddr::V4(target), IpAddr::V4(source)) => arp_request(mac, target, source)?,
+        (IpAddr::V6(target), IpAddr::V6(source)) => neighbor_solicitation(mac, target, source)?,
+        _ => return Err(io::ErrorKind::InvalidInput.into()),
+    };
+    socket.send(&frame).map(|_| ())
+}
+
+fn of_device(ifindex: u32) -> SockAddr {
+    let mut storage = SockAddrStorage::zeroed();
+    // SAFETY: the storage has room for any address of a socket, and zeros are a valid one of these.
+    let link: &mut libc::sockaddr_ll = unsafe { storage.view_as() };
+    link.sll_family = libc::AF_PACKET as u16;
+    link.sll_ifindex = ifindex as i32;
+    let length = size_of::<libc::sockaddr_ll>() as u32;
+    // SAFETY: so far it is an address of a packet socket.
+    unsafe { SockAddr::new(storage, length) }
+}
+
+/// The Ethernet address of the device that a socket is bound to; `local`: the socket's address.
+fn mac_of_device(local: SockAddr) -> [u8; 6] {
+    let mut storage = local.as_storage();
+    // SAFETY: the storage has room for any address of a socket, and this one is of a packet socket.
+    let link: &mut libc::sockaddr_ll = unsafe { storage.view_as() };
+    let [mac @ .., _, _] = link.sll_addr;
+    mac
+}
+
+fn arp_request(mac: [u8; 6], target: Ipv4Addr, source: Ipv4Addr) -> io::Result<Vec<u8>> {
+    let arp = ArpPacket::new(
+        ArpHardwareId::ETHERNET,
+        EtherType::IPV4,
+        ArpOperation::REQUEST,
+        &mac,
+        &source.octets(),
+        &[0; 6],
+        &target.octets(),
+    );
+    let arp = arp.map_err(io::Error::other)?;
+    let frame = PacketBuilder::ethernet2(mac, [0xff; 6]).arp(arp);
+    let mut bytes = Vec::with_capacity(frame.size());
+    frame.write(&mut bytes).map_err(io::Error::other)?;
+    Ok(bytes)
+}
+
+fn neighbor_solicitation(mac: [u8; 6], target: Ipv6Addr, source: Ipv6Addr) -> io::Result<Vec<u8>> {
+    let last = target.octets();
+    // The solicited-node multicast address (RFC 4291 §2.7.1), and where Ethernet has it (RFC 2464 §7).
+    let mut group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 0).octets();
+    group[13..].copy_from_slice(&last[13..]);
+    let to = [0x33, 0x33, group[12], group[13], group[14], group[15]];
+    let message = [&last[..], &SOURCE_LINK_ADDRESS, &mac].concat();
+    let frame = PacketBuilder::ethernet2(mac, to)
+        .ipv6(source.octets(), group, HOP_LIMIT)
+        .icmpv6_raw(NEIGHBOR_SOLICITATION, 0, [0; 4]);
+    let mut bytes = Vec::with_capacity(frame.size(message.len()));
+    frame
+        .write(&mut bytes, &message)
+        .map_err(io::Error::other)?;
+    Ok(bytes)
+}
