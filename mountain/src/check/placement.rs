@@ -12,7 +12,7 @@ use crate::host::sysctl::forwards;
 use crate::host::text::count;
 use crate::netlink;
 use crate::placement::config::{Forward, PlacementConfig};
-use crate::placement::forwarding::{by_metric, strict};
+use crate::placement::forwarding::{by_metric, strict, why_strict};
 use crate::placement::{but_for, preview, Left};
 use crate::steer::alike::Difference;
 use crate::topology::Topology;
@@ -114,7 +114,7 @@ fn check_forwarding(
     }
     let (why, nets) = left.of_forwarded(config.forward);
     let why = why.map(str::to_owned);
-    if let Some(why) = why.or_else(|| strict(&by_metric(topology))) {
+    if let Some(why) = why.or_else(|| why_strict(&strict(&by_metric(topology)))) {
         report.warn(
             "placing",
             format!("forwarded connections are left to the kernel: {why}"),

@@ -38,7 +38,13 @@ pub(crate) fn explain(last: usize, moves: bool, json: bool) -> Result<()> {
 
 /// Switches to another policy.
 pub(crate) fn policy(name: PolicyKind) -> Result<()> {
-    running::<Value>(&Request::Policy { name }).map(drop)
+    running::<Value>(&Request::Policy { name })?;
+    let until = match name {
+        PolicyKind::Mountain => "",
+        _ => ", until `mountain policy mountain` or the next start",
+    };
+    println!("the policy is {} now{until}", name.name());
+    Ok(())
 }
 
 fn show<T>(request: &Request, json: bool, text: fn(&T) -> String) -> Result<()>

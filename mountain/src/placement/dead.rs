@@ -112,6 +112,12 @@ impl Placer {
             return;
         };
         death.is_left = true;
+        self.leave_uplink(id, "is dead");
+    }
+
+    /// Has forwarded flows begin anew that an uplink keeps, where they can go on from another address; `why`: what has
+    /// become of it.
+    pub(super) fn leave_uplink(&mut self, id: usize, why: &str) {
         if self.forwarding.table.is_none() {
             return;
         }
@@ -147,7 +153,7 @@ impl Placer {
         };
         match marked.and_then(forget) {
             Ok(0) => {}
-            Ok(n) => info!("{n} forwarded flows leave an uplink that is dead"),
+            Ok(n) => info!("{n} forwarded flows leave an uplink that {why}"),
             Err(e) => warn!("{e:#}"),
         }
     }

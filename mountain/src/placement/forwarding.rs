@@ -31,6 +31,8 @@ pub(super) struct Forwarding {
     pub(super) inner_bridges: BTreeSet<[u8; 6]>,
     /// The uplinks at which replies are checked by the main table alone ([`by_metric`]).
     pub(super) by_metric: Vec<String>,
+    /// Those of them that drop the replies, and that flows have left.
+    strict: Vec<String>,
     /// Of the topology.
     whole_marks: [BTreeSet<(u32, u32)>; 2],
     /// The nftables table as it was made; `None`: it is not there, or an earlier run's.
@@ -106,7 +108,8 @@ impl Placer {
         let is_reloading = self.may_be_reloading(wanted);
         let (why, nets) = self.left.of_forwarded(self.config.forward);
         let why = why.map(str::to_owned);
-        let why = why.or_else(|| strict(&self.forwarding.by_metric));
+        let strict = strict(&self.forwarding.by_metric);
+        let why = why.or_else(|| why_strict(&strict));
         let held = why.filter(|_| wanted);
         let held = held.map(|why| format!("left to the kernel: {why}"));
         let placed = format!("placed{}", but_for(nets));
@@ -125,6 +128,8 @@ impl Placer {
             }
         };
         self.forwarding.is_placing = wanted && !is_held && matches!(done, Ok(true));
+        // None is placed there again by now.
+        self.leave_strict(strict);
         let (said, is_left) = match done {
             Ok(false) => {
                 if rests {
@@ -152,6 +157,21 @@ impl Placer {
                 false => info!("{said}"),
             }
             self.forwarding.said = Some(said);
+        }
+    }
+
+    /// Has forwarded flows leave uplinks that have begun to drop their replies.
+    fn leave_strict(&mut self, strict: Vec<String>) {
+        let before = std::mem::replace(&mut self.forwarding.strict, strict);
+        let strict = &self.forwarding.strict;
+        let is_new = |name| strict.contains(name) && !before.contains(name);
+        let uplinks = self.uplinks.iter().filter(|(_, uplink)| !uplink.ipv6);
+        let left: Vec<usize> = uplinks
+            .filter(|(_, uplink)| is_new(&uplink.ifname))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in left {
+            self.leave_uplink(id, "drops their replies");
         }
     }
 
@@ -280,27 +300,46 @@ impl Placer {
     }
 }
 
-/// The uplinks of which the main table knows only one as the way to everywhere: those whose default routes differ
-/// in metric. Of several next hops of one route the kernel takes each for right.
+/// The uplinks that the main table does not know as the way to everywhere: those whose default routes are behind the
+/// kernel's in metric. Of several next hops of one route the kernel takes each for right.
 pub(crate) fn by_metric(topology: &Topology) -> Vec<String> {
     let groups = topology.groups.iter().filter(|g| g.kind == Kind::Place);
-    let members = groups.flat_map(|group| &group.members);
-    let paths = members.map(|member| &topology.paths[member.path]);
+    let paths = groups.flat_map(|group| {
+        group
+            .members
+            .iter()
+            .map(|m| m.path)
+            .filter(|path| Some(*path) != group.preferred)
+    });
+    let paths = paths.map(|path| &topology.paths[path]);
     let ipv4 = paths.filter(|path| !path.key.ipv6);
     ipv4.map(|path| path.ifname.clone()).collect()
 }
 
-/// Why replies to forwarded connections would be dropped at one of these uplinks. The kernel looks the way back up
-/// without the mark, so that it finds the preferred uplink.
-pub(crate) fn strict(uplinks: &[String]) -> Option<String> {
+/// Those of these uplinks that drop the replies to forwarded connections. The kernel looks the way back up without the
+/// mark, so that it finds the preferred uplink.
+pub(crate) fn strict(uplinks: &[String]) -> Vec<String> {
     let is_strict = |name: &&String| {
         largest4(name, "rp_filter") == Some(1) && largest4(name, "src_valid_mark") != Some(1)
     };
-    let name = uplinks.iter().find(is_strict)?;
+    uplinks.iter().filter(is_strict).cloned().collect()
+}
+
+/// Why forwarded connections are left to the kernel, of uplinks that are [`strict`].
+pub(crate) fn why_strict(uplinks: &[String]) -> Option<String> {
+    let (verb, would) = match uplinks {
+        [] => return None,
+        [_] => ("filters", "there"),
+        _ => ("filter", "by them"),
+    };
+    let remedies = uplinks
+        .iter()
+        .map(|name| format!("net.ipv4.conf.{}.rp_filter=2", name.replace('.', "/")));
+    let remedies: Vec<String> = remedies.collect();
     Some(format!(
-        "{name} filters strictly (rp_filter = 1), and would drop replies that come in there: \
-         `sysctl -w net.ipv4.conf.{}.rp_filter=2`",
-        name.replace('.', "/")
+        "{} {verb} strictly (rp_filter = 1), and would drop replies that come in {would}: `sysctl -w {}`",
+        uplinks.join(", "),
+        remedies.join(" ")
     ))
 }
 

@@ -114,6 +114,7 @@ pub struct Placer {
 
 /// A path that takes new flows.
 struct Uplink {
+    ifname: String,
     mark: u32,
     ipv6: bool,
     addresses: Vec<IpAddr>,
@@ -207,6 +208,7 @@ impl Placer {
             }
             let open = !uplink.fresh.is_empty() && taken.is_none();
             let known = Uplink {
+                ifname: uplink.ifname.clone(),
                 mark,
                 ipv6: uplink.key.ipv6,
                 addresses: uplink.addresses.clone(),

@@ -436,6 +436,24 @@ fn forwarded_connections_are_left_while_an_uplink_filters_strictly() {
     net.wait_forwarding();
     flows.open_by_both(&["tcp"], SERVER[0]);
     assert_eq!(left(), "");
+    // The kernel's own uplink may filter.
+    net.home.sysctl("net.ipv4.conf.u0.rp_filter", "1");
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    flows.open_by_both(&["tcp"], SERVER[0]);
+    assert_eq!(left(), "");
+}
+
+/// As where a package's installation loads the files of sysctl(8) anew.
+#[test]
+fn forwarded_flows_leave_an_uplink_that_begins_to_filter_strictly() {
+    let net = Home::new().with_lan().running();
+    net.wait_forwarding();
+    let mut flows = net.inner_flows();
+    flows.open_by_both(&["udp"], SERVER[0]);
+    net.home.sysctl("net.ipv4.conf.u1.rp_filter", "1");
+    wait_until("they go on by the other uplink", LEAVE, || {
+        by_uplink(&flows.ask()) == [EACH, 0]
+    });
 }
 
 #[test]

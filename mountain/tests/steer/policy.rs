@@ -42,9 +42,11 @@ fn a_switch_to_argmax_load_keeps_flows_where_they_are() {
     assert!(net.path("u0").averages.is_some());
 
     // A run-time switch: the program stays.
-    net.client.mountain_ok("policy ecmp");
+    net.client
+        .mountain_says("policy ecmp", "the policy is ecmp now, until");
     assert_eq!(programs(&net), steering);
-    net.client.mountain_ok("policy mountain");
+    net.client
+        .mountain_says("policy mountain", "the policy is mountain now");
     assert_eq!(programs(&net), steering);
     traffic.during(HALF).assert_in_order("by mountain again");
     assert_eq!(starts_and_moves(&net), before, "flows started or moved");
