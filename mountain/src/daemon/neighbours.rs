@@ -155,7 +155,7 @@ impl Daemon {
     fn ask_everyone(&mut self, path: usize) {
         self.memory[path].asked_at = Some(Instant::now());
         let source = self.paths.path(path).and_then(|path| path.source);
-        if let (Some(source), Some((ifindex, gateway))) = (source, self.paths.gateway(path)) {
+        if let Some((ifindex, gateway)) = self.paths.gateway(path) {
             if let Err(e) = solicit(ifindex, gateway, source) {
                 let path = self.paths.name(path);
                 tracing::debug!(path, "cannot ask for the gateway: {e}");
@@ -225,6 +225,7 @@ impl Daemon {
                 memory.unresolved_since = None;
                 memory.unanswered_since = None;
                 memory.asking_until = None;
+                memory.asked_at = None;
                 memory.kept_at = None;
             }
         }

@@ -2,7 +2,8 @@
 //! Asking everyone on a link for a neighbour, as the kernel does for one of which it knows nothing.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::num::NonZeroU32;
 
 use etherparse::{ArpHardwareId, ArpOperation, ArpPacket, EtherType, PacketBuilder};
 use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
@@ -11,18 +12,23 @@ use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
 const NEIGHBOR_SOLICITATION: u8 = 135;
 /// The option with the sender's link-layer address, and its length in units of eight bytes (RFC 4861 §4.6.1).
 const SOURCE_LINK_ADDRESS: [u8; 2] = [1, 1];
+/// Any port will do (RFC 863).
+const DISCARD: u16 = 9;
 /// From another link no packet of neighbour discovery arrives with it (RFC 4861 §7.1.1).
 const HOP_LIMIT: u8 = 255;
 
 /// Asks once who has `target` on an Ethernet device: by ARP (RFC 826) or neighbour solicitation (RFC 4861 §7.2.2).
-/// Whoever hears it learns where `source` is, an address of this host.
+/// Whoever hears it learns where the source is, an address of this host: `preferred` if it is of the target's family, else the
+/// one that the kernel takes.
 ///
 /// The kernel reads the answer as if it had asked by itself. It has to have an entry of `target`: of IPv4, one that
 /// has not changed within the last second (`locktime`, `arp_process` of net/ipv4/arp.c).
 ///
 /// # Errors
-/// When the device is gone or down, or without CAP_NET_RAW; when `target` and `source` are not of one family.
-pub(crate) fn solicit(ifindex: u32, target: IpAddr, source: IpAddr) -> io::Result<()> {
+/// When the device is gone or down, has no address of the family, or is no Ethernet device, or without CAP_NET_RAW.
+pub(crate) fn solicit(ifindex: u32, target: IpAddr, preferred: Option<IpAddr>) -> io::Result<()> {
+    let preferred = preferred.filter(|source| source.is_ipv6() == target.is_ipv6());
+    let source = preferred.map_or_else(|| source_to(ifindex, target), Ok)?;
     // Of no protocol, it receives nothing.
     let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(0)))?;
     socket.bind(&of_device(ifindex))?;
@@ -33,6 +39,25 @@ pub(crate) fn solicit(ifindex: u32, target: IpAddr, source: IpAddr) -> io::Resul
         _ => return Err(io::ErrorKind::InvalidInput.into()),
     };
     socket.send(&frame).map(|_| ())
+}
+
+/// The source of a packet to a neighbour, for which nothing is sent.
+fn source_to(ifindex: u32, target: IpAddr) -> io::Result<IpAddr> {
+    let target = match target {
+        IpAddr::V4(target) => SocketAddr::from((target, DISCARD)),
+        IpAddr::V6(target) => SocketAddrV6::new(target, DISCARD, 0, ifindex).into(),
+    };
+    let socket = Socket::new(Domain::for_address(target), Type::DGRAM, None)?;
+    let device = NonZeroU32::new(ifindex);
+    match target {
+        SocketAddr::V4(_) => socket.bind_device_by_index_v4(device)?,
+        SocketAddr::V6(_) => socket.bind_device_by_index_v6(device)?,
+    }
+    socket.connect(&target.into())?;
+    let local = socket.local_addr()?.as_socket();
+    local
+        .map(|local| local.ip())
+        .ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
 }
 
 fn of_device(ifindex: u32) -> SockAddr {

@@ -109,6 +109,42 @@ fn a_gateway_that_was_replaced_while_it_was_silent_is_found() {
     wait_until("it is found", FOUND, || entry(&net).contains(mac));
 }
 
+/// The same by routes of IPv4 by gateways of IPv6 (RFC 8950): no address of the path's is of the gateway's family.
+#[test]
+fn a_silent_gateway_of_the_other_family_is_found() {
+    let net = Net::new();
+    net.client.ip("-6 route del 2001:db8:98::/64");
+    net.client.ip("route replace 198.18.98.0/24 src 10.98.0.1 \
+         nexthop via inet6 fd30:0::2 dev u0 nexthop via inet6 fd30:1::2 dev u1");
+    for (name, value) in [
+        ("base_reachable_time_ms", "1000"),
+        ("delay_first_probe_time", "1"),
+    ] {
+        let key = format!("net.ipv6.neigh.u1.{name}");
+        net.client.sysctl(&key, value);
+    }
+    net.client.mountain_ok("up");
+    wait_until("both paths are good", LEAVE, || {
+        let paths = net.client.status().paths;
+        paths.len() == 2 && paths.iter().all(|path| path.judged.state == "good")
+    });
+    let silent = |what: &str| {
+        let rule = format!("icmpv6 type {what} drop");
+        let chain = format!("ip6 {} out", what.replace('-', "_"));
+        net.server
+            .chain(&chain, "filter hook output priority 0", &rule);
+    };
+    silent("nd-neighbor-solicit");
+    silent("nd-neighbor-advert");
+    let entry = || net.client.ip("neigh show fd30:1::2 dev u1");
+    wait_until("it has failed", LEAVE, || is_unusable(&entry()));
+    thread::sleep(FAILS_TWICE);
+    let mac = "02:00:00:00:01:01";
+    net.server.ip(&format!("link set s1 address {mac}"));
+    net.server.run("nft delete table ip6 nd_neighbor_advert");
+    wait_until("it is found", FOUND, || entry().contains(mac));
+}
+
 /// Of IPv6, a gateway does not learn of it by what the kernel asks without a packet.
 #[test]
 fn a_gateway_learns_of_another_address_of_this_hosts_device() {
