@@ -38,7 +38,7 @@ pub(crate) fn prefix(text: &str) -> Result<IpNet, String> {
 /// # Errors
 /// What to write instead.
 pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
-    let what = "write ADDRESS:PORT, IPv6 as [ADDRESS]:PORT; names are not looked up";
+    let what = "write ADDRESS:PORT with one port (1 to 65535), IPv6 as [ADDRESS]:PORT; names are not looked up";
     text.parse().map_err(|_| what.to_owned())
 }
 
@@ -91,7 +91,10 @@ mod tests {
             "",
         ] {
             let error = address(bad).unwrap_err();
-            testkit::assert_has(&error, &["write ADDRESS:PORT, IPv6 as [ADDRESS]:PORT"]);
+            testkit::assert_has(
+                &error,
+                &["write ADDRESS:PORT with one port (1 to 65535), IPv6 as [ADDRESS]:PORT"],
+            );
         }
     }
 

@@ -13,11 +13,12 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags};
+use nix::fcntl::{fcntl, FcntlArg};
 
 use super::loaded::{linked, AttachedProgram, LoadedObject, Needs, OtherVersion, Prog};
 use super::types::{mtn_rd_flags, mtn_rd_state};
@@ -25,6 +26,7 @@ use super::{backend_of, bytes_of, each_flow, enter, hooks, macs, rule_value, sta
 use super::{own, read_from, types, TableFlow, REPLY};
 use crate::bpf::hooks::Order;
 use crate::bpf::{coarse_ns, now_ns, ALIVE_NS};
+use crate::host::descriptors;
 use crate::netlink::conntrack::adopt::{adopt, Running, Stage};
 use crate::netlink::conntrack::Redirected;
 use crate::redirect::{Backend, Installed, Plan, Proto, Stats};
@@ -33,6 +35,8 @@ use crate::redirect::{Backend, Installed, Plan, Proto, Stats};
 const BRIEF: u8 = (mtn_rd_flags::MTN_RD_CLOSING.0
     | mtn_rd_flags::MTN_RD_RESET.0
     | mtn_rd_flags::MTN_RD_HALF.0) as u8;
+/// Descriptors from here on, or from half of what this process may have, are of links that end first.
+const MIDDLE: usize = 4096;
 /// The map that holds when a process watched last.
 const ALIVE_MAP: &str = "rd_alive";
 /// Nanoseconds of a tick of a flow's clock.
@@ -87,6 +91,8 @@ impl Fast {
             .insert(LoadedObject::complete(mine, &needs.programs())?);
         self.alive.say(loaded)?;
         let there = attach(&mut self.links, loaded, &needs, there)?;
+        let targets = values.iter().map(|rule| rule.target_dev).collect();
+        order(&mut self.links, &targets);
         own::tell(loaded)?;
         let begun = &self.begun;
         let entered = rules.iter().zip(&values);
@@ -221,6 +227,27 @@ fn attach(
     match is_new {
         true => linked(),
         false => Ok(there),
+    }
+}
+
+/// Has what takes clients' packets in end before what translates the answers to them, if this process is killed: an
+/// answer that is not translated ends its connection. At a device where a rule's target is, too, both are one.
+///
+/// The kernel closes what a process has had open from the highest descriptor down: `close_files` of fs/file.c goes up, and
+/// puts each file in front of those before (`task_work_add`, kernel/task_work.c).
+fn order(links: &mut HashMap<(u32, Prog), OwnedFd>, targets: &BTreeSet<u32>) {
+    let middle = descriptors::limit().map_or(0, |limit| (limit / 2).min(MIDDLE)) as RawFd;
+    for ((ifindex, prog), link) in links {
+        let is_first = *prog != Prog::Out && !targets.contains(ifindex);
+        if is_first == (link.as_raw_fd() >= middle) {
+            continue;
+        }
+        let least = if is_first { middle } else { 0 };
+        // Failing that, they end in another order.
+        if let Ok(moved) = fcntl(&*link, FcntlArg::F_DUPFD_CLOEXEC(least)) {
+            // SAFETY: it was made just now, and nobody else has it.
+            *link = unsafe { OwnedFd::from_raw_fd(moved) };
+        }
     }
 }
 

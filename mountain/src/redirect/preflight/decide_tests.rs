@@ -543,6 +543,26 @@ fn addresses_are_socket_addresses() {
     assert_eq!(possible_for(&facts, &rule), [XdpPass, Tcx, Nft]);
 }
 
+/// As of two providers' uplinks the one that the kernel does not prefer.
+#[test]
+fn a_backend_at_one_device_says_where_replies_leave_by_another() {
+    let facts = with(|f| f.elsewhere = Some("the route 0.0.0.0/0 by e4".to_owned()));
+    let what = "leave by the route 0.0.0.0/0 by e4, and are not translated there";
+    for (backend, is_told) in [(Tcx, true), (XdpPass, true), (Nft, false), (TcxPeer, false)] {
+        assert_eq!(
+            notes_for(&facts, &ordinary(), backend, what),
+            is_told,
+            "{backend}"
+        );
+    }
+    assert!(!notes_for(
+        &self::facts(),
+        &ordinary(),
+        Tcx,
+        "not translated there"
+    ));
+}
+
 /// What goes around them is never chosen by itself.
 #[test]
 fn what_nobody_may_go_around_leaves_the_choice_to_nft() {

@@ -602,3 +602,43 @@ fn a_reloaded_firewall_does_not_end_redirects() {
     let tables = net.router.run("nft list tables");
     assert!(tables.contains("mountain_redirect"), "{tables}");
 }
+
+/// The kernel closes what a killed process had open from the highest descriptor down (see `order` of redirect/bpf/fast.rs).
+/// What translates the answers is to end last, whichever device was there first.
+#[test]
+fn what_takes_clients_packets_in_ends_first_when_who_watches_is_killed() {
+    let (net, watching) = fast();
+    let both_ways = [("rc", "rs"), ("rs", "rc")];
+    for (i, (clients, targets)) in both_ways.into_iter().enumerate() {
+        if i == 1 {
+            net.redirect("del --all");
+            net.redirect("add --proto udp --from 10.0.1.1:8081 --to 10.0.8.18:8081 --backend auto");
+            wait_for(&net, "tcx-peer");
+        }
+        let index = |device: &str| net.router.ip(&format!("-o link show {device}"));
+        let index = |device| index(device).split(':').next().unwrap().to_owned();
+        let links = ingress_links(watching.pid());
+        let of = |device| {
+            let found = links.iter().filter(|(_, at)| *at == index(device));
+            found.map(|(fd, _)| *fd).collect::<Vec<u32>>()
+        };
+        let [clients, targets] = [of(clients), of(targets)];
+        assert!(!clients.is_empty() && !targets.is_empty(), "{links:?}");
+        assert!(clients.iter().min() > targets.iter().max(), "{links:?}");
+    }
+}
+
+/// Descriptors of a process that are links to a device's ingress, and the devices' indexes.
+fn ingress_links(pid: nix::unistd::Pid) -> Vec<(u32, String)> {
+    let folder = format!("/proc/{pid}/fdinfo");
+    let files = std::fs::read_dir(folder).unwrap().flatten();
+    let link = |file: std::fs::DirEntry| {
+        let info = std::fs::read_to_string(file.path()).ok()?;
+        let value = |key| info.lines().find_map(|line| line.strip_prefix(key));
+        let is_ingress = value("attach_type:").is_some_and(|kind| kind.contains("ingress"));
+        let fd = file.file_name().to_str()?.parse().ok()?;
+        let device = value("ifindex:").filter(|_| is_ingress)?;
+        Some((fd, device.trim().to_owned()))
+    };
+    files.filter_map(link).collect()
+}

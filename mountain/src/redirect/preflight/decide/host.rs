@@ -169,6 +169,7 @@ impl Case<'_> {
             );
         }
         if !self.bypasses() {
+            self.note_on_replies();
             return;
         }
         let facts = self.facts;
@@ -219,6 +220,18 @@ impl Case<'_> {
                 "replies to some clients may leave by {way}, and {} does not translate ICMP errors \
                  that come back there",
                 self.backend
+            ));
+        }
+    }
+
+    /// Only at the clients' device the programs of these see replies.
+    fn note_on_replies(&mut self) {
+        let one_device = matches!(self.backend, Backend::Tcx | Backend::Xdp);
+        let way = self.facts.elsewhere.as_ref().filter(|_| one_device);
+        if let (Some(way), Some(device)) = (way, self.facts.client_device()) {
+            self.note(format!(
+                "replies to some clients may leave by {way}, and are not translated there: with {} they have to leave by {}",
+                self.backend, device.link.name
             ));
         }
     }
