@@ -16,8 +16,7 @@ use crate::control::status::{
     CgroupStatus, Decisions, FlowCounts, GroupStatus, MemberStatus, Moves, PathStatus, Status,
 };
 use crate::placement::config::NewFlows;
-use crate::placement::config::PlacementConfig;
-use crate::placement::{kind_text, left_behind};
+use crate::placement::{has_left, kind_text};
 use crate::report::table::{align, head, row, Words};
 use crate::steer::explain::{in_group, ms, Outcome};
 use crate::steer::PolicyKind;
@@ -61,10 +60,8 @@ fn running<T: DeserializeOwned>(request: &Request) -> Result<T> {
         Some(answer) => Ok(answer),
         None => bail!(
             "mountain is not running in this network namespace: start it with `mountain up`{}",
-            match left_behind(&PlacementConfig::default())
-                .is_ok_and(|left| left.iter().any(Option::is_some))
-            {
-                true => "; `mountain down` removes the rules that an earlier run has left",
+            match has_left() {
+                true => "; `mountain down` removes what an earlier run has left",
                 false => "",
             }
         ),

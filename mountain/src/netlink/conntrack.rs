@@ -153,9 +153,12 @@ impl Entry<'_> {
     fn can_go_on(&self) -> bool {
         let proto = self.tuple(CTA_TUPLE_ORIG).proto;
         let has_connection = proto.is_none_or(|p| !CONNECTIONLESS.contains(&p.into()));
+        !(has_connection && self.is_answered())
+    }
+
+    fn is_answered(&self) -> bool {
         let status = self.0.be32(CTA_STATUS);
-        let is_answered = status.is_none_or(|status| status & IPS_SEEN_REPLY != 0);
-        !(has_connection && is_answered)
+        status.is_none_or(|status| status & IPS_SEEN_REPLY != 0)
     }
 
     /// What is translated by it, and from where.
@@ -277,6 +280,20 @@ pub(crate) fn forget_marked(
     forget(ipv6, &request, |entry| {
         entry.is_stuck(mark, mask, &is_there)
     })
+}
+
+/// Deletes the entries of flows that were never answered, if `is_there` says that one with these ends is one of those that are
+/// meant. Says how many.
+///
+/// # Errors
+/// When the kernel refuses to list or delete.
+pub(crate) fn forget_unanswered(is_there: impl Fn(&Ends) -> bool) -> Result<usize> {
+    let is_it =
+        |entry: &Entry| entry.ends().is_some_and(|ends| is_there(&ends)) && !entry.is_answered();
+    if is_empty() {
+        return Ok(0);
+    }
+    Ok(forget(false, &header(false), is_it)? + forget(true, &header(true), is_it)?)
 }
 
 /// The same without any mark, of flows whose other end sees them at one of these addresses.

@@ -2,6 +2,7 @@
 //! Forwarded connections: whether they are placed, and the table that keeps them where they began.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,8 +15,9 @@ use super::nft::MadeFor;
 use super::routing::MarkMask;
 use super::{but_for, nft, Placer};
 use crate::host::sysctl::{forwards, largest4};
+use crate::netlink::conntrack::{self, Ends};
 use crate::netlink::{self, nft::TableCopy};
-use crate::topology::{Kind, Topology};
+use crate::topology::{is_private, Kind, Topology};
 
 /// The table stays for so long after this host has stopped forwarding or translating. A firewall that is made anew in several
 /// steps, as by `firewall-cmd --reload` or `systemctl restart nftables`, translates nothing in between, and running
@@ -45,6 +47,8 @@ pub(super) struct Forwarding {
     is_attached: bool,
     /// It is not yet at all of them, or not yet off all.
     pub(super) is_attaching: bool,
+    /// Whether they were to be placed at the last look.
+    was_wanted: bool,
     /// Since when the table is there without being wanted.
     unwanted_since: Option<Instant>,
     said: Option<String>,
@@ -106,6 +110,10 @@ impl Placer {
     pub(super) fn look_at_forwarding(&mut self) {
         let wanted = !self.is_idle() && self.is_forwarding_wanted();
         let is_reloading = self.may_be_reloading(wanted);
+        let was_wanted = std::mem::replace(&mut self.forwarding.was_wanted, wanted);
+        if wanted && !was_wanted {
+            self.forget_untranslated();
+        }
         let (why, nets) = self.left.of_forwarded(self.config.forward);
         let why = why.map(str::to_owned);
         let strict = strict(&self.forwarding.by_metric);
@@ -160,6 +168,19 @@ impl Placer {
         }
     }
 
+    /// Lets connections begin anew that began while the firewall translated nothing, as while it was started anew, and were
+    /// not answered since. Without Mountain's table the kernel would not have kept them in mind.
+    fn forget_untranslated(&self) {
+        let within = |address: &IpAddr| self.not_ours.iter().any(|net| net.contains(address));
+        let is_lost =
+            |flow: &Ends| is_private(flow.source) && flow.source == flow.from && !within(&flow.to);
+        match conntrack::forget_unanswered(is_lost) {
+            Ok(0) => {}
+            Ok(n) => info!("{n} forwarded flows that were not translated begin anew"),
+            Err(e) => debug!("{e:#}"),
+        }
+    }
+
     /// Has forwarded flows leave uplinks that have begun to drop their replies.
     fn leave_strict(&mut self, strict: Vec<String>) {
         let before = std::mem::replace(&mut self.forwarding.strict, strict);
@@ -202,6 +223,8 @@ impl Placer {
         if !matches!(table, Some(Ok(false))) {
             return;
         }
+        // What else there was may have been flushed with it.
+        self.forwarding.was_wanted = false;
         // First of all, whether or not it is still wanted: that is looked at when it is made.
         match self.make_sure_of_table() {
             Ok(false) => self.forwarding.is_placing = false,

@@ -528,6 +528,12 @@ pub(crate) fn left_behind(config: &PlacementConfig) -> Result<Placed> {
     }))
 }
 
+/// Whether an earlier run has left rules or its nftables table, or a saved ruleset has brought that back.
+pub(crate) fn has_left() -> bool {
+    let rules = left_behind(&PlacementConfig::default());
+    rules.is_ok_and(|left| left.iter().any(Option::is_some)) || nft::is_there().unwrap_or(false)
+}
+
 /// What `up` would add to the kernel's routing, in the words of ip(8); nothing where no group's flows
 /// choose when they start.
 ///

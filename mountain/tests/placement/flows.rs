@@ -110,6 +110,15 @@ fn up_then_down_leaves_the_host_as_it_was() {
     assert!(net.has_table(), "flows go on by it");
     net.home.mountain_ok("down");
     assert!(!net.home.run("nft list tables").contains("mountain"));
+
+    // A ruleset that was saved while Mountain ran brings it back.
+    net.home.run("nft add table inet mountain_start");
+    let hint = "`mountain down` removes what an earlier run has left";
+    net.home.mountain_fails("status", hint);
+    net.home.mountain_ok("down");
+    assert!(!net.home.run("nft list tables").contains("mountain"));
+    let said = net.home.mountain_fails("status", "not running");
+    assert!(!said.contains(hint), "{said}");
 }
 
 #[test]

@@ -203,3 +203,20 @@ fn the_table_is_made_again_as_it_was_and_without_nft() {
     }
     assert_eq!(net.refused(), 0);
 }
+
+/// As while firewalld is started anew. The table of Mountain's has the kernel keep them in mind as they began.
+#[test]
+fn flows_that_began_while_nothing_was_translated_work_afterwards() {
+    let (net, _flows, _opened, rules) = forwarding();
+    for removed in ["delete table inet home", "flush ruleset"] {
+        net.home.nft(removed);
+        wait_until("nothing is placed", LEAVE, || !net.placement().forwarding);
+        let mut flows = net.inner_flows();
+        let begun = flows.open("udp", EACH, SERVER[0]);
+        assert_eq!(by_uplink(&begun), [0, 0], "{begun:?}");
+        net.home.nft(&rules);
+        wait_until("they are answered", LEAVE, || {
+            by_uplink(&flows.ask()).iter().sum::<usize>() == EACH
+        });
+    }
+}
