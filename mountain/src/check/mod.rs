@@ -139,7 +139,6 @@ pub fn check_into(
     }
     check_run(report);
     check_kernel(report);
-    check_cc(report);
     for hint in &config.hints {
         report.warn("configuration", hint, "");
     }
@@ -149,12 +148,16 @@ pub fn check_into(
         Err(error) => {
             let todo = "see whether `ip route show table all` works here";
             report.fail("routes", format!("cannot be read: {error:#}"), todo);
+            check_cc(report, true);
             return;
         }
     };
-    if let Some(try_load) = try_load {
-        check_program(report, try_load(&topology));
+    let tried = try_load.map(|try_load| try_load(&topology));
+    let loads = !matches!(tried, Some(Err(_)));
+    if let Some(tried) = tried {
+        check_program(report, tried);
     }
+    check_cc(report, loads);
     let new_flows = config.placement.new_flows();
     check_routes(report, &topology, new_flows);
     if topology.groups.is_empty() {
@@ -244,9 +247,14 @@ fn check_kernel(report: &mut Report) {
     }
 }
 
-/// Steering does without: what is missing is a warning.
-fn check_cc(report: &mut Report) {
+/// Steering does without: what is missing is a warning. `loads`: whether the program of steering does, as far as known.
+fn check_cc(report: &mut Report, loads: bool) {
     match cc::kernel::lacking() {
+        None if !loads => report.warn(
+            "cc",
+            "`mountain cc enable` has to load a program, too",
+            "mend the failure above first",
+        ),
         None if cc::kernel::is_to_be_loaded() => report.ok(
             "cc",
             "`mountain cc enable` can work here, if the module tcp_bbr can be loaded (not tried)",
@@ -309,14 +317,17 @@ fn say_no_route(report: &mut Report, filter: &Filter, up: &str) {
             );
             return;
         }
-        report.fail(
-            "routes",
-            "no multipath route that can be steered",
-            "with a single uplink there is nothing to choose. With two, make one route of both: `ip route replace \
+        let skipped = match others.skipped.is_empty() {
+            true => "",
+            false => "what is skipped above may be the reason. Else, ",
+        };
+        let remedy = format!(
+            "{skipped}with a single uplink there is nothing to choose. With two, make one route of both: `ip route replace \
              default nexthop via GATEWAY1 dev DEVICE1 nexthop via GATEWAY2 dev DEVICE2`, with your gateways and \
              devices. For IPv6: `ip -6 route replace default metric N nexthop ...`, with a lower metric than those of the \
-             default routes that are there",
+             default routes that are there"
         );
+        report.fail("routes", "no multipath route that can be steered", remedy);
         return;
     };
     report.fail(

@@ -112,6 +112,9 @@ struct PathMemory {
     last_mac: Option<[u8; 6]>,
 }
 
+/// What a path says whose device is switched off, or has no carrier.
+const NO_LINK: &str = "no link";
+
 struct Daemon {
     config: Config,
     options: UpOptions,
@@ -223,6 +226,7 @@ async fn run_locked(
     let mut terminate = listen(SignalKind::terminate(), Signal::SIGTERM)?;
     let mut interrupt = listen(SignalKind::interrupt(), Signal::SIGINT)?;
     let mut hangup = listen(SignalKind::hangup(), Signal::SIGHUP)?;
+    let is_daemon = signals::is_daemon();
     let mut relieve = signal(SignalKind::user_defined1())?;
     let dry_run = options.dry_run;
     // Rules of `mountain redirect` may be carried faster while somebody watches the firewall.
@@ -268,9 +272,12 @@ async fn run_locked(
                 let response = daemon.respond(request);
                 let _ = reply.send(response);
             }
-            () = has_come(&mut terminate) => daemon.stop = true,
-            () = has_come(&mut interrupt) => daemon.stop = true,
-            () = has_come(&mut hangup) => daemon.stop = true,
+            () = has_come(&mut terminate) => daemon.end(Signal::SIGTERM),
+            () = has_come(&mut interrupt) => daemon.end(Signal::SIGINT),
+            () = has_come(&mut hangup) => match is_daemon {
+                true => warn!("SIGHUP changes nothing: restart Mountain to have it read its configuration"),
+                false => daemon.end(Signal::SIGHUP),
+            },
             _ = relieve.recv() => daemon.leave_to_the_next(),
         }
     }
@@ -299,6 +306,11 @@ async fn at(when: Option<Instant>) {
 }
 
 impl Daemon {
+    fn end(&mut self, signal: Signal) {
+        info!("{signal} asks to stop");
+        self.stop = true;
+    }
+
     fn new(config: Config, options: UpOptions, reader: Reader) -> Result<Self> {
         let steer = if options.dry_run {
             None
@@ -359,7 +371,8 @@ impl Daemon {
                     self.reader.ask_soon();
                 }
                 for path in paths {
-                    self.usable(path, up, if deleted { "device deleted" } else { "carrier" });
+                    let why = if deleted { "device deleted" } else { NO_LINK };
+                    self.usable(path, up, why);
                     if !deleted {
                         self.carrier(path, up);
                     }

@@ -13,11 +13,12 @@ use tracing::{info, warn};
 
 use super::ids::PathIds;
 use super::probing::{doubts, leaves_by_gateway, measured_near, own_target, way, Doubt};
-use super::{Daemon, ADOPT_MS};
+use super::{Daemon, ADOPT_MS, NO_LINK};
 use crate::bpf::{ProgramGroup, ProgramPath, Sources};
 use crate::config::Config;
 use crate::host::sysctl;
 use crate::measure::probe::{ProbePath, Target};
+use crate::netlink;
 use crate::placement::{self, Placer};
 use crate::steer::alike::Difference;
 use crate::steer::config::{DEMOTED_COST_MS, METERED_COST_MS};
@@ -449,12 +450,22 @@ impl Daemon {
         for id in self.paths.ids() {
             let up = self.paths.path(id).is_some_and(|p| p.up);
             if !up || !first {
-                self.usable(id, up, "carrier");
+                self.usable(id, up, self.why_down(id));
             }
         }
         self.forget_unresolved();
         self.tick();
         Ok(())
+    }
+
+    /// Why a path that is down is so. Without an address in the gateway's network, the kernel drops the next hop or calls it
+    /// dead while the link is up.
+    fn why_down(&self, id: usize) -> &'static str {
+        let path = self.paths.path(id).filter(|path| !path.up);
+        match path.map(|path| netlink::link(path.key.ifindex)) {
+            Some(Ok(link)) if link.up => "the kernel takes its next hop for dead",
+            _ => NO_LINK,
+        }
     }
 
     /// Makes up for events that were lost, or that a reading which shows the same as the one before has made
@@ -465,7 +476,7 @@ impl Daemon {
         }
         for id in self.paths.ids() {
             if let Some(up) = self.paths.path(id).map(|path| path.up) {
-                self.usable(id, up, "carrier");
+                self.usable(id, up, self.why_down(id));
             }
         }
         Ok(())

@@ -3,6 +3,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -12,12 +13,19 @@ use nix::poll::{ppoll, PollFd, PollFlags};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::time::TimeSpec;
+use nix::unistd::{getpid, getsid};
 
 /// What asks to end, but for what was ignored from the start (`nohup`, `&` in a script).
 pub(crate) fn asks_to_end() -> SigSet {
     use Signal::{SIGHUP, SIGINT, SIGTERM};
     let asks = [SIGINT, SIGTERM, SIGHUP].into_iter();
     asks.filter(|s| !is_ignored(*s)).collect()
+}
+
+/// Whether this process has no terminal that could hang up: SIGHUP means to others to read their configuration anew, then.
+pub(crate) fn is_daemon() -> bool {
+    let is_leader = getsid(None).is_ok_and(|session| session == getpid());
+    is_leader && File::open("/dev/tty").is_err()
 }
 
 fn is_ignored(signal: Signal) -> bool {

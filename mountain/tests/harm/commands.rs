@@ -77,6 +77,23 @@ fn a_terminal_that_hangs_up_leaves_no_rules_behind() {
     assert_has(&said(&log), &["stopping"]);
 }
 
+/// What has no terminal is sent it to read its configuration anew.
+#[test]
+fn a_daemon_in_the_background_goes_on_at_sighup() {
+    let net = two_providers();
+    let said = net.client.mountain_ok("up --adopt");
+    let (_, file) = said.split_once("in the background; log: ").unwrap();
+    let log = || std::fs::read_to_string(file.trim()).unwrap();
+    let (pid, rules) = (net.client.pid(), net.client.ip("rule"));
+    kill(Pid::from_raw(pid), Signal::SIGHUP).unwrap();
+    wait_until("it says so", LEAVE, || {
+        log().contains("SIGHUP changes nothing")
+    });
+    assert_eq!((net.client.pid(), net.client.ip("rule")), (pid, rules));
+    kill(Pid::from_raw(pid), Signal::SIGTERM).unwrap();
+    wait_until("it ends", LEAVE, || log().contains("SIGTERM asks to stop"));
+}
+
 #[test]
 fn a_status_shows_flows_that_were_placed_and_plain_probes_as_round_trips() {
     let net = two_providers();

@@ -112,6 +112,9 @@ impl Policy {
         let mut text = match (to, gr.cause) {
             (Use::LeastBad, _) => format!("no path is good; {name} is the least bad now: {latest}"),
             _ if !path.usable => format!("{name} is down: {}", path.why_unusable),
+            (Use::All, Some(_)) if matches!(member.standing, Standing::Out(_)) => {
+                format!("no path is known to be good: the kernel decides among those that answer, as {name}")
+            }
             (_, Some(Cause::Lost)) if silent_us > 0.0 => {
                 format!("{name} has not answered for {}", ms(silent_us))
             }
@@ -163,7 +166,7 @@ impl Policy {
                 Load::Foreign => format!("; foreign load: our traffic does not fill it ({rate})"),
             };
         }
-        if let (Standing::Out(_), Some(_)) = (member.standing, gr.cause) {
+        if let (Standing::Out(_), Some(_), false) = (member.standing, gr.cause, to == Use::All) {
             text += &self.awaited(m, g, gr, now_us);
         }
         text
