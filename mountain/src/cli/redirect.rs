@@ -526,7 +526,7 @@ fn add_late(
 fn watch(restore_first: Option<&ConfigFile>) -> Result<()> {
     // A rule that is not possible keeps nobody from watching the others, and makes no failure of a later stop.
     let mut missing = restore_first.map_or_else(|| Ok(Vec::new()), restore)?;
-    let stop = signals::told(&signals::asks_to_end())?;
+    let stop = signals::told(&signals::asks_daemon_to_end())?;
     let say = |line: &str| eprintln!("mountain: {line}");
     let had_others = !missing.is_empty() && !Store::open()?.is_empty();
     let mut failed = String::new();

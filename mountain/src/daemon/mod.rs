@@ -98,8 +98,8 @@ struct PathMemory {
     unresolved_since: Option<Instant>,
     /// When everyone on the link was last asked for its gateway.
     asked_at: Option<Instant>,
-    /// When its gateway's last address was put back; `None` once the gateway is known to have it.
-    kept_at: Option<Instant>,
+    /// Since when its gateway's last address is put back; `None` once the gateway is known to have it.
+    kept_since: Option<Instant>,
     /// Until when its gateway may answer before the last address is put back.
     asking_until: Option<Instant>,
     /// The kernel asks whether the gateway is still there.
@@ -221,12 +221,11 @@ async fn run_locked(
         bail!("{}", no_groups(&topology, &options.filter));
     }
     // Before anything is put into the kernel, so that each of these ends by taking it out again.
-    let ends = signals::asks_to_end();
+    let ends = signals::asks_daemon_to_end();
     let listen = |kind: SignalKind, to: Signal| ends.contains(to).then(|| signal(kind)).transpose();
     let mut terminate = listen(SignalKind::terminate(), Signal::SIGTERM)?;
     let mut interrupt = listen(SignalKind::interrupt(), Signal::SIGINT)?;
     let mut hangup = listen(SignalKind::hangup(), Signal::SIGHUP)?;
-    let is_daemon = signals::is_daemon();
     let mut relieve = signal(SignalKind::user_defined1())?;
     let dry_run = options.dry_run;
     // Rules of `mountain redirect` may be carried faster while somebody watches the firewall.
@@ -274,10 +273,7 @@ async fn run_locked(
             }
             () = has_come(&mut terminate) => daemon.end(Signal::SIGTERM),
             () = has_come(&mut interrupt) => daemon.end(Signal::SIGINT),
-            () = has_come(&mut hangup) => match is_daemon {
-                true => warn!("SIGHUP changes nothing: restart Mountain to have it read its configuration"),
-                false => daemon.end(Signal::SIGHUP),
-            },
+            () = has_come(&mut hangup) => daemon.end(Signal::SIGHUP),
             _ = relieve.recv() => daemon.leave_to_the_next(),
         }
     }
@@ -394,12 +390,16 @@ impl Daemon {
                 addr,
                 mac,
                 probed,
+                confirmed,
                 ..
             } => {
                 let paths = self.paths.by_gateway(ifindex, addr);
                 for path in &paths {
                     self.neighbour(*path, mac);
                     self.memory[*path].probed = probed;
+                    if confirmed {
+                        self.memory[*path].kept_since = None;
+                    }
                 }
                 if paths.is_empty() {
                     return; // Any host on a link may make entries as often as it likes.

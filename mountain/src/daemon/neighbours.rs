@@ -14,9 +14,13 @@ const NEIGHBOUR_GRACE: Duration = Duration::from_millis(1_500);
 /// A gateway that is resolved from scratch has so long to answer before its last address is put back: longer than a
 /// broadcast waits for a sleeping Wi-Fi client. Packets to it wait meanwhile.
 const ASKING: Duration = Duration::from_millis(250);
-/// While a gateway's last address is put back, everyone on the link is asked for it as often as this: the kernel reads no
-/// answer of ARP for a second after that (`locktime`).
+/// While a gateway's last address is put back, everyone on the link is asked for it as often as this (the kernel reads no
+/// answer of ARP for a second after that: `locktime`), ...
 const ASK_EVERY: Duration = Duration::from_millis(1_500);
+/// ... and ever less often, by this part of the time that it has been silent, ...
+const ASK_SHARE: u32 = 100;
+/// ... down to this.
+const ASK_SELDOM: Duration = Duration::from_secs(30);
 
 impl Daemon {
     pub(super) fn neighbour(&mut self, path: usize, mac: Option<[u8; 6]>) {
@@ -38,7 +42,7 @@ impl Daemon {
         let memory = &mut self.memory[path];
         memory.asking_until = None;
         if known != Some(mac) {
-            memory.kept_at = None;
+            memory.kept_since = None;
         }
         if self.memory[path].unresolved_since.take().is_some() {
             self.usable(path, true, "gateway resolved");
@@ -78,7 +82,7 @@ impl Daemon {
         }
         // Whoever has flushed it may know of another gateway: it fails without having been probed.
         let memory = &self.memory[path];
-        if keeps && memory.kept_at.is_some() && memory.probed && self.has_entry(path) {
+        if keeps && memory.kept_since.is_some() && memory.probed && self.has_entry(path) {
             self.put_back(path);
             return;
         }
@@ -103,11 +107,7 @@ impl Daemon {
             && !self.options.dry_run
         {
             // It may lead to another network by now: resolved from scratch, as without Mountain.
-            let forgotten = self.paths.gateway(path);
-            let forgotten = forgotten.map(|(ifindex, ip)| netlink::forget_neighbour(ifindex, ip));
-            if let Some(Err(e)) = forgotten {
-                tracing::debug!(path = self.paths.name(path), "{e:#}");
-            }
+            self.forget_entry(path);
         }
     }
 
@@ -121,7 +121,10 @@ impl Daemon {
     }
 
     fn put_back(&mut self, path: usize) {
-        self.memory[path].kept_at = Some(Instant::now());
+        let memory = &mut self.memory[path];
+        memory.kept_since.get_or_insert_with(Instant::now);
+        // Not at once: see there.
+        memory.asked_at = Some(Instant::now());
         let known = self.paths.path(path).and_then(|p| p.gateway_mac);
         if let (Some(mac), Some((ifindex, gateway))) = (known, self.paths.gateway(path)) {
             if let Err(e) = netlink::keep_neighbour(ifindex, gateway, mac) {
@@ -130,36 +133,50 @@ impl Daemon {
         }
     }
 
-    /// Asks for gateways whose last address was put back, until they are known to be where they are.
+    /// Asks for gateways whose last address was put back, until they have answered.
     pub(super) fn ask_for_kept(&mut self) {
         for path in 0..self.memory.len() {
             let memory = &self.memory[path];
-            let last = memory.kept_at.max(memory.asked_at);
-            if memory.kept_at.is_none() || last.is_none_or(|at| at.elapsed() < ASK_EVERY) {
+            let Some(since) = memory.kept_since else {
                 continue;
-            }
-            let gateway = self.paths.gateway(path);
-            let is_found = gateway.is_none_or(|(ifindex, ip)| {
-                netlink::neighbour_confirmed(ifindex, ip).unwrap_or(false)
-            });
-            if is_found {
-                self.memory[path].kept_at = None;
-            } else {
-                self.ask_everyone(path);
+            };
+            let every = (since.elapsed() / ASK_SHARE).clamp(ASK_EVERY, ASK_SELDOM);
+            if memory.asked_at.is_none_or(|at| at.elapsed() >= every) && !self.ask_everyone(path) {
+                self.memory[path].asked_at = Some(Instant::now() + ASK_SELDOM);
+                // Then the kernel asks.
+                self.forget_entry(path);
             }
         }
     }
 
     /// Asks everyone on a path's link for its gateway, with the address that the path's packets come from: the gateway learns
-    /// by that where it is, if this host's device has another Ethernet address than before.
-    fn ask_everyone(&mut self, path: usize) {
+    /// by that where it is, if this host's device has another Ethernet address than before. Says whether that is possible.
+    fn ask_everyone(&mut self, path: usize) -> bool {
         self.memory[path].asked_at = Some(Instant::now());
-        let source = self.paths.path(path).and_then(|path| path.source);
-        if let Some((ifindex, gateway)) = self.paths.gateway(path) {
-            if let Err(e) = solicit(ifindex, gateway, source) {
-                let path = self.paths.name(path);
-                tracing::debug!(path, "cannot ask for the gateway: {e}");
+        let Some((ifindex, gateway)) = self.paths.gateway(path) else {
+            return true;
+        };
+        let known = self.paths.path(path);
+        let source = known.and_then(|path| path.source.filter(|s| path.fresh.contains(s)));
+        match solicit(ifindex, gateway, source) {
+            Ok(()) => true,
+            Err(e) => {
+                let name = self.paths.name(path);
+                tracing::debug!(path = name, "cannot ask for the gateway: {e}");
+                // Without packet sockets, as where a service's `RestrictAddressFamilies=` lacks AF_PACKET.
+                !matches!(
+                    e.raw_os_error(),
+                    Some(libc::EPERM | libc::EACCES | libc::EAFNOSUPPORT)
+                )
             }
+        }
+    }
+
+    fn forget_entry(&self, path: usize) {
+        let gateway = self.paths.gateway(path);
+        let forgotten = gateway.map(|(ifindex, ip)| netlink::forget_neighbour(ifindex, ip));
+        if let Some(Err(e)) = forgotten {
+            tracing::debug!(path = self.paths.name(path), "{e:#}");
         }
     }
 
@@ -226,7 +243,7 @@ impl Daemon {
                 memory.unanswered_since = None;
                 memory.asking_until = None;
                 memory.asked_at = None;
-                memory.kept_at = None;
+                memory.kept_since = None;
             }
         }
     }

@@ -3,17 +3,16 @@
 
 use std::error::Error;
 use std::fmt;
-use std::fs::File;
+use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
 use nix::poll::{ppoll, PollFd, PollFlags};
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::{signal, SigHandler, SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::time::TimeSpec;
-use nix::unistd::{getpid, getsid};
 
 /// What asks to end, but for what was ignored from the start (`nohup`, `&` in a script).
 pub(crate) fn asks_to_end() -> SigSet {
@@ -22,10 +21,22 @@ pub(crate) fn asks_to_end() -> SigSet {
     asks.filter(|s| !is_ignored(*s)).collect()
 }
 
-/// Whether this process has no terminal that could hang up: SIGHUP means to others to read their configuration anew, then.
-pub(crate) fn is_daemon() -> bool {
-    let is_leader = getsid(None).is_ok_and(|session| session == getpid());
-    is_leader && File::open("/dev/tty").is_err()
+/// The same of what runs for good. Without a terminal that could hang up, SIGHUP asks programs to read their configuration anew:
+/// it is ignored then.
+pub(crate) fn asks_daemon_to_end() -> SigSet {
+    if !has_terminal() {
+        // SAFETY: no function of ours is called for it.
+        let _ = unsafe { signal(Signal::SIGHUP, SigHandler::SigIgn) };
+    }
+    asks_to_end()
+}
+
+/// Whether this process has a controlling terminal (`tty_nr`, proc_pid_stat(5)).
+fn has_terminal() -> bool {
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name, in brackets, may hold anything.
+    let after_name = stat.rsplit(')').next().unwrap_or_default();
+    after_name.split_whitespace().nth(4) != Some("0")
 }
 
 fn is_ignored(signal: Signal) -> bool {

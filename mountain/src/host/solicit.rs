@@ -17,7 +17,7 @@ const DISCARD: u16 = 9;
 /// From another link no packet of neighbour discovery arrives with it (RFC 4861 §7.1.1).
 const HOP_LIMIT: u8 = 255;
 
-/// Asks once who has `target` on an Ethernet device: by ARP (RFC 826) or neighbour solicitation (RFC 4861 §7.2.2).
+/// Asks once who has `target` on a device, which has Ethernet headers: by ARP (RFC 826) or neighbour solicitation (RFC 4861 §7.2.2).
 /// Whoever hears it learns where the source is, an address of this host: `preferred` if it is of the target's family, else the
 /// one that the kernel takes.
 ///
@@ -25,7 +25,7 @@ const HOP_LIMIT: u8 = 255;
 /// has not changed within the last second (`locktime`, `arp_process` of net/ipv4/arp.c).
 ///
 /// # Errors
-/// When the device is gone or down, has no address of the family, or is no Ethernet device, or without CAP_NET_RAW.
+/// When the device is gone or down, or has no address of the family; without CAP_NET_RAW, or where packet sockets are refused.
 pub(crate) fn solicit(ifindex: u32, target: IpAddr, preferred: Option<IpAddr>) -> io::Result<()> {
     let preferred = preferred.filter(|source| source.is_ipv6() == target.is_ipv6());
     let source = preferred.map_or_else(|| source_to(ifindex, target), Ok)?;

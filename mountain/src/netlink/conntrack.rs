@@ -131,13 +131,16 @@ impl Entry<'_> {
         (self.tuple(CTA_TUPLE_REPLY).destination != Some(source)).then_some(source)
     }
 
-    /// Whether it bears this mark, and is of a flow that can go on from another address. `is_there`: whether a flow with
-    /// these addresses leaves there.
-    fn is_stuck(&self, mark: u32, mask: u32, is_there: impl Fn(&Ends) -> bool) -> bool {
+    /// Whether it bears this mark. `is_there`: whether a flow with these addresses leaves there.
+    fn is_marked(&self, mark: u32, mask: u32, is_there: impl Fn(&Ends) -> bool) -> bool {
         let marked = self.0.be32(CTA_MARK);
         self.ends().is_some_and(|ends| is_there(&ends))
             && marked.is_some_and(|found| found & mask == mark)
-            && self.can_go_on()
+    }
+
+    /// The same of a flow that can go on from another address.
+    fn is_stuck(&self, mark: u32, mask: u32, is_there: impl Fn(&Ends) -> bool) -> bool {
+        self.is_marked(mark, mask, is_there) && self.can_go_on()
     }
 
     fn ends(&self) -> Option<Ends> {
@@ -262,9 +265,17 @@ fn is_empty() -> bool {
     sysctl::number("net/netfilter/nf_conntrack_count") == Some(0)
 }
 
-/// Deletes the entries, of one family and with a mark within a mask, of flows that can go on from another
-/// address: those without a connection, and what was never answered; if `is_there` says that one with this source,
-/// which leaves from this address, is one of those that are meant. Says how many.
+/// Which flows are to begin anew, perhaps from another address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Forgotten {
+    /// Those that can go on so: without a connection, or never answered.
+    GoOn,
+    /// All: others are lost where they are.
+    All,
+}
+
+/// Deletes the entries of such flows, of one family and with a mark within a mask, if `is_there` says that one with this
+/// source, which leaves from this address, is one of those that are meant. Says how many.
 ///
 /// # Errors
 /// When the kernel refuses to list or delete.
@@ -272,13 +283,15 @@ pub(crate) fn forget_marked(
     ipv6: bool,
     mark: u32,
     mask: u32,
+    which: Forgotten,
     is_there: impl Fn(&Ends) -> bool,
 ) -> Result<usize> {
     let mut request = header(ipv6);
     push_attribute(&mut request, CTA_MARK, &mark.to_be_bytes());
     push_attribute(&mut request, CTA_MARK_MASK, &mask.to_be_bytes());
-    forget(ipv6, &request, |entry| {
-        entry.is_stuck(mark, mask, &is_there)
+    forget(ipv6, &request, |entry| match which {
+        Forgotten::GoOn => entry.is_stuck(mark, mask, &is_there),
+        Forgotten::All => entry.is_marked(mark, mask, &is_there),
     })
 }
 
@@ -296,7 +309,8 @@ pub(crate) fn forget_unanswered(is_there: impl Fn(&Ends) -> bool) -> Result<usiz
     Ok(forget(false, &header(false), is_it)? + forget(true, &header(true), is_it)?)
 }
 
-/// The same without any mark, of flows whose other end sees them at one of these addresses.
+/// Deletes the entries without any mark of flows that can go on from another address, whose other end sees them at one of
+/// these. Says how many.
 ///
 /// # Errors
 /// When the kernel refuses to list or delete.
@@ -305,9 +319,8 @@ pub(crate) fn forget_unmarked(
     is_there: impl Fn(&Ends) -> bool,
 ) -> Result<usize> {
     let seen_there = |entry: &Entry| {
-        entry.is_stuck(0, u32::MAX, |flow| {
-            addresses.contains(&flow.from) && is_there(flow)
-        })
+        let is_it = |flow: &Ends| addresses.contains(&flow.from) && is_there(flow);
+        entry.is_stuck(0, u32::MAX, is_it)
     };
     let request = |address: &IpAddr| {
         let mut request = seen_at(*address);

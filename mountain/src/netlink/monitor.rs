@@ -58,6 +58,8 @@ pub enum Change {
         mac: Option<[u8; 6]>,
         /// The kernel asks whether it is still there, before it gives the entry up by itself.
         probed: bool,
+        /// It has answered just now, or need not.
+        confirmed: bool,
     },
     /// A default route, a routing rule, a nexthop object or an IPsec policy came or went, other than ours, or an address
     /// went: which way the kernel prefers may have changed. Read the topology again, and trust nothing that was chosen
@@ -287,6 +289,7 @@ fn changes_of(kind: u16, payload: &[u8]) -> Vec<Change> {
                     usable,
                     mac: neighbour.usable_mac().filter(|_| usable),
                     probed: usable && neighbour.probed(),
+                    confirmed: usable && neighbour.confirmed(),
                 }]
             }
         },

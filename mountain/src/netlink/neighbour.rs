@@ -44,6 +44,11 @@ impl Neighbour {
         self.state & NUD_PROBE != 0
     }
 
+    /// Whether it is known to be where the entry says.
+    pub(super) fn confirmed(&self) -> bool {
+        self.state & (NUD_REACHABLE | NUD_PERMANENT | NUD_NOARP) != 0
+    }
+
     pub(super) fn usable_mac(&self) -> Option<[u8; 6]> {
         self.mac.filter(|_| self.usable())
     }
@@ -123,15 +128,6 @@ pub(crate) fn has_neighbour(ifindex: u32, address: IpAddr) -> io::Result<bool> {
 pub fn neighbour_usable(ifindex: u32, address: IpAddr) -> io::Result<bool> {
     let entry = get(&mut Socket::open()?, ifindex, address)?;
     Ok(entry.is_some_and(|entry| entry.usable()))
-}
-
-/// Whether a neighbour has answered of late.
-///
-/// # Errors
-/// When the kernel refuses to say.
-pub(crate) fn neighbour_confirmed(ifindex: u32, address: IpAddr) -> io::Result<bool> {
-    let entry = get(&mut Socket::open()?, ifindex, address)?;
-    Ok(entry.is_some_and(|entry| entry.state & NUD_REACHABLE != 0))
 }
 
 /// Asks the kernel to resolve `gateway` on the device now, or to check that it still answers, as if

@@ -14,7 +14,7 @@ use super::aside::Aside;
 use super::config::Forward;
 use super::{nft, Placer};
 use crate::bpf::SteerMode;
-use crate::netlink::conntrack::Ends;
+use crate::netlink::conntrack::{Ends, Forgotten};
 use crate::netlink::{self, conntrack};
 use crate::topology::is_private;
 
@@ -112,12 +112,12 @@ impl Placer {
             return;
         };
         death.is_left = true;
-        self.leave_uplink(id, "is dead");
+        self.leave_uplink(id, Forgotten::GoOn);
     }
 
-    /// Has forwarded flows begin anew that an uplink keeps, where they can go on from another address; `why`: what has
-    /// become of it.
-    pub(super) fn leave_uplink(&mut self, id: usize, why: &str) {
+    /// Has forwarded flows begin anew that an uplink keeps: `GoOn` of one that is dead and may come back, all of one that
+    /// drops their replies.
+    pub(super) fn leave_uplink(&mut self, id: usize, which: Forgotten) {
         if self.forwarding.table.is_none() {
             return;
         }
@@ -134,7 +134,7 @@ impl Placer {
             let is_placed = may_keep || flow.source != flow.from;
             is_placed && !came_in(flow) && !elsewhere.contains(&flow.from)
         };
-        let marked = conntrack::forget_marked(uplink.ipv6, uplink.mark, mask, is_there);
+        let marked = conntrack::forget_marked(uplink.ipv6, uplink.mark, mask, which, is_there);
         // What is older than the table bears no mark, nor does what was left to the kernel while this uplink was alive. It
         // goes on by another one if the programs would place it there.
         let is_kernels = self.preferred[usize::from(uplink.ipv6)] == Some(false);
@@ -153,7 +153,13 @@ impl Placer {
         };
         match marked.and_then(forget) {
             Ok(0) => {}
-            Ok(n) => info!("{n} forwarded flows leave an uplink that {why}"),
+            Ok(n) => {
+                let why = match which {
+                    Forgotten::GoOn => "is dead",
+                    Forgotten::All => "drops their replies",
+                };
+                info!("{n} forwarded flows leave an uplink that {why}");
+            }
             Err(e) => warn!("{e:#}"),
         }
     }

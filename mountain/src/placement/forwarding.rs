@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use ipnet::IpNet;
 use tracing::{debug, info, warn};
 
 use super::aside::Aside;
@@ -15,7 +16,7 @@ use super::nft::MadeFor;
 use super::routing::MarkMask;
 use super::{but_for, nft, Placer};
 use crate::host::sysctl::{forwards, largest4};
-use crate::netlink::conntrack::{self, Ends};
+use crate::netlink::conntrack::{self, Ends, Forgotten};
 use crate::netlink::{self, nft::TableCopy};
 use crate::topology::{is_private, Kind, Topology};
 
@@ -47,8 +48,8 @@ pub(super) struct Forwarding {
     is_attached: bool,
     /// It is not yet at all of them, or not yet off all.
     pub(super) is_attaching: bool,
-    /// Whether they were to be placed at the last look.
-    was_wanted: bool,
+    /// The networks whose flows were not to be placed at the last look; `None`: those of none.
+    unplaced: Option<BTreeSet<IpNet>>,
     /// Since when the table is there without being wanted.
     unwanted_since: Option<Instant>,
     said: Option<String>,
@@ -109,16 +110,15 @@ impl Placer {
     /// puts the table back if something has removed it.
     pub(super) fn look_at_forwarding(&mut self) {
         let wanted = !self.is_idle() && self.is_forwarding_wanted();
+        // An earlier run's table has kept flows as this one's does.
+        let is_first = self.forwarding.said.is_none() && !self.forwarding.has_table();
         let is_reloading = self.may_be_reloading(wanted);
-        let was_wanted = std::mem::replace(&mut self.forwarding.was_wanted, wanted);
-        if wanted && !was_wanted {
-            self.forget_untranslated();
-        }
         let (why, nets) = self.left.of_forwarded(self.config.forward);
         let why = why.map(str::to_owned);
         let strict = strict(&self.forwarding.by_metric);
         let why = why.or_else(|| why_strict(&strict));
         let held = why.filter(|_| wanted);
+        let left: BTreeSet<IpNet> = nets.untranslated.iter().copied().collect();
         let held = held.map(|why| format!("left to the kernel: {why}"));
         let placed = format!("placed{}", but_for(nets));
         let is_held = held.is_some();
@@ -138,6 +138,11 @@ impl Placer {
         self.forwarding.is_placing = wanted && !is_held && matches!(done, Ok(true));
         // None is placed there again by now.
         self.leave_strict(strict);
+        let unplaced = (wanted && !is_held).then_some(left);
+        match is_first {
+            true => self.forwarding.unplaced = unplaced,
+            false => self.follow_translation(unplaced),
+        }
         let (said, is_left) = match done {
             Ok(false) => {
                 if rests {
@@ -168,12 +173,32 @@ impl Placer {
         }
     }
 
-    /// Lets connections begin anew that began while the firewall translated nothing, as while it was started anew, and were
-    /// not answered since. Without Mountain's table the kernel would not have kept them in mind.
+    /// Looks whether the firewall translates more than before, as once it has been started anew: `unplaced` as in
+    /// [`Forwarding`].
+    fn follow_translation(&mut self, unplaced: Option<BTreeSet<IpNet>>) {
+        let before = std::mem::replace(&mut self.forwarding.unplaced, unplaced);
+        let Some(now) = &self.forwarding.unplaced else {
+            return;
+        };
+        let has_more = before.is_none_or(|before| !before.is_subset(now));
+        if has_more {
+            self.forget_untranslated();
+        }
+    }
+
+    /// Lets connections begin anew that began while the firewall did not translate them, and were not answered since. Without
+    /// Mountain's table the kernel would not have kept them in mind.
     fn forget_untranslated(&self) {
-        let within = |address: &IpAddr| self.not_ours.iter().any(|net| net.contains(address));
-        let is_lost =
-            |flow: &Ends| is_private(flow.source) && flow.source == flow.from && !within(&flow.to);
+        let Ok(own) = netlink::addresses() else {
+            return;
+        };
+        let held = self.held_nets();
+        let within = |nets: &[IpNet], ip: &IpAddr| nets.iter().any(|net| net.contains(ip));
+        let is_forwarded = |ip: &IpAddr| own.iter().all(|(_, own)| own != ip) && !within(&held, ip);
+        let is_lost = |flow: &Ends| {
+            let is_plain = is_private(flow.source) && flow.source == flow.from;
+            is_plain && is_forwarded(&flow.source) && !within(&self.not_ours, &flow.to)
+        };
         match conntrack::forget_unanswered(is_lost) {
             Ok(0) => {}
             Ok(n) => info!("{n} forwarded flows that were not translated begin anew"),
@@ -192,7 +217,7 @@ impl Placer {
             .map(|(id, _)| *id)
             .collect();
         for id in left {
-            self.leave_uplink(id, "drops their replies");
+            self.leave_uplink(id, Forgotten::All);
         }
     }
 
@@ -224,7 +249,7 @@ impl Placer {
             return;
         }
         // What else there was may have been flushed with it.
-        self.forwarding.was_wanted = false;
+        self.forwarding.unplaced = None;
         // First of all, whether or not it is still wanted: that is looked at when it is made.
         match self.make_sure_of_table() {
             Ok(false) => self.forwarding.is_placing = false,

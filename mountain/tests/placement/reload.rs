@@ -208,9 +208,19 @@ fn the_table_is_made_again_as_it_was_and_without_nft() {
 #[test]
 fn flows_that_began_while_nothing_was_translated_work_afterwards() {
     let (net, _flows, _opened, rules) = forwarding();
-    for removed in ["delete table inet home", "flush ruleset"] {
-        net.home.nft(removed);
-        wait_until("nothing is placed", LEAVE, || !net.placement().forwarding);
+    // Another one that translates stays, such as Docker's.
+    let other = "table ip other {\nchain post {\ntype nat hook postrouting priority 100;\n\
+                 ip saddr 172.17.0.0/16 masquerade\n}\n}\n";
+    for (removed, stays) in [
+        ("delete table inet home", ""),
+        ("flush ruleset", ""),
+        ("delete table inet home", other),
+    ] {
+        net.home.nft(&format!("{stays}{removed}"));
+        wait_until("nothing is placed", LEAVE, || {
+            let placement = net.placement();
+            !placement.forwarding || !placement.left.is_empty()
+        });
         let mut flows = net.inner_flows();
         let begun = flows.open("udp", EACH, SERVER[0]);
         assert_eq!(by_uplink(&begun), [0, 0], "{begun:?}");

@@ -91,8 +91,6 @@ impl Fast {
             .insert(LoadedObject::complete(mine, &needs.programs())?);
         self.alive.say(loaded)?;
         let there = attach(&mut self.links, loaded, &needs, there)?;
-        let targets = values.iter().map(|rule| rule.target_dev).collect();
-        order(&mut self.links, &targets);
         own::tell(loaded)?;
         let begun = &self.begun;
         let entered = rules.iter().zip(&values);
@@ -146,7 +144,8 @@ impl Fast {
         Ok(())
     }
 
-    /// Takes programs off that no rule needs any more. The others hear which addresses this host has now.
+    /// Takes programs off that no rule needs any more, and has the others end in the right order. They hear which addresses
+    /// this host has now. To be called after [`Self::raise`].
     ///
     /// # Errors
     /// When the kernel refuses to read or change what is there.
@@ -154,8 +153,11 @@ impl Fast {
         let Some(loaded) = &self.loaded else {
             return Ok(());
         };
-        let needs = loaded.needs()?;
+        let rules = loaded.rules()?;
+        let needs = Needs::of_rules(rules.iter().map(|(_, rule)| rule));
         self.links.retain(|at, _| needs.0.contains(at));
+        let targets = rules.iter().map(|(_, rule)| rule.target_dev).collect();
+        order(&mut self.links, &targets);
         own::tell(loaded)
     }
 }

@@ -608,9 +608,18 @@ fn a_reloaded_firewall_does_not_end_redirects() {
 #[test]
 fn what_takes_clients_packets_in_ends_first_when_who_watches_is_killed() {
     let (net, watching) = fast();
-    let both_ways = [("rc", "rs"), ("rs", "rc")];
+    let more = Ns::new("m");
+    net.router.link("rm", &more, "m0");
+    net.router.bring_up("rm", &["10.0.3.1/24"]);
+    more.bring_up("m0", &["10.0.3.2/24"]);
+    let both_ways = [("rc", "rs"), ("rc", "rs"), ("rs", "rc")];
     for (i, (clients, targets)) in both_ways.into_iter().enumerate() {
         if i == 1 {
+            // One that comes later, and leads to another device, changes nothing.
+            net.redirect("add --proto udp --from 10.0.8.17:8999 --to 10.0.3.2:8999 --backend auto");
+            wait_for(&net, "tcx-peer");
+        }
+        if i == 2 {
             net.redirect("del --all");
             net.redirect("add --proto udp --from 10.0.1.1:8081 --to 10.0.8.18:8081 --backend auto");
             wait_for(&net, "tcx-peer");
