@@ -45,6 +45,7 @@ use crate::topology::{Filter, Memory, Path, PathMasks, MAX_PATHS};
 use feed::Feed;
 use firewall::Follower;
 use headerless::Headerless;
+use neighbours::Kept;
 use reading::Reader;
 use snat_sources::SnatSources;
 use topology::{no_groups, Paths};
@@ -98,8 +99,8 @@ struct PathMemory {
     unresolved_since: Option<Instant>,
     /// When everyone on the link was last asked for its gateway.
     asked_at: Option<Instant>,
-    /// Since when its gateway's last address is put back; `None` once the gateway is known to have it.
-    kept_since: Option<Instant>,
+    /// That its gateway's last address is put back; `None` once the gateway is known to have it.
+    kept: Option<Kept>,
     /// Until when its gateway may answer before the last address is put back.
     asking_until: Option<Instant>,
     /// The kernel asks whether the gateway is still there.
@@ -398,7 +399,7 @@ impl Daemon {
                     self.neighbour(*path, mac);
                     self.memory[*path].probed = probed;
                     if confirmed {
-                        self.memory[*path].kept_since = None;
+                        self.memory[*path].kept = None;
                     }
                 }
                 if paths.is_empty() {

@@ -22,6 +22,33 @@ const ASK_SHARE: u32 = 100;
 /// ... down to this.
 const ASK_SELDOM: Duration = Duration::from_secs(30);
 
+/// A gateway whose last address is put back.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kept {
+    since: Instant,
+    /// When everyone on the link is asked for it next.
+    ask_at: Instant,
+}
+
+impl Kept {
+    /// It is put back now; `before`: what was known of it until then.
+    fn put_back(before: Option<Self>, now: Instant) -> Self {
+        let ask_at = now + ASK_EVERY;
+        match before {
+            None => Self { since: now, ask_at },
+            Some(kept) => Self {
+                ask_at: kept.ask_at.max(ask_at),
+                ..kept
+            },
+        }
+    }
+
+    fn asked(&mut self, now: Instant) {
+        let silent = now - self.since;
+        self.ask_at = now + (silent / ASK_SHARE).clamp(ASK_EVERY, ASK_SELDOM);
+    }
+}
+
 impl Daemon {
     pub(super) fn neighbour(&mut self, path: usize, mac: Option<[u8; 6]>) {
         if self.paths.path(path).is_some_and(|p| !p.ethernet) {
@@ -42,7 +69,7 @@ impl Daemon {
         let memory = &mut self.memory[path];
         memory.asking_until = None;
         if known != Some(mac) {
-            memory.kept_since = None;
+            memory.kept = None;
         }
         if self.memory[path].unresolved_since.take().is_some() {
             self.usable(path, true, "gateway resolved");
@@ -82,7 +109,7 @@ impl Daemon {
         }
         // Whoever has flushed it may know of another gateway: it fails without having been probed.
         let memory = &self.memory[path];
-        if keeps && memory.kept_since.is_some() && memory.probed && self.has_entry(path) {
+        if keeps && memory.kept.is_some() && memory.probed && self.has_entry(path) {
             self.put_back(path);
             return;
         }
@@ -122,9 +149,7 @@ impl Daemon {
 
     fn put_back(&mut self, path: usize) {
         let memory = &mut self.memory[path];
-        memory.kept_since.get_or_insert_with(Instant::now);
-        // Not at once: see there.
-        memory.asked_at = Some(Instant::now());
+        memory.kept = Some(Kept::put_back(memory.kept, Instant::now()));
         let known = self.paths.path(path).and_then(|p| p.gateway_mac);
         if let (Some(mac), Some((ifindex, gateway))) = (known, self.paths.gateway(path)) {
             if let Err(e) = netlink::keep_neighbour(ifindex, gateway, mac) {
@@ -135,14 +160,19 @@ impl Daemon {
 
     /// Asks for gateways whose last address was put back, until they have answered.
     pub(super) fn ask_for_kept(&mut self) {
+        let now = Instant::now();
         for path in 0..self.memory.len() {
-            let memory = &self.memory[path];
-            let Some(since) = memory.kept_since else {
+            let Some(mut kept) = self.memory[path].kept.filter(|kept| kept.ask_at <= now) else {
                 continue;
             };
-            let every = (since.elapsed() / ASK_SHARE).clamp(ASK_EVERY, ASK_SELDOM);
-            if memory.asked_at.is_none_or(|at| at.elapsed() >= every) && !self.ask_everyone(path) {
-                self.memory[path].asked_at = Some(Instant::now() + ASK_SELDOM);
+            let is_asked = self.ask_everyone(path);
+            if is_asked {
+                kept.asked(now);
+            } else {
+                kept.ask_at = now + ASK_SELDOM;
+            }
+            self.memory[path].kept = Some(kept);
+            if !is_asked {
                 // Then the kernel asks.
                 self.forget_entry(path);
             }
@@ -243,8 +273,38 @@ impl Daemon {
                 memory.unanswered_since = None;
                 memory.asking_until = None;
                 memory.asked_at = None;
-                memory.kept_since = None;
+                memory.kept = None;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gateway_that_stays_silent_is_asked_for_ever_less_often_but_always_again() {
+        let start = Instant::now();
+        let (mut kept, mut asked) = (Kept::put_back(None, start), vec![0.0]);
+        for ms in (0..7_200_000).step_by(500) {
+            let now = start + Duration::from_millis(ms);
+            // The kernel gives a stale entry up that is in use.
+            if ms % 8_000 == 0 {
+                kept = Kept::put_back(Some(kept), now);
+            }
+            if kept.ask_at <= now {
+                kept.asked(now);
+                asked.push(ms as f64 / 1e3);
+            }
+        }
+        let waits: Vec<f64> = asked.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(
+            waits[..40].iter().all(|s| (1.5..=3.0).contains(s)),
+            "{waits:?}"
+        );
+        assert!(waits.iter().all(|s| (1.5..=32.0).contains(s)), "{waits:?}");
+        assert!(waits.last().is_some_and(|s| *s >= 30.0), "{waits:?}");
+        assert!(asked.last().is_some_and(|s| *s > 7_160.0), "{asked:?}");
     }
 }
