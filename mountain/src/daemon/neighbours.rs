@@ -174,6 +174,7 @@ impl Daemon {
             self.memory[path].kept = Some(kept);
             if !is_asked {
                 // Then the kernel asks.
+                self.memory[path].probed = false;
                 self.forget_entry(path);
             }
         }

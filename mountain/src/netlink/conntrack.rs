@@ -159,6 +159,12 @@ impl Entry<'_> {
         !(has_connection && self.is_answered())
     }
 
+    /// Whether neither end sees another address than the other one has.
+    fn is_plain(&self) -> bool {
+        let (original, reply) = (self.tuple(CTA_TUPLE_ORIG), self.tuple(CTA_TUPLE_REPLY));
+        original.source == reply.destination && original.destination == reply.source
+    }
+
     fn is_answered(&self) -> bool {
         let status = self.0.be32(CTA_STATUS);
         status.is_none_or(|status| status & IPS_SEEN_REPLY != 0)
@@ -295,14 +301,16 @@ pub(crate) fn forget_marked(
     })
 }
 
-/// Deletes the entries of flows that were never answered, if `is_there` says that one with these ends is one of those that are
-/// meant. Says how many.
+/// Deletes the entries of flows that are not translated, and were never answered, if `is_there` says that one with these ends
+/// is one of those that are meant. Says how many.
 ///
 /// # Errors
 /// When the kernel refuses to list or delete.
-pub(crate) fn forget_unanswered(is_there: impl Fn(&Ends) -> bool) -> Result<usize> {
-    let is_it =
-        |entry: &Entry| entry.ends().is_some_and(|ends| is_there(&ends)) && !entry.is_answered();
+pub(crate) fn forget_untranslated(is_there: impl Fn(&Ends) -> bool) -> Result<usize> {
+    let is_it = |entry: &Entry| {
+        let is_plain = entry.is_plain() && !entry.is_answered();
+        is_plain && entry.ends().is_some_and(|ends| is_there(&ends))
+    };
     if is_empty() {
         return Ok(0);
     }

@@ -20,7 +20,7 @@ use crate::topology::is_private;
 
 /// For so long forwarded flows wait for an uplink that is dead: another address costs some of them more
 /// than a short gap.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 /// How often connections that hang are looked for.
 const RESET_EVERY: Duration = Duration::from_secs(1);
 const CANNOT_RESET: &str =
@@ -112,12 +112,11 @@ impl Placer {
             return;
         };
         death.is_left = true;
-        self.leave_uplink(id, Forgotten::GoOn);
+        self.leave_uplink(id, Forgotten::GoOn, "is dead");
     }
 
-    /// Has forwarded flows begin anew that an uplink keeps: `GoOn` of one that is dead and may come back, all of one that
-    /// drops their replies.
-    pub(super) fn leave_uplink(&mut self, id: usize, which: Forgotten) {
+    /// Has forwarded flows begin anew that an uplink keeps; `why`: what has become of it.
+    pub(super) fn leave_uplink(&mut self, id: usize, which: Forgotten, why: &str) {
         if self.forwarding.table.is_none() {
             return;
         }
@@ -153,13 +152,7 @@ impl Placer {
         };
         match marked.and_then(forget) {
             Ok(0) => {}
-            Ok(n) => {
-                let why = match which {
-                    Forgotten::GoOn => "is dead",
-                    Forgotten::All => "drops their replies",
-                };
-                info!("{n} forwarded flows leave an uplink that {why}");
-            }
+            Ok(n) => info!("{n} forwarded flows leave an uplink that {why}"),
             Err(e) => warn!("{e:#}"),
         }
     }

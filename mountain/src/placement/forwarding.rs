@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Forwarded connections: whether they are placed, and the table that keeps them where they began.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{anyhow, Result};
 use ipnet::IpNet;
 use tracing::{debug, info, warn};
 
 use super::aside::Aside;
 use super::config::Forward;
+use super::dead::PATIENCE;
 use super::nft::MadeFor;
 use super::routing::MarkMask;
 use super::{but_for, nft, Placer};
@@ -34,8 +35,8 @@ pub(super) struct Forwarding {
     pub(super) inner_bridges: BTreeSet<[u8; 6]>,
     /// The uplinks at which replies are checked by the main table alone ([`by_metric`]).
     pub(super) by_metric: Vec<String>,
-    /// Those of them that drop the replies, and that flows have left.
-    strict: Vec<String>,
+    /// Those of them that drop the replies, since when, and which flows have left them.
+    strict: BTreeMap<String, (Instant, Forgotten)>,
     /// Of the topology.
     whole_marks: [BTreeSet<(u32, u32)>; 2],
     /// The nftables table as it was made; `None`: it is not there, or an earlier run's.
@@ -48,13 +49,29 @@ pub(super) struct Forwarding {
     is_attached: bool,
     /// It is not yet at all of them, or not yet off all.
     pub(super) is_attaching: bool,
-    /// The networks whose flows were not to be placed at the last look; `None`: those of none.
-    unplaced: Option<BTreeSet<IpNet>>,
+    /// What the firewall translated at the last look; `None`: nothing.
+    translation: Option<Translation>,
     /// Since when the table is there without being wanted.
     unwanted_since: Option<Instant>,
     said: Option<String>,
     /// What was said, where that is a reason why new ones are left to the kernel.
     pub(super) left: Option<String>,
+}
+
+/// What the firewall translates of what is forwarded.
+#[derive(Debug, PartialEq, Eq)]
+struct Translation {
+    /// Whether more is known than that it translates something.
+    is_known: bool,
+    /// The networks that it leaves out.
+    left_out: BTreeSet<IpNet>,
+}
+
+impl Translation {
+    /// Whether some network may be translated now that was not before.
+    fn has_more_than(&self, before: &Self) -> bool {
+        self.is_known && !before.is_known || !before.left_out.is_subset(&self.left_out)
+    }
 }
 
 /// The nftables table.
@@ -118,7 +135,6 @@ impl Placer {
         let strict = strict(&self.forwarding.by_metric);
         let why = why.or_else(|| why_strict(&strict));
         let held = why.filter(|_| wanted);
-        let left: BTreeSet<IpNet> = nets.untranslated.iter().copied().collect();
         let held = held.map(|why| format!("left to the kernel: {why}"));
         let placed = format!("placed{}", but_for(nets));
         let is_held = held.is_some();
@@ -138,10 +154,13 @@ impl Placer {
         self.forwarding.is_placing = wanted && !is_held && matches!(done, Ok(true));
         // None is placed there again by now.
         self.leave_strict(strict);
-        let unplaced = (wanted && !is_held).then_some(left);
+        let translation = wanted.then(|| Translation {
+            is_known: self.left.forwarded.is_none(),
+            left_out: self.left.nets.untranslated.iter().copied().collect(),
+        });
         match is_first {
-            true => self.forwarding.unplaced = unplaced,
-            false => self.follow_translation(unplaced),
+            true => self.forwarding.translation = translation,
+            false => self.follow_translation(translation),
         }
         let (said, is_left) = match done {
             Ok(false) => {
@@ -173,51 +192,68 @@ impl Placer {
         }
     }
 
-    /// Looks whether the firewall translates more than before, as once it has been started anew: `unplaced` as in
-    /// [`Forwarding`].
-    fn follow_translation(&mut self, unplaced: Option<BTreeSet<IpNet>>) {
-        let before = std::mem::replace(&mut self.forwarding.unplaced, unplaced);
-        let Some(now) = &self.forwarding.unplaced else {
+    /// Looks whether the firewall translates more than before, as once it has been started anew.
+    fn follow_translation(&mut self, translation: Option<Translation>) {
+        if translation.is_some() && self.left.is_reading {
+            return;
+        }
+        let before = std::mem::replace(&mut self.forwarding.translation, translation);
+        let Some(now) = &self.forwarding.translation else {
             return;
         };
-        let has_more = before.is_none_or(|before| !before.is_subset(now));
-        if has_more {
+        if before.is_none_or(|before| now.has_more_than(&before)) {
             self.forget_untranslated();
         }
     }
 
     /// Lets connections begin anew that began while the firewall did not translate them, and were not answered since. Without
     /// Mountain's table the kernel would not have kept them in mind.
-    fn forget_untranslated(&self) {
-        let Ok(own) = netlink::addresses() else {
-            return;
-        };
+    fn forget_untranslated(&mut self) {
+        let own = netlink::addresses().unwrap_or_default();
         let held = self.held_nets();
         let within = |nets: &[IpNet], ip: &IpAddr| nets.iter().any(|net| net.contains(ip));
         let is_forwarded = |ip: &IpAddr| own.iter().all(|(_, own)| own != ip) && !within(&held, ip);
         let is_lost = |flow: &Ends| {
-            let is_plain = is_private(flow.source) && flow.source == flow.from;
-            is_plain && is_forwarded(&flow.source) && !within(&self.not_ours, &flow.to)
+            let is_ours = is_private(flow.source) && !within(&self.not_ours, &flow.to);
+            is_ours && is_forwarded(&flow.source)
         };
-        match conntrack::forget_unanswered(is_lost) {
+        let forgotten = match own.is_empty() {
+            true => Err(anyhow!("this host's addresses cannot be listed")),
+            false => conntrack::forget_untranslated(is_lost),
+        };
+        match forgotten {
             Ok(0) => {}
             Ok(n) => info!("{n} forwarded flows that were not translated begin anew"),
-            Err(e) => debug!("{e:#}"),
+            Err(e) => {
+                debug!("{e:#}");
+                // At the next look again.
+                self.forwarding.translation = None;
+            }
         }
     }
 
-    /// Has forwarded flows leave uplinks that have begun to drop their replies.
+    /// Has forwarded flows leave uplinks that have begun to drop their replies: connections, which end by that, only if it
+    /// lasts.
     fn leave_strict(&mut self, strict: Vec<String>) {
-        let before = std::mem::replace(&mut self.forwarding.strict, strict);
-        let strict = &self.forwarding.strict;
-        let is_new = |name| strict.contains(name) && !before.contains(name);
-        let uplinks = self.uplinks.iter().filter(|(_, uplink)| !uplink.ipv6);
-        let left: Vec<usize> = uplinks
-            .filter(|(_, uplink)| is_new(&uplink.ifname))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in left {
-            self.leave_uplink(id, Forgotten::All);
+        let mut before = std::mem::take(&mut self.forwarding.strict);
+        for name in strict {
+            let known = before.remove(&name);
+            let (since, which) = match known {
+                Some((since, Forgotten::GoOn)) if since.elapsed() >= PATIENCE => {
+                    (since, Forgotten::All)
+                }
+                Some(known) => known,
+                None => (Instant::now(), Forgotten::GoOn),
+            };
+            if known.is_none_or(|(_, left)| left != which) {
+                let uplinks = self.uplinks.iter();
+                let these = uplinks.filter(|(_, u)| !u.ipv6 && u.ifname == name);
+                let these: Vec<usize> = these.map(|(id, _)| *id).collect();
+                for id in these {
+                    self.leave_uplink(id, which, "drops their replies");
+                }
+            }
+            self.forwarding.strict.insert(name, (since, which));
         }
     }
 
@@ -249,7 +285,7 @@ impl Placer {
             return;
         }
         // What else there was may have been flushed with it.
-        self.forwarding.unplaced = None;
+        self.forwarding.translation = None;
         // First of all, whether or not it is still wanted: that is looked at when it is made.
         match self.make_sure_of_table() {
             Ok(false) => self.forwarding.is_placing = false,

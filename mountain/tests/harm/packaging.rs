@@ -123,7 +123,8 @@ fn a_program_with_the_hooks_of_tests_is_not_installed() {
 #[test]
 fn services_have_no_more_of_root_than_they_need() {
     for (unit, most) in [
-        ("mountain", 22),
+        // Its packet sockets count 0.2: it asks a link for a gateway that has stopped answering.
+        ("mountain", 24),
         ("mountain-cc", 27),
         ("mountain-redirect", 30),
         ("mountain-reflect", 13),

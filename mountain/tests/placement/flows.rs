@@ -144,8 +144,10 @@ fn kill_9_breaks_no_connection_and_the_next_up_takes_over() {
     let [_, second] = by_uplink(&open_all(&mut new, false));
     assert!(second > 0, "placed again");
     net.kill_daemon();
-    net.home
-        .mountain_fails("status", "`mountain down` removes the rules");
+    net.home.mountain_fails(
+        "status",
+        "`mountain down` removes what an earlier run has left",
+    );
     net.home.mountain_says("down", "are removed");
     assert_eq!(fingerprint(&net), before);
     assert_eq!(net.refused(), 0);
