@@ -148,16 +148,21 @@ pub fn check_into(
         Err(error) => {
             let todo = "see whether `ip route show table all` works here";
             report.fail("routes", format!("cannot be read: {error:#}"), todo);
-            check_cc(report, true);
+            check_cc(report);
             return;
         }
     };
     let tried = try_load.map(|try_load| try_load(&topology));
-    let loads = !matches!(tried, Some(Err(_)));
+    let fails = matches!(tried, Some(Err(_)));
     if let Some(tried) = tried {
         check_program(report, tried);
     }
-    check_cc(report, loads);
+    if fails {
+        let what = "`mountain cc enable` has to load a program, too";
+        report.warn("cc", what, "mend the failure above first");
+    } else {
+        check_cc(report);
+    }
     let new_flows = config.placement.new_flows();
     check_routes(report, &topology, new_flows);
     if topology.groups.is_empty() {
@@ -247,14 +252,9 @@ fn check_kernel(report: &mut Report) {
     }
 }
 
-/// Steering does without: what is missing is a warning. `loads`: whether the program of steering does, as far as known.
-fn check_cc(report: &mut Report, loads: bool) {
+/// Steering does without: what is missing is a warning.
+fn check_cc(report: &mut Report) {
     match cc::kernel::lacking() {
-        None if !loads => report.warn(
-            "cc",
-            "`mountain cc enable` has to load a program, too",
-            "mend the failure above first",
-        ),
         None if cc::kernel::is_to_be_loaded() => report.ok(
             "cc",
             "`mountain cc enable` can work here, if the module tcp_bbr can be loaded (not tried)",

@@ -21,8 +21,8 @@ pub(crate) fn asks_to_end() -> SigSet {
     asks.filter(|s| !is_ignored(*s)).collect()
 }
 
-/// The same of what runs for good. Without a terminal that could hang up, SIGHUP asks programs to read their configuration anew:
-/// it is ignored then.
+/// What asks a daemon to end. Where it has no terminal, it ignores SIGHUP: to daemons that means to read their
+/// configuration anew.
 pub(crate) fn asks_daemon_to_end() -> SigSet {
     if !has_terminal() {
         // SAFETY: no function of ours is called for it.

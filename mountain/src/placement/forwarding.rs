@@ -58,7 +58,7 @@ pub(super) struct Forwarding {
     pub(super) left: Option<String>,
 }
 
-/// What the firewall translates of what is forwarded.
+/// Which forwarded flows the firewall translates.
 #[derive(Debug, PartialEq, Eq)]
 struct Translation {
     /// Whether more is known than that it translates something.

@@ -79,7 +79,7 @@ fn a_terminal_that_hangs_up_leaves_no_rules_behind() {
     });
 }
 
-/// What has no terminal is sent it to read its configuration anew.
+/// Tools send SIGHUP to daemons to have them read their configuration anew.
 #[test]
 fn a_daemon_in_the_background_goes_on_at_sighup() {
     let net = two_providers();

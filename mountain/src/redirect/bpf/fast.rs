@@ -35,7 +35,7 @@ use crate::redirect::{Backend, Installed, Plan, Proto, Stats};
 const BRIEF: u8 = (mtn_rd_flags::MTN_RD_CLOSING.0
     | mtn_rd_flags::MTN_RD_RESET.0
     | mtn_rd_flags::MTN_RD_HALF.0) as u8;
-/// Descriptors from here on, or from half of what this process may have, are of links that end first.
+/// Links that are to end first have descriptors from this number on, or from half of this process's limit.
 const MIDDLE: usize = 4096;
 /// The map that holds when a process watched last.
 const ALIVE_MAP: &str = "rd_alive";
