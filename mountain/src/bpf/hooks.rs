@@ -54,6 +54,15 @@ pub fn result(ret: i32) -> io::Result<()> {
     }
 }
 
+/// Why the kernel refuses bpf() to this process, if it does: for want of privilege, or by seccomp or an LSM.
+pub(crate) fn refusal() -> Option<io::Error> {
+    let mut id = 0;
+    // SAFETY: writes the next id to `id`.
+    let next = result(unsafe { libbpf_sys::bpf_prog_get_next_id(0, &mut id) });
+    next.err()
+        .filter(|e| e.raw_os_error() != Some(libc::ENOENT))
+}
+
 /// A descriptor that a call has just opened, or why it has not.
 ///
 /// # Errors

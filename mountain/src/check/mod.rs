@@ -26,6 +26,7 @@ use crate::host::text::count;
 use crate::host::{capabilities, descriptors, kernel, sysctl};
 use crate::netlink;
 use crate::placement::config::NewFlows;
+use crate::placement::has_left;
 use crate::topology::{read_topology_blocking, Filter, Group, Kind, Topology};
 
 /// How a finding is to be taken.
@@ -136,6 +137,7 @@ pub fn check_into(
     check_privileges(report);
     if running.is_none() {
         check_files(report);
+        check_left(report);
     }
     check_run(report);
     check_kernel(report);
@@ -206,6 +208,17 @@ fn check_files(report: &mut Report) {
             "files",
             format!("a process may have {most} open at a time here; steering needs {NEEDED}"),
             descriptors::HOW,
+        );
+    }
+}
+
+/// Rules and tables without a daemon, which nobody keeps up.
+fn check_left(report: &mut Report) {
+    if has_left() {
+        report.warn(
+            "left behind",
+            "an earlier run's routing rules or nftables table are here, or a saved ruleset has brought them back",
+            "`mountain down` removes them; `mountain up` goes on with them",
         );
     }
 }

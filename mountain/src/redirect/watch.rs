@@ -35,6 +35,7 @@ use super::preflight::firewall;
 use super::preflight::HostReadings;
 use super::store::Store;
 use super::{actions, nft, Backend, Finding, Installed, Proto};
+use crate::bpf::hooks;
 use crate::host::atomic_file::is_at;
 use crate::host::capabilities;
 use crate::host::folder;
@@ -72,6 +73,11 @@ pub fn run(
     let Some(_alone) = Alone::wait(stop, &say, &ready)? else {
         return Ok(());
     };
+    if let Some(why) = hooks::refusal() {
+        say(&format!(
+            "this process may not use bpf() ({why}): rules stay by nft"
+        ));
+    }
     let mut sources = Notifications::open().context("cannot hear of changes: run as root")?;
     let mut watcher = Watcher {
         fast: Fast::default(),

@@ -115,8 +115,11 @@ fn up_then_down_leaves_the_host_as_it_was() {
     net.home.run("nft add table inet mountain_start");
     let hint = "`mountain down` removes what an earlier run has left";
     net.home.mountain_fails("status", hint);
+    let check = || stdout(&net.home.mountain("check --adopt")).contains("left behind");
+    assert!(check());
     net.home.mountain_ok("down");
     assert!(!net.home.run("nft list tables").contains("mountain"));
+    assert!(!check());
     let said = net.home.mountain_fails("status", "not running");
     assert!(!said.contains(hint), "{said}");
 }

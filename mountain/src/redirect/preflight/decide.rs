@@ -503,6 +503,12 @@ impl Case<'_> {
                 "the kernel's version is not understood; tcx needs {major}.{minor}"
             )),
         }
+        if let Some(why) = &self.facts.host.bpf_refused {
+            self.refuse(
+                format!("this process may not use bpf(): {why}"),
+                "run as root, outside of what forbids it (a container, a unit's filter of system calls); or use nft",
+            );
+        }
         if !self.facts.btf {
             self.refuse(
                 "/sys/kernel/btf/vmlinux is missing",

@@ -377,6 +377,9 @@ fn old_kernels_and_missing_types_leave_nft() {
     assert_eq!(possible(&facts), [Nft]);
     refuses(&facts, Tcx, "(6.1) is older than 6.6");
     assert_eq!(possible(&with(|f| f.btf = false)), [Nft]);
+    let facts = with(|f| f.host.bpf_refused = Some("Operation not permitted".to_owned()));
+    assert_eq!(possible(&facts), [Nft]);
+    refuses(&facts, Tcx, "may not use bpf(): Operation not permitted");
     let facts = with(|f| (f.btf, f.nft) = (false, false));
     assert_eq!(possible(&facts), []);
     refuses(&facts, Nft, "nft is not installed");

@@ -192,6 +192,8 @@ pub struct Host {
     pub policy_rules: bool,
     /// IPsec policies, which decide about packets on their way out.
     pub ipsec: bool,
+    /// Why the kernel refuses bpf() to this process.
+    pub bpf_refused: Option<String>,
     /// BPF programs at Netfilter's hooks, of any namespace.
     pub netfilter_programs: bool,
     /// Tables of iptables-legacy, whose changes nothing announces.

@@ -380,6 +380,7 @@ fn host(ipv6: bool) -> Host {
         all_routable: ipv6 || all_routable(&table("route")),
         // What cannot be asked may be there.
         ipsec: netlink::has_ipsec_policies().unwrap_or(true),
+        bpf_refused: hooks::refusal().map(|e| e.to_string()),
         netfilter_programs: netfilter_links().map_or(true, |links| !links.is_empty()),
         legacy_firewall: has_legacy().unwrap_or(true),
     }
