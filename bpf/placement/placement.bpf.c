@@ -24,9 +24,11 @@
  *   forwarded connections     tcx ingress of the inner devices: a packet that may begin a connection
  *                             is given the mark. Netfilter keeps it with the connection and gives
  *                             it to all further packets, whatever stands in them by then
- *                             (mountain/src/placement/nft.rs). Any datagram may begin one, so what was
- *                             chosen for a flow's last one is remembered, and need not be found
- *                             out again for each.
+ *                             (mountain/src/placement/nft.rs). Where the kernel lets a program look
+ *                             connections up, they get it here, too (connection.h): who loads the
+ *                             firewall anew takes our table away for a moment. Any datagram may
+ *                             begin one, so what was chosen for a flow's last one is remembered, and
+ *                             need not be found out again for each.
  *
  * Why a mark rather than bpf_bind() to the uplink's address: a socket bound so keeps the address when
  * it is connected to something else later (getaddrinfo() does that with one socket to sort addresses,
@@ -112,6 +114,10 @@ struct bpf_sock_addr_kern {
 	void *t_ctx;
 };
 
+struct nf_conn {
+	__u32 mark;
+};
+
 struct sockcm_cookie {
 	__u32 mark;
 };
@@ -143,6 +149,8 @@ struct mtn_placement_path paths[MTN_MAX_PATHS];
 struct mtn_group groups[MTN_MAX_GROUPS];
 struct mtn_placement_rule rules[MTN_MAX_RULES];
 struct mtn_left_net left_nets[MTN_MAX_LEFT_NETS];
+/* Connections' marks that lead to an uplink. */
+volatile __u32 uplink_marks[MTN_MAX_UPLINK_MARKS];
 /* `ejected`: has been out of use for so long, or dead, that the new flows of a peer leave, too. */
 volatile union mtn_masks group_masks[MTN_MAX_GROUPS];
 /* Bits of path ids: those that deliver at all. One word, so that a run never sees half of it. */
@@ -500,6 +508,7 @@ int mountain_msg6(struct bpf_sock_addr *ctx)
 	return ALLOW;
 }
 
+#include "connection.h"
 #include "forwarded.h"
 
 SEC("tcx/ingress")
@@ -507,10 +516,12 @@ int mountain_lan(struct __sk_buff *skb)
 {
 	/* Before all that it stands for: what is found out by an older one is not remembered. */
 	__u32 generation = *(volatile __u32 *)&config.generation;
-	__u32 hash, path = MTN_MAX_PATHS;
+	__u32 forwarded = *(volatile __u32 *)&config.forwarded;
+	__u32 hash, mark = 0, path = MTN_MAX_PATHS;
 	struct mtn_pkt pkt = {};
+	bool begins;
 
-	if (config.mode != MTN_MODE_STEER || *(volatile __u32 *)&config.leaves_forwarded)
+	if (config.mode != MTN_MODE_STEER || forwarded == MTN_FORWARDED_LEFT)
 		return TC_ACT_UNSPEC;
 	/* Somebody else's mark, by which he routes: ours would take the place of its bits. */
 	if (skb->mark & config.mark_mask)
@@ -522,8 +533,14 @@ int mountain_lan(struct __sk_buff *skb)
 	/* Of a datagram in fragments the first one's mark is the datagram's. */
 	if (pkt.flags & (MTN_PKT_FRAG_LATER | MTN_PKT_ICMP_ERROR))
 		return TC_ACT_UNSPEC;
-	/* Only a SYN begins a TCP connection; of others, Netfilter can tell. */
-	if (pkt.key.proto == IPPROTO_TCP && !(pkt.flags & MTN_PKT_SYN))
+	/* Only a SYN begins a TCP connection. */
+	begins = pkt.key.proto != IPPROTO_TCP || pkt.flags & MTN_PKT_SYN;
+	/* Netfilter does the same, but not while somebody loads the firewall anew. */
+	if (!skb->mark && !(pkt.flags & MTN_PKT_SYN) && mtn_is_known(skb, &pkt.key, &mark)) {
+		skb->mark = mark;
+		return TC_ACT_UNSPEC;
+	}
+	if (!begins || forwarded != MTN_FORWARDED_PLACED)
 		return TC_ACT_UNSPEC;
 	if (mtn_passes_unattended())
 		return TC_ACT_UNSPEC;
@@ -546,5 +563,6 @@ int mountain_lan(struct __sk_buff *skb)
 struct mtn_unconnected_key unused_unconnected_key;
 struct mtn_unconnected unused_unconnected;
 enum mtn_any unused_any;
+enum mtn_forwarded unused_forwarded;
 enum mtn_placement_stat unused_stat;
 enum mtn_rule_wants unused_wants;

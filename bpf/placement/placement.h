@@ -12,6 +12,7 @@
 #define MTN_MAX_LEFT_NETS	64
 #define MTN_MAX_PUBLISHED	4096
 #define MTN_MAX_BRIDGES	1024
+#define MTN_MAX_UPLINK_MARKS	16	/* Netfilter alone gives others back to packets */
 #define MTN_RECENT		8192	/* slots for forwarded flows that were placed lately; a power of 2 */
 
 enum mtn_any {
@@ -87,6 +88,13 @@ struct mtn_placement_rule {
 	__u32 pad;
 };
 
+/* What becomes of forwarded flows. */
+enum mtn_forwarded {
+	MTN_FORWARDED_LEFT,	/* they are the kernel's */
+	MTN_FORWARDED_KNOWN,	/* those that have a mark keep it */
+	MTN_FORWARDED_PLACED,	/* new ones are placed, too */
+};
+
 struct mtn_placement_config {
 	__u64 netns_cookie;	/* the programs see the sockets of every namespace */
 	__u64 alive_ns;		/* when the daemon last followed the host (alive.h) */
@@ -106,10 +114,10 @@ struct mtn_placement_config {
 	__u32 left;		/* local flows are the kernel's to place, but where a rule names their path, ... */
 	__u32 preferred_dead;	/* ... unless the path is dead that it takes */
 	__u32 preferred_known;	/* it takes one path for all */
-	__u32 leaves_forwarded;	/* forwarded flows are the kernel's */
+	__u32 forwarded;	/* enum mtn_forwarded */
 	__u32 publishes;	/* of each family one bit: ports of hosts that are not known may be forwarded to */
 	__u32 n_published;	/* hosts whose ports are forwarded to */
-	__u32 pad;
+	__u32 n_uplink_marks;	/* at most MTN_MAX_UPLINK_MARKS */
 };
 
 /* Where a forwarded flow was placed: one aligned word, so that no run sees half of one. */

@@ -27,7 +27,7 @@ use super::hooks::{self, DeviceHook, Order};
 use super::{bytes_of, encode, numbers, publish, tries, ProgramGroup, SteerMode};
 use crate::host::descriptors;
 use crate::topology::{FibRule, PathMasks, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
-use skel::types::{self, mtn_any, mtn_rule_wants};
+use skel::types::{self, mtn_any, mtn_forwarded, mtn_rule_wants};
 
 /// Most rules, `MTN_MAX_RULES` in bpf/placement/placement.h.
 pub(crate) const MAX_RULES: usize = 64;
@@ -226,9 +226,32 @@ impl PlacementPrograms {
         numbers::write(&self.skel.maps.bridges, &numbers).context("too many bridges")
     }
 
-    /// Whether connections that come in by the devices of [`PlacementPrograms::attach_to`] are placed.
-    pub(crate) fn place_forwarded(&mut self, is_on: bool) {
-        publish(&mut self.bss().config.leaves_forwarded, u32::from(!is_on));
+    /// Places connections that come in by the devices of [`PlacementPrograms::attach_to`]. `marks`: of uplinks, which
+    /// packets of known connections get.
+    pub(crate) fn place_forwarded(&mut self, marks: impl Iterator<Item = u32>) {
+        let bss = self.bss();
+        let mut n = 0;
+        for (place, mark) in bss.uplink_marks.iter_mut().zip(marks) {
+            publish(place, mark);
+            n += 1;
+        }
+        publish(&mut bss.config.n_uplink_marks, n);
+        let placed = mtn_forwarded::MTN_FORWARDED_PLACED.0;
+        publish(&mut bss.config.forwarded, placed);
+    }
+
+    /// Places no new ones of these for a moment. Those that were placed keep their marks.
+    pub(crate) fn pause_forwarded(&mut self) {
+        let forwarded = &mut self.bss().config.forwarded;
+        if *forwarded == mtn_forwarded::MTN_FORWARDED_PLACED.0 {
+            publish(forwarded, mtn_forwarded::MTN_FORWARDED_KNOWN.0);
+        }
+    }
+
+    /// Marks none of these.
+    pub(crate) fn leave_forwarded(&mut self) {
+        let left = mtn_forwarded::MTN_FORWARDED_LEFT.0;
+        publish(&mut self.bss().config.forwarded, left);
     }
 
     /// Attaches to exactly these devices, by which forwarded connections come in; to be called again until it returns true:
@@ -243,7 +266,7 @@ impl PlacementPrograms {
         let is_late = || begin.elapsed() > ATTACHING;
         let most = descriptors::limit().map_or(usize::MAX, |limit| limit / 2);
         if ifindexes.len() > most {
-            self.place_forwarded(false);
+            self.leave_forwarded();
             self.devices.retain(|_, _| is_late());
             bail!(
                 "{} inner devices, at most {most} may be attached to: allow more open files, by LimitNOFILE= in the \
@@ -282,7 +305,7 @@ impl PlacementPrograms {
 
     /// Places nothing any more.
     pub(crate) fn detach(&mut self) {
-        self.place_forwarded(false);
+        self.leave_forwarded();
         self.sockets.clear();
         self.devices.clear();
     }

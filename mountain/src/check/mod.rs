@@ -294,15 +294,14 @@ fn check_routes(report: &mut Report, topology: &Topology, new: NewFlows) {
         report.ok("routes", describe(group, topology, new));
     }
     let (others, rules) = (topology.not_ours.len(), topology.fib_rules.len());
-    if !topology.groups.is_empty() && others + rules > 0 {
-        report.ok(
-            "left alone",
-            format!(
-                "traffic of {}, and to {} with routes, tunnels or IPsec policies of their own",
-                count(rules, "routing rule"),
-                count(others, "destination")
-            ),
-        );
+    let of_rules = (rules > 0).then(|| format!("of {}", count(rules, "routing rule")));
+    let to_others = (others > 0).then(|| {
+        let to = count(others, "destination");
+        format!("to {to} with routes, tunnels or IPsec policies of their own")
+    });
+    let left: Vec<String> = [of_rules, to_others].into_iter().flatten().collect();
+    if !topology.groups.is_empty() && !left.is_empty() {
+        report.ok("left alone", format!("traffic {}", left.join(", and ")));
     }
     // `say_no_route` repeats this one as the reason why nothing is steered.
     let suspended = topology.suspended.first();

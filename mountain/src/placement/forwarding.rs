@@ -301,14 +301,15 @@ impl Placer {
                 if let Err(e) = self.programs.set_bridges(&self.forwarding.inner_bridges) {
                     debug!("{e:#}");
                 }
-                self.programs.place_forwarded(true);
+                let marks = self.plan.uplinks.iter().map(|(mark, _)| *mark);
+                self.programs.place_forwarded(marks);
                 self.forwarding.is_attached = true;
                 self.go_on_attaching()?;
                 Ok(!self.forwarding.is_attaching)
             }
             // What is marked would not be kept.
             not_there => {
-                self.programs.place_forwarded(false);
+                self.programs.pause_forwarded();
                 not_there
             }
         }
@@ -323,14 +324,14 @@ impl Placer {
         let done = self.programs.attach_to(wanted);
         self.forwarding.is_attaching = matches!(done, Ok(false));
         if done.is_err() {
-            self.programs.place_forwarded(false);
+            self.programs.pause_forwarded();
         }
         done.map(drop)
     }
 
     /// Marks nothing new. A table that there was is kept: running connections stand on it.
     fn hold_forwarded(&mut self) -> Result<()> {
-        self.programs.place_forwarded(false);
+        self.programs.leave_forwarded();
         let kept = match self.forwarding.has_table() {
             true => self.make_sure_of_table().map(drop),
             false => Ok(()),
@@ -364,8 +365,8 @@ impl Placer {
             Some(copy) => make_again(mask, made_for, resets, copy),
             None => make_table(mask, made_for, resets),
         });
-        // The program marks nothing until there is one again.
-        self.programs.place_forwarded(false);
+        // The program marks nothing new until there is one again.
+        self.programs.pause_forwarded();
         if self.forwarding.said.is_some() {
             return Ok(false);
         }
@@ -375,7 +376,7 @@ impl Placer {
 
     fn leave_forwarded(&mut self) -> Result<()> {
         self.forwarding.wait();
-        self.programs.place_forwarded(false);
+        self.programs.leave_forwarded();
         self.forwarding.is_attached = false;
         self.go_on_attaching()?;
         self.forwarding.table = None;

@@ -44,6 +44,25 @@ fn forwarded_connections_go_on_when_the_firewall_is_loaded_anew() {
     assert_eq!(net.refused(), 0);
 }
 
+/// They send while the table is not there.
+#[test]
+fn busy_forwarded_connections_go_on_when_the_firewall_is_loaded_anew() {
+    let (net, mut flows, opened, rules) = forwarding();
+    let load = format!("flush ruleset\n{rules}");
+    thread::scope(|scope| {
+        let loader = scope.spawn(|| {
+            for _ in 0..20 {
+                net.home.nft(&load);
+                thread::sleep(Duration::from_millis(100));
+            }
+        });
+        while !loader.is_finished() {
+            assert_eq!(flows.ask(), opened);
+        }
+    });
+    assert_eq!(net.refused(), 0);
+}
+
 /// Files that the daemon has read so far.
 fn reads(net: &Home) -> u64 {
     let io = fs::read_to_string(format!("/proc/{}/io", net.home.pid())).unwrap();
