@@ -92,4 +92,29 @@ def long():
     print(json.dumps({"whole": ended.is_set(), "exchanges": exchanges, "longest_ms": round(longest * 1000)}))
 
 
-{"serve": serve, "flows": flows, "long": long}[sys.argv[1]]()
+def busy():
+    """busy HOST SOURCE...: a connection from each source with a hundred exchanges a second, until a signal ends them. Prints
+    the addresses that the server saw, and how many connections broke."""
+    ended, seen, broken = threading.Event(), collections.Counter(), []
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+
+    def exchange(source):
+        try:
+            with socket.create_connection((sys.argv[2], TCP_PORT), 10, (source, 0)) as client:
+                seen[client.makefile().readline().strip()] += 1
+                while not ended.wait(0.01):
+                    client.sendall(b"x")
+                    if not client.recv(1):
+                        raise ConnectionError
+        except OSError as error:
+            broken.append(str(error))
+
+    threads = [threading.Thread(target=exchange, args=(source,)) for source in sys.argv[3:]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(json.dumps({"seen": seen, "broken": len(broken)}))
+
+
+{"serve": serve, "flows": flows, "long": long, "busy": busy}[sys.argv[1]]()

@@ -240,6 +240,34 @@ firewall() {
     no_inner
 }
 
+# Busy connections of a container's go on. Mountain starts when connection tracking, here a module, is there to be asked.
+loaded_anew() {
+    local pid last result
+    inner
+    printf '%s\n' 'flush ruleset' 'table ip n {' 'chain out {' 'type nat hook postrouting priority 100' \
+        'ip saddr 10.8.0.0/24 masquerade' '}' '}' >/run/rules
+    works "a firewall" nft -f /run/rules
+    works "Mountain starts where connections are tracked" systemctl restart mountain
+    within "both uplinks, once it has started" 60 settled 2
+    sleep 2
+    for last in {3..20}; do ip -n inner address add "10.8.0.$last/24" dev eth0; done
+    ip netns exec inner python3 /tests/installed.py busy $internet 10.8.0.{2..20} >/run/busy &
+    pid=$!
+    sleep 3
+    for _ in 1 2 3; do
+        works "the firewall is loaded anew" nft -f /run/rules
+        sleep 1
+    done
+    ip netns pids inner | xargs -r kill
+    wait "$pid"
+    result=$(</run/busy)
+    printf 'busy: %s\n' "$result"
+    check "busy connections by the second uplink" "$(jq ".seen[\"$(address_of "$wan1")\"] // 0" <<<"$result")" '>=' 1
+    check "busy connections that broke" "$(jq .broken <<<"$result")" == 0
+    no_inner
+    nft flush ruleset
+}
+
 # A host behind this one, as containers are.
 inner() {
     ip netns add inner
@@ -566,7 +594,7 @@ fi
 before=$(settings)
 part install_it
 # Shorewall's comes last: it leaves a rule for the main table that networkd takes for somebody's, and deletes.
-for name in ${only:-outage cable reconnected sleeps crash upgrade ipv6 wifi vpn openvpn ipsec firewall simple_firewall workstation queue services containers libvirt podman rootless incus nspawn proxmox redirects congestion_control pppoe strongswan bgp ospf mptcp tailscale mesh vrrp six_in_four shaping connectivity upnp dhcpcd_alone classic netplan_tables networkd multi_isp}; do
+for name in ${only:-outage cable reconnected sleeps crash upgrade ipv6 wifi vpn openvpn ipsec firewall simple_firewall loaded_anew workstation queue services containers libvirt podman rootless incus nspawn proxmox redirects congestion_control pppoe strongswan bgp ospf mptcp tailscale mesh vrrp six_in_four shaping connectivity upnp dhcpcd_alone classic netplan_tables networkd multi_isp}; do
     part "$name"
 done
 part remove
