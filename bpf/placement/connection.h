@@ -1,65 +1,41 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What connection tracking knows of a packet's connection, before Netfilter asks it. Included by placement.bpf.c.
+ * The marks of forwarded TCP connections that were placed: for packets that meet no table of ours, as somebody loads the
+ * firewall anew. Netfilter itself has the last word where the table is. Asking connection tracking (bpf_skb_ct_lookup)
+ * would know more, but takes CAP_SYS_ADMIN at load where that is a module. Included by placement.bpf.c.
  */
 #ifndef MOUNTAIN_CONNECTION_H
 #define MOUNTAIN_CONNECTION_H
 
-/* The first words of struct bpf_ct_opts, which all kernels take (net/netfilter/nf_conntrack_bpf.c). */
-struct mtn_ct_opts {
-	__s32 netns_id;
-	__s32 error;
-	__u8 l4proto;
-	__u8 dir;
-	__u8 reserved[2];
-};
+/* Within this a SYN may be one that is sent again: tcp_syn_retries 6 (Linux, 127 s), and a bit. */
+#define MTN_SYN_AGAIN_NS	130000000000ULL
 
-extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *, struct bpf_sock_tuple *, __u32,
-					 struct mtn_ct_opts *, __u32) __ksym __weak;
-extern void bpf_ct_release(struct nf_conn *) __ksym __weak;
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct mtn_flow_key);
+	__type(value, struct mtn_connection);
+} connections SEC(".maps");
 
-/* Our bits of a connection's mark, if they name an uplink: others are somebody else's, and stay his. */
-static __always_inline __u32 mtn_uplink_mark(__u32 mark)
+/* The mark of the connection that a packet with @key is of; 0: it is the kernel's, or not known. */
+static __always_inline __u32 mtn_mark_of(const struct mtn_flow_key *key)
 {
-	__u32 i, n = *(volatile __u32 *)&config.n_uplink_marks;
+	struct mtn_connection *known = bpf_map_lookup_elem(&connections, key);
 
-	mark &= config.mark_mask;
-	for (i = 0; mark && i < MTN_MAX_UPLINK_MARKS && i < n; i++)
-		if (uplink_marks[i] == mark)
-			return mark;
-	return 0;
+	return known ? known->mark : 0;
 }
 
-/* Is there a connection that a packet with @key is of? Then @mark is that of its uplink, or 0. */
-static __always_inline bool mtn_is_known(struct __sk_buff *skb, const struct mtn_flow_key *key, __u32 *mark)
+/* A SYN leaves with @mark, or with none. Where another one has left otherwise, it is not known what the connection has. */
+static __always_inline void mtn_begins(const struct mtn_flow_key *key, __u32 mark)
 {
-	struct mtn_ct_opts opts = { .netns_id = BPF_F_CURRENT_NETNS, .l4proto = key->proto };
-	struct bpf_sock_tuple tuple = {};
-	struct nf_conn *found;
-	__u32 size;
+	struct mtn_connection *known = bpf_map_lookup_elem(&connections, key);
+	struct mtn_connection now = { .syn_ns = bpf_ktime_get_ns(), .mark = mark };
 
-	if (!bpf_ksym_exists(bpf_skb_ct_lookup) || !bpf_ksym_exists(bpf_ct_release) ||
-	    !bpf_core_field_exists(struct nf_conn, mark))
-		return false;
-	if (key->ipv6) {
-		__builtin_memcpy(tuple.ipv6.saddr, key->saddr, 16);
-		__builtin_memcpy(tuple.ipv6.daddr, key->daddr, 16);
-		tuple.ipv6.sport = key->sport;
-		tuple.ipv6.dport = key->dport;
-		size = sizeof(tuple.ipv6);
-	} else {
-		tuple.ipv4.saddr = key->saddr[0];
-		tuple.ipv4.daddr = key->daddr[0];
-		tuple.ipv4.sport = key->sport;
-		tuple.ipv4.dport = key->dport;
-		size = sizeof(tuple.ipv4);
-	}
-	found = bpf_skb_ct_lookup(skb, &tuple, size, &opts, sizeof(opts));
-	if (!found)
-		return false;
-	*mark = mtn_uplink_mark(found->mark);
-	bpf_ct_release(found);
-	return true;
+	if (!known && !mark)
+		return;
+	if (known && known->mark != mark && now.syn_ns - known->syn_ns < MTN_SYN_AGAIN_NS)
+		now.mark = 0;
+	bpf_map_update_elem(&connections, key, &now, BPF_ANY);
 }
 
 #endif

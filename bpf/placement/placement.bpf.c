@@ -24,11 +24,10 @@
  *   forwarded connections     tcx ingress of the inner devices: a packet that may begin a connection
  *                             is given the mark. Netfilter keeps it with the connection and gives
  *                             it to all further packets, whatever stands in them by then
- *                             (mountain/src/placement/nft.rs). Where the kernel lets a program look
- *                             connections up, they get it here, too (connection.h): who loads the
- *                             firewall anew takes our table away for a moment. Any datagram may
- *                             begin one, so what was chosen for a flow's last one is remembered, and
- *                             need not be found out again for each.
+ *                             (mountain/src/placement/nft.rs). Those of TCP get it here, too
+ *                             (connection.h): who loads the firewall anew takes our table away for a
+ *                             moment. Any datagram may begin one, so what was chosen for a flow's
+ *                             last one is remembered, and need not be found out again for each.
  *
  * Why a mark rather than bpf_bind() to the uplink's address: a socket bound so keeps the address when
  * it is connected to something else later (getaddrinfo() does that with one socket to sort addresses,
@@ -114,10 +113,6 @@ struct bpf_sock_addr_kern {
 	void *t_ctx;
 };
 
-struct nf_conn {
-	__u32 mark;
-};
-
 struct sockcm_cookie {
 	__u32 mark;
 };
@@ -149,8 +144,6 @@ struct mtn_placement_path paths[MTN_MAX_PATHS];
 struct mtn_group groups[MTN_MAX_GROUPS];
 struct mtn_placement_rule rules[MTN_MAX_RULES];
 struct mtn_left_net left_nets[MTN_MAX_LEFT_NETS];
-/* Connections' marks that lead to an uplink. */
-volatile __u32 uplink_marks[MTN_MAX_UPLINK_MARKS];
 /* `ejected`: has been out of use for so long, or dead, that the new flows of a peer leave, too. */
 volatile union mtn_masks group_masks[MTN_MAX_GROUPS];
 /* Bits of path ids: those that deliver at all. One word, so that a run never sees half of it. */
@@ -519,7 +512,7 @@ int mountain_lan(struct __sk_buff *skb)
 	__u32 forwarded = *(volatile __u32 *)&config.forwarded;
 	__u32 hash, mark = 0, path = MTN_MAX_PATHS;
 	struct mtn_pkt pkt = {};
-	bool begins;
+	bool is_tcp;
 
 	if (config.mode != MTN_MODE_STEER || forwarded == MTN_FORWARDED_LEFT)
 		return TC_ACT_UNSPEC;
@@ -533,14 +526,14 @@ int mountain_lan(struct __sk_buff *skb)
 	/* Of a datagram in fragments the first one's mark is the datagram's. */
 	if (pkt.flags & (MTN_PKT_FRAG_LATER | MTN_PKT_ICMP_ERROR))
 		return TC_ACT_UNSPEC;
+	is_tcp = pkt.key.proto == IPPROTO_TCP;
 	/* Only a SYN begins a TCP connection. */
-	begins = pkt.key.proto != IPPROTO_TCP || pkt.flags & MTN_PKT_SYN;
-	/* Netfilter does the same, but not while somebody loads the firewall anew. */
-	if (!skb->mark && !(pkt.flags & MTN_PKT_SYN) && mtn_is_known(skb, &pkt.key, &mark)) {
-		skb->mark = mark;
+	if (is_tcp && !(pkt.flags & MTN_PKT_SYN)) {
+		if (!skb->mark)
+			skb->mark = mtn_mark_of(&pkt.key);
 		return TC_ACT_UNSPEC;
 	}
-	if (!begins || forwarded != MTN_FORWARDED_PLACED)
+	if (forwarded != MTN_FORWARDED_PLACED)
 		return TC_ACT_UNSPEC;
 	if (mtn_passes_unattended())
 		return TC_ACT_UNSPEC;
@@ -549,13 +542,16 @@ int mountain_lan(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	hash = mtn_recent_hash(&pkt.key);
 	/* A SYN begins another connection, whatever had its ports before. */
-	if (pkt.key.proto != IPPROTO_TCP && !skb->mark && !config.n_rules &&
+	if (!is_tcp && !skb->mark && !config.n_rules &&
 	    !*(volatile __u32 *)&config.paused)
 		path = mtn_recent_path(hash, generation);
 	if (path >= MTN_MAX_PATHS)
 		path = mtn_begin(skb, &pkt, hash, generation);
 	if (mtn_is_path(path))
-		skb->mark |= mtn_path_at(path)->mark;
+		mark = mtn_path_at(path)->mark;
+	if (is_tcp)
+		mtn_begins(&pkt.key, skb->mark ? 0 : mark);
+	skb->mark |= mark;
 	return TC_ACT_UNSPEC;
 }
 

@@ -12,7 +12,6 @@
 #define MTN_MAX_LEFT_NETS	64
 #define MTN_MAX_PUBLISHED	4096
 #define MTN_MAX_BRIDGES	1024
-#define MTN_MAX_UPLINK_MARKS	16	/* Netfilter alone gives others back to packets */
 #define MTN_RECENT		8192	/* slots for forwarded flows that were placed lately; a power of 2 */
 
 enum mtn_any {
@@ -117,7 +116,7 @@ struct mtn_placement_config {
 	__u32 forwarded;	/* enum mtn_forwarded */
 	__u32 publishes;	/* of each family one bit: ports of hosts that are not known may be forwarded to */
 	__u32 n_published;	/* hosts whose ports are forwarded to */
-	__u32 n_uplink_marks;	/* at most MTN_MAX_UPLINK_MARKS */
+	__u32 pad;
 };
 
 /* Where a forwarded flow was placed: one aligned word, so that no run sees half of one. */
@@ -129,6 +128,13 @@ union mtn_recent {
 		__u8 path;
 	};
 	__u64 word;
+};
+
+/* A forwarded TCP connection. */
+struct mtn_connection {
+	__u64 syn_ns;		/* when it was begun last */
+	__u32 mark;		/* of its uplink; 0: the kernel's, or not known */
+	__u32 pad;
 };
 
 /* Datagrams of an unconnected socket to one destination. All 0 but the cookie: the socket itself. */

@@ -240,16 +240,14 @@ firewall() {
     no_inner
 }
 
-# Busy connections of a container's go on. Mountain starts when connection tracking, here a module, is there to be asked.
+# Busy connections of a container's go on.
 loaded_anew() {
     local pid last result
     inner
     printf '%s\n' 'flush ruleset' 'table ip n {' 'chain out {' 'type nat hook postrouting priority 100' \
         'ip saddr 10.8.0.0/24 masquerade' '}' '}' >/run/rules
     works "a firewall" nft -f /run/rules
-    works "Mountain starts where connections are tracked" systemctl restart mountain
-    within "both uplinks, once it has started" 60 settled 2
-    sleep 2
+    sleep 3
     for last in {3..20}; do ip -n inner address add "10.8.0.$last/24" dev eth0; done
     ip netns exec inner python3 /tests/installed.py busy $internet 10.8.0.{2..20} >/run/busy &
     pid=$!

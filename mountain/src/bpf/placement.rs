@@ -226,21 +226,13 @@ impl PlacementPrograms {
         numbers::write(&self.skel.maps.bridges, &numbers).context("too many bridges")
     }
 
-    /// Places connections that come in by the devices of [`PlacementPrograms::attach_to`]. `marks`: of uplinks, which
-    /// packets of known connections get.
-    pub(crate) fn place_forwarded(&mut self, marks: impl Iterator<Item = u32>) {
-        let bss = self.bss();
-        let mut n = 0;
-        for (place, mark) in bss.uplink_marks.iter_mut().zip(marks) {
-            publish(place, mark);
-            n += 1;
-        }
-        publish(&mut bss.config.n_uplink_marks, n);
+    /// Places connections that come in by the devices of [`PlacementPrograms::attach_to`].
+    pub(crate) fn place_forwarded(&mut self) {
         let placed = mtn_forwarded::MTN_FORWARDED_PLACED.0;
-        publish(&mut bss.config.forwarded, placed);
+        publish(&mut self.bss().config.forwarded, placed);
     }
 
-    /// Places no new ones of these for a moment. Those that were placed keep their marks.
+    /// Places no new ones of these for a moment. Connections that were placed keep their marks.
     pub(crate) fn pause_forwarded(&mut self) {
         let forwarded = &mut self.bss().config.forwarded;
         if *forwarded == mtn_forwarded::MTN_FORWARDED_PLACED.0 {

@@ -301,8 +301,7 @@ impl Placer {
                 if let Err(e) = self.programs.set_bridges(&self.forwarding.inner_bridges) {
                     debug!("{e:#}");
                 }
-                let marks = self.plan.uplinks.iter().map(|(mark, _)| *mark);
-                self.programs.place_forwarded(marks);
+                self.programs.place_forwarded();
                 self.forwarding.is_attached = true;
                 self.go_on_attaching()?;
                 Ok(!self.forwarding.is_attaching)
