@@ -506,7 +506,7 @@ impl Case<'_> {
         if let Some(why) = &self.facts.host.bpf_refused {
             self.refuse(
                 format!("this process may not use bpf(): {why}"),
-                "run as root, outside of what forbids it (a container, a unit's filter of system calls); or use nft",
+                "run as root, not in a container or unit that forbids it; or use nft",
             );
         }
         if !self.facts.btf {
