@@ -13,6 +13,7 @@
 #define MTN_PKT_FRAG_LATER	(1 << 1)
 #define MTN_PKT_ICMP_ERROR	(1 << 2)
 #define MTN_PKT_SYN		(1 << 3)
+#define MTN_PKT_ACK		(1 << 4)
 
 /* RFC 8200: hop-by-hop, routing, fragment, destination options twice; one spare. */
 #define MTN_MAX_EXT_HDRS	6
@@ -152,6 +153,8 @@ static __always_inline int mtn_parse_transport(struct __sk_buff *skb, struct mtn
 		pkt->key.dport = tcp.dest;
 		if (tcp.syn)
 			pkt->flags |= MTN_PKT_SYN;
+		if (tcp.ack)
+			pkt->flags |= MTN_PKT_ACK;
 		pkt->hdr_len = off - ETH_HLEN + tcp.doff * 4;
 		return 0;
 	}

@@ -17,24 +17,39 @@ struct {
 	__type(value, struct mtn_connection);
 } connections SEC(".maps");
 
+static __always_inline __u32 mtn_epoch(void)
+{
+	return *(volatile __u32 *)&config.epoch;
+}
+
 /* The mark of the connection that a packet with @key is of; 0: it is the kernel's, or not known. */
 static __always_inline __u32 mtn_mark_of(const struct mtn_flow_key *key)
 {
 	struct mtn_connection *known = bpf_map_lookup_elem(&connections, key);
 
-	return known ? known->mark : 0;
+	return known && known->epoch == mtn_epoch() ? known->mark : 0;
 }
 
-/* A SYN leaves with @mark, or with none. Where another one has left otherwise, it is not known what the connection has. */
-static __always_inline void mtn_begins(const struct mtn_flow_key *key, __u32 mark)
+/* A SYN: whatever had its ports before is over. Returns what that was; its time is 0 if there was nothing. */
+static __always_inline struct mtn_connection mtn_forget(const struct mtn_flow_key *key)
 {
-	struct mtn_connection *known = bpf_map_lookup_elem(&connections, key);
-	struct mtn_connection now = { .syn_ns = bpf_ktime_get_ns(), .mark = mark };
+	struct mtn_connection *known = bpf_map_lookup_elem(&connections, key), was = {};
 
-	if (!known && !mark)
+	if (known) {
+		was = *known;
+		known->mark = 0;
+		known->syn_ns = bpf_ktime_get_ns();
+	}
+	return was;
+}
+
+/* That SYN leaves with @mark. Where one has lately left otherwise, it is not known which of them the connection has. */
+static __always_inline void mtn_remember(const struct mtn_flow_key *key, struct mtn_connection was, __u32 mark)
+{
+	struct mtn_connection now = { .syn_ns = bpf_ktime_get_ns(), .mark = mark, .epoch = mtn_epoch() };
+
+	if (was.syn_ns && was.mark != mark && now.syn_ns - was.syn_ns < MTN_SYN_AGAIN_NS)
 		return;
-	if (known && known->mark != mark && now.syn_ns - known->syn_ns < MTN_SYN_AGAIN_NS)
-		now.mark = 0;
 	bpf_map_update_elem(&connections, key, &now, BPF_ANY);
 }
 

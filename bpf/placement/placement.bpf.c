@@ -511,13 +511,11 @@ int mountain_lan(struct __sk_buff *skb)
 	__u32 generation = *(volatile __u32 *)&config.generation;
 	__u32 forwarded = *(volatile __u32 *)&config.forwarded;
 	__u32 hash, mark = 0, path = MTN_MAX_PATHS;
+	struct mtn_connection was = {};
 	struct mtn_pkt pkt = {};
 	bool is_tcp;
 
 	if (config.mode != MTN_MODE_STEER || forwarded == MTN_FORWARDED_LEFT)
-		return TC_ACT_UNSPEC;
-	/* Somebody else's mark, by which he routes: ours would take the place of its bits. */
-	if (skb->mark & config.mark_mask)
 		return TC_ACT_UNSPEC;
 	if (skb->protocol != bpf_htons(ETH_P_IP) && skb->protocol != bpf_htons(ETH_P_IPV6))
 		return TC_ACT_UNSPEC;
@@ -528,11 +526,16 @@ int mountain_lan(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	is_tcp = pkt.key.proto == IPPROTO_TCP;
 	/* Only a SYN begins a TCP connection. */
-	if (is_tcp && !(pkt.flags & MTN_PKT_SYN)) {
+	if (is_tcp && (pkt.flags & (MTN_PKT_SYN | MTN_PKT_ACK)) != MTN_PKT_SYN) {
 		if (!skb->mark)
 			skb->mark = mtn_mark_of(&pkt.key);
 		return TC_ACT_UNSPEC;
 	}
+	if (is_tcp)
+		was = mtn_forget(&pkt.key);
+	/* Somebody else's mark, by which he routes: ours would take the place of its bits. */
+	if (skb->mark & config.mark_mask)
+		return TC_ACT_UNSPEC;
 	if (forwarded != MTN_FORWARDED_PLACED)
 		return TC_ACT_UNSPEC;
 	if (mtn_passes_unattended())
@@ -549,8 +552,8 @@ int mountain_lan(struct __sk_buff *skb)
 		path = mtn_begin(skb, &pkt, hash, generation);
 	if (mtn_is_path(path))
 		mark = mtn_path_at(path)->mark;
-	if (is_tcp)
-		mtn_begins(&pkt.key, skb->mark ? 0 : mark);
+	if (is_tcp && mark && !skb->mark)
+		mtn_remember(&pkt.key, was, mark);
 	skb->mark |= mark;
 	return TC_ACT_UNSPEC;
 }

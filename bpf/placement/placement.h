@@ -116,7 +116,7 @@ struct mtn_placement_config {
 	__u32 forwarded;	/* enum mtn_forwarded */
 	__u32 publishes;	/* of each family one bit: ports of hosts that are not known may be forwarded to */
 	__u32 n_published;	/* hosts whose ports are forwarded to */
-	__u32 pad;
+	__u32 epoch;		/* what was remembered of connections in another one does not count */
 };
 
 /* Where a forwarded flow was placed: one aligned word, so that no run sees half of one. */
@@ -134,7 +134,7 @@ union mtn_recent {
 struct mtn_connection {
 	__u64 syn_ns;		/* when it was begun last */
 	__u32 mark;		/* of its uplink; 0: the kernel's, or not known */
-	__u32 pad;
+	__u32 epoch;		/* of the configuration then */
 };
 
 /* Datagrams of an unconnected socket to one destination. All 0 but the cookie: the socket itself. */

@@ -228,8 +228,13 @@ impl PlacementPrograms {
 
     /// Places connections that come in by the devices of [`PlacementPrograms::attach_to`].
     pub(crate) fn place_forwarded(&mut self) {
-        let placed = mtn_forwarded::MTN_FORWARDED_PLACED.0;
-        publish(&mut self.bss().config.forwarded, placed);
+        let config = &mut self.bss().config;
+        // Nobody has seen which connections began meanwhile.
+        if config.forwarded == mtn_forwarded::MTN_FORWARDED_LEFT.0 {
+            let epoch = config.epoch.wrapping_add(1);
+            publish(&mut config.epoch, epoch);
+        }
+        publish(&mut config.forwarded, mtn_forwarded::MTN_FORWARDED_PLACED.0);
     }
 
     /// Places no new ones of these for a moment. Connections that were placed keep their marks.
@@ -319,7 +324,12 @@ impl PlacementPrograms {
 
     /// Whether flows are placed.
     pub(crate) fn set_mode(&mut self, mode: SteerMode) {
-        publish(&mut self.bss().config.mode, mode as u32);
+        let config = &mut self.bss().config;
+        if config.mode != mode as u32 {
+            let epoch = config.epoch.wrapping_add(1);
+            publish(&mut config.epoch, epoch);
+        }
+        publish(&mut config.mode, mode as u32);
     }
 
     /// As [`super::Steer::say_alive`].
