@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The marks of forwarded TCP connections that were placed: for packets that meet no table of ours, as somebody loads the
- * firewall anew. Netfilter itself has the last word where the table is. Asking connection tracking (bpf_skb_ct_lookup)
- * would know more, but takes CAP_SYS_ADMIN at load where that is a module. Included by placement.bpf.c.
+ * The marks with which the SYNs of forwarded TCP connections have left: for further packets that meet no table of ours,
+ * as somebody loads the firewall anew. Netfilter itself has the last word where the table is. Asking connection tracking
+ * (bpf_skb_ct_lookup) would know more, but takes CAP_SYS_ADMIN at load where that is a module. Included by
+ * placement.bpf.c.
  */
 #ifndef MOUNTAIN_CONNECTION_H
 #define MOUNTAIN_CONNECTION_H
@@ -30,26 +31,26 @@ static __always_inline __u32 mtn_mark_of(const struct mtn_flow_key *key)
 	return known && known->epoch == mtn_epoch() ? known->mark : 0;
 }
 
-/* A SYN: whatever had its ports before is over. Returns what that was; its time is 0 if there was nothing. */
-static __always_inline struct mtn_connection mtn_forget(const struct mtn_flow_key *key)
+/* An answer to a SYN that came in by an uplink: the connection is not what was begun from here by these ports. */
+static __always_inline void mtn_forget(const struct mtn_flow_key *key)
 {
-	struct mtn_connection *known = bpf_map_lookup_elem(&connections, key), was = {};
+	struct mtn_connection *known = bpf_map_lookup_elem(&connections, key);
 
-	if (known) {
-		was = *known;
+	if (known)
 		known->mark = 0;
-		known->syn_ns = bpf_ktime_get_ns();
-	}
-	return was;
 }
 
-/* That SYN leaves with @mark. Where one has lately left otherwise, it is not known which of them the connection has. */
-static __always_inline void mtn_remember(const struct mtn_flow_key *key, struct mtn_connection was, __u32 mark)
+/*
+ * A SYN leaves with @mark, or with 0 as the kernel's: whatever had its ports before is over. Where one has lately left
+ * otherwise, it is not known which of them the connection has.
+ */
+static __always_inline void mtn_remember(const struct mtn_flow_key *key, __u32 mark)
 {
 	struct mtn_connection now = { .syn_ns = bpf_ktime_get_ns(), .mark = mark, .epoch = mtn_epoch() };
+	struct mtn_connection *was = bpf_map_lookup_elem(&connections, key);
 
-	if (was.syn_ns && was.mark != mark && now.syn_ns - was.syn_ns < MTN_SYN_AGAIN_NS)
-		return;
+	if (was && (was->mark != mark || was->epoch != now.epoch) && now.syn_ns - was->syn_ns < MTN_SYN_AGAIN_NS)
+		now.mark = 0;
 	bpf_map_update_elem(&connections, key, &now, BPF_ANY);
 }
 

@@ -145,4 +145,24 @@ static __noinline int mtn_begin(struct __sk_buff *skb, const struct mtn_pkt *pkt
 	return path;
 }
 
+/* The mark for a packet that may begin a flow; 0: the flow is the kernel's to place. */
+static __always_inline __u32 mtn_mark_new(struct __sk_buff *skb, struct mtn_pkt *pkt, __u32 generation)
+{
+	__u32 hash, path = MTN_MAX_PATHS;
+
+	/* Somebody else's mark, by which he routes: ours would take the place of its bits. */
+	if (skb->mark & config.mark_mask || mtn_passes_unattended())
+		return 0;
+	/* Before the search for a path, which each packet would begin anew. */
+	if (!config.n_rules && mtn_is_preferred_alive(pkt->key.ipv6) && mtn_belongs(&pkt->key) < MTN_PLACE_STAT_MAX)
+		return 0;
+	hash = mtn_recent_hash(&pkt->key);
+	/* A SYN begins another connection, whatever had its ports before. */
+	if (pkt->key.proto != IPPROTO_TCP && !skb->mark && !config.n_rules && !*(volatile __u32 *)&config.paused)
+		path = mtn_recent_path(hash, generation);
+	if (path >= MTN_MAX_PATHS)
+		path = mtn_begin(skb, pkt, hash, generation);
+	return mtn_is_path(path) ? mtn_path_at(path)->mark : 0;
+}
+
 #endif

@@ -24,9 +24,9 @@
  *   forwarded connections     tcx ingress of the inner devices: a packet that may begin a connection
  *                             is given the mark. Netfilter keeps it with the connection and gives
  *                             it to all further packets, whatever stands in them by then
- *                             (mountain/src/placement/nft.rs). Those of TCP get it here, too
- *                             (connection.h): who loads the firewall anew takes our table away for a
- *                             moment. Any datagram may begin one, so what was chosen for a flow's
+ *                             (mountain/src/placement/nft.rs). Those of TCP get that of their SYN
+ *                             here, too, if they have none (connection.h): who loads the firewall
+ *                             anew takes our table away for a moment. Any datagram may begin one, so what was chosen for a flow's
  *                             last one is remembered, and need not be found out again for each.
  *
  * Why a mark rather than bpf_bind() to the uplink's address: a socket bound so keeps the address when
@@ -510,12 +510,11 @@ int mountain_lan(struct __sk_buff *skb)
 	/* Before all that it stands for: what is found out by an older one is not remembered. */
 	__u32 generation = *(volatile __u32 *)&config.generation;
 	__u32 forwarded = *(volatile __u32 *)&config.forwarded;
-	__u32 hash, mark = 0, path = MTN_MAX_PATHS;
-	struct mtn_connection was = {};
 	struct mtn_pkt pkt = {};
+	__u32 mark = 0;
 	bool is_tcp;
 
-	if (config.mode != MTN_MODE_STEER || forwarded == MTN_FORWARDED_LEFT)
+	if (forwarded == MTN_FORWARDED_LEFT)
 		return TC_ACT_UNSPEC;
 	if (skb->protocol != bpf_htons(ETH_P_IP) && skb->protocol != bpf_htons(ETH_P_IPV6))
 		return TC_ACT_UNSPEC;
@@ -525,35 +524,19 @@ int mountain_lan(struct __sk_buff *skb)
 	if (pkt.flags & (MTN_PKT_FRAG_LATER | MTN_PKT_ICMP_ERROR))
 		return TC_ACT_UNSPEC;
 	is_tcp = pkt.key.proto == IPPROTO_TCP;
-	/* Only a SYN begins a TCP connection. */
-	if (is_tcp && (pkt.flags & (MTN_PKT_SYN | MTN_PKT_ACK)) != MTN_PKT_SYN) {
+	if (is_tcp && !(pkt.flags & MTN_PKT_SYN)) {
 		if (!skb->mark)
 			skb->mark = mtn_mark_of(&pkt.key);
 		return TC_ACT_UNSPEC;
 	}
+	if (is_tcp && pkt.flags & MTN_PKT_ACK) {
+		mtn_forget(&pkt.key);
+		return TC_ACT_UNSPEC;
+	}
+	if (config.mode == MTN_MODE_STEER && forwarded == MTN_FORWARDED_PLACED)
+		mark = mtn_mark_new(skb, &pkt, generation);
 	if (is_tcp)
-		was = mtn_forget(&pkt.key);
-	/* Somebody else's mark, by which he routes: ours would take the place of its bits. */
-	if (skb->mark & config.mark_mask)
-		return TC_ACT_UNSPEC;
-	if (forwarded != MTN_FORWARDED_PLACED)
-		return TC_ACT_UNSPEC;
-	if (mtn_passes_unattended())
-		return TC_ACT_UNSPEC;
-	/* Before the search for a path, which each packet would begin anew. */
-	if (!config.n_rules && mtn_is_preferred_alive(pkt.key.ipv6) && mtn_belongs(&pkt.key) < MTN_PLACE_STAT_MAX)
-		return TC_ACT_UNSPEC;
-	hash = mtn_recent_hash(&pkt.key);
-	/* A SYN begins another connection, whatever had its ports before. */
-	if (!is_tcp && !skb->mark && !config.n_rules &&
-	    !*(volatile __u32 *)&config.paused)
-		path = mtn_recent_path(hash, generation);
-	if (path >= MTN_MAX_PATHS)
-		path = mtn_begin(skb, &pkt, hash, generation);
-	if (mtn_is_path(path))
-		mark = mtn_path_at(path)->mark;
-	if (is_tcp && mark && !skb->mark)
-		mtn_remember(&pkt.key, was, mark);
+		mtn_remember(&pkt.key, skb->mark ? 0 : mark);
 	skb->mark |= mark;
 	return TC_ACT_UNSPEC;
 }

@@ -89,8 +89,8 @@ struct mtn_placement_rule {
 
 /* What becomes of forwarded flows. */
 enum mtn_forwarded {
-	MTN_FORWARDED_LEFT,	/* they are the kernel's */
-	MTN_FORWARDED_KNOWN,	/* those that have a mark keep it */
+	MTN_FORWARDED_LEFT,	/* they are the kernel's, and nobody looks which begin */
+	MTN_FORWARDED_KNOWN,	/* TCP connections that have a mark keep it */
 	MTN_FORWARDED_PLACED,	/* new ones are placed, too */
 };
 
@@ -133,7 +133,7 @@ union mtn_recent {
 /* A forwarded TCP connection. */
 struct mtn_connection {
 	__u64 syn_ns;		/* when it was begun last */
-	__u32 mark;		/* of its uplink; 0: the kernel's, or not known */
+	__u32 mark;		/* of its SYN; 0: it is the kernel's, or not known */
 	__u32 epoch;		/* of the configuration then */
 };
 

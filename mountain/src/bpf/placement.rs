@@ -103,6 +103,8 @@ pub(crate) struct PlacementPrograms {
     // Links before the skeleton: fields drop in order, and the programs go last.
     sockets: Vec<Link>,
     devices: BTreeMap<u32, OwnedFd>,
+    /// Devices that have been attached to. Nobody sees what begins by one that is not at the moment.
+    watched: BTreeSet<u32>,
     skel: skel::PlacementSkel<'static>,
     groups: Vec<Vec<usize>>,
     /// Bits of the paths that new flows may choose.
@@ -124,6 +126,7 @@ impl PlacementPrograms {
         let mut programs = Self {
             sockets: Vec::new(),
             devices: BTreeMap::new(),
+            watched: BTreeSet::new(),
             skel,
             groups: Vec::new(),
             open: 0,
@@ -228,13 +231,19 @@ impl PlacementPrograms {
 
     /// Places connections that come in by the devices of [`PlacementPrograms::attach_to`].
     pub(crate) fn place_forwarded(&mut self) {
-        let config = &mut self.bss().config;
         // Nobody has seen which connections began meanwhile.
-        if config.forwarded == mtn_forwarded::MTN_FORWARDED_LEFT.0 {
-            let epoch = config.epoch.wrapping_add(1);
-            publish(&mut config.epoch, epoch);
+        if self.bss().config.forwarded == mtn_forwarded::MTN_FORWARDED_LEFT.0 {
+            self.forget_connections();
         }
-        publish(&mut config.forwarded, mtn_forwarded::MTN_FORWARDED_PLACED.0);
+        let placed = mtn_forwarded::MTN_FORWARDED_PLACED.0;
+        publish(&mut self.bss().config.forwarded, placed);
+    }
+
+    /// Has no further packet get the mark that its connection's SYN has had, but where Netfilter keeps it.
+    pub(crate) fn forget_connections(&mut self) {
+        let epoch = &mut self.bss().config.epoch;
+        let next = epoch.wrapping_add(1);
+        publish(epoch, next);
     }
 
     /// Places no new ones of these for a moment. Connections that were placed keep their marks.
@@ -276,15 +285,17 @@ impl PlacementPrograms {
             is_late() || (wanted.contains(at) && hooks::is_at(link.as_fd(), *at))
         });
         let program = self.skel.progs.mountain_lan.as_fd();
-        let mut done = Ok(true);
+        let (mut done, mut was_off) = (Ok(true), false);
         for &ifindex in ifindexes {
             if is_late() {
-                return done.and(Ok(false));
+                done = done.and(Ok(false));
+                break;
             }
             if let Entry::Vacant(place) = self.devices.entry(ifindex) {
                 match hooks::link(DeviceHook::TcxIngress, ifindex, program, Order::Last) {
                     Ok(link) => {
                         place.insert(link);
+                        was_off |= !self.watched.insert(ifindex);
                     }
                     // It has just been deleted: the kernel tells of that.
                     Err(e) if e.raw_os_error() == Some(libc::ENODEV) => {}
@@ -296,6 +307,9 @@ impl PlacementPrograms {
                     }
                 }
             }
+        }
+        if was_off {
+            self.forget_connections();
         }
         done.map(|all| all && !is_late())
     }
@@ -315,6 +329,7 @@ impl PlacementPrograms {
     /// Takes the program off a device that is gone, which may be in another network namespace now.
     pub(crate) fn forget(&mut self, ifindex: u32) {
         self.devices.remove(&ifindex);
+        self.watched.remove(&ifindex);
     }
 
     /// Devices whose new connections are placed.
@@ -324,12 +339,7 @@ impl PlacementPrograms {
 
     /// Whether flows are placed.
     pub(crate) fn set_mode(&mut self, mode: SteerMode) {
-        let config = &mut self.bss().config;
-        if config.mode != mode as u32 {
-            let epoch = config.epoch.wrapping_add(1);
-            publish(&mut config.epoch, epoch);
-        }
-        publish(&mut config.mode, mode as u32);
+        publish(&mut self.bss().config.mode, mode as u32);
     }
 
     /// As [`super::Steer::say_alive`].

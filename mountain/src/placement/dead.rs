@@ -125,6 +125,9 @@ impl Placer {
         let elsewhere: BTreeSet<IpAddr> = others.flat_map(|(_, u)| u.addresses.clone()).collect();
         let elsewhere = &elsewhere - &uplink.addresses.iter().copied().collect();
         let mask = self.config.mark_mask.bits();
+        if which == Forgotten::All {
+            self.programs.forget_connections();
+        }
         // What has gone another way all the same, as by a routing rule of the owner's, is not stuck. Nor is what was
         // not placed here, but came in by an uplink, or was passed on by a bridge. Its other end knows no other address.
         let may_keep = self.config.forward == Forward::Always;

@@ -330,7 +330,7 @@ impl Placer {
 
     /// Marks nothing new. A table that there was is kept: running connections stand on it.
     fn hold_forwarded(&mut self) -> Result<()> {
-        self.programs.leave_forwarded();
+        self.programs.pause_forwarded();
         let kept = match self.forwarding.has_table() {
             true => self.make_sure_of_table().map(drop),
             false => Ok(()),

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Opens flows and asks over them where they seem to come from; told what to do line by line.
 
-open KIND COUNT SERVER PORT [bind=ADDRESS[:PORT]] [dev=NAME] [out=NAME] [info=NAME] [mark=N]
-                        KIND: tcp, mptcp, udp (connected), msg; out: IP_UNICAST_IF, IPV6_UNICAST_IF;
+open KIND COUNT SERVER PORT [bind=ADDRESS[/PORT]] [dev=NAME] [out=NAME] [info=NAME] [mark=N]
+                        KIND: tcp, mptcp, udp (connected), msg; with a port each flow has the next one, and a stream is
+                        reset when it is closed; out: IP_UNICAST_IF, IPV6_UNICAST_IF;
                         info: IPV6_PKTINFO, for all packets; prefer: IPV6_ADDR_PREFERENCES;
                         each-info, each-mark: IP_PKTINFO or IPV6_PKTINFO, SO_MARK, with each datagram of msg
 ask                     asks over every open flow
@@ -17,6 +18,7 @@ import errno
 import json
 import select
 import socket
+import struct
 import sys
 import time
 
@@ -28,12 +30,15 @@ def target(server, port):
     return (server, int(port))
 
 
-def choose(s, server, options):
+def choose(s, server, options, number=0):
     for option in options:
         key, value = option.split("=", 1)
         if key == "bind":
             address, _, own_port = value.partition("/")
-            s.bind((address, int(own_port or 0)))
+            s.bind((address, int(own_port) + number if own_port else 0))
+            if own_port and s.type == socket.SOCK_STREAM:
+                # So that another one may have the port at once.
+                s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         elif key == "dev":
             s.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, value.encode())
         elif key == "out":
@@ -65,13 +70,13 @@ def control_messages(server, options):
     return messages
 
 
-def open_flow(kind, server, port, options):
+def open_flow(kind, server, port, options, number):
     family = socket.AF_INET6 if ":" in server else socket.AF_INET
     is_stream = kind in ("tcp", "mptcp")
     proto = socket.IPPROTO_MPTCP if kind == "mptcp" else 0
     s = socket.socket(family, socket.SOCK_STREAM if is_stream else socket.SOCK_DGRAM, proto)
     s.setblocking(False)
-    choose(s, server, options)
+    choose(s, server, options, number)
     if kind != "msg":
         s.connect_ex(target(server, port))
     to = target(server, port)
@@ -151,8 +156,8 @@ for line in sys.stdin:
     if command == "open":
         kind, count, server, port, *options = rest
         before, flows = flows, []
-        for _ in range(int(count)):
-            open_flow(kind, server, port, options)
+        for number in range(int(count)):
+            open_flow(kind, server, port, options, number)
         ask()
         say()
         flows = before + flows

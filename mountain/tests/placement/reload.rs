@@ -36,7 +36,7 @@ fn forwarded_connections_go_on_when_the_firewall_is_loaded_anew() {
     // A busy machine may be late once; after a look, the next one is always 5 s away.
     let soon = took.iter().filter(|t| **t < Duration::from_secs(3)).count();
     assert!(soon >= 2, "not by the look every 5 s: {took:?}");
-    // While there is no table nothing is marked.
+    // While there is no table nothing new is marked.
     net.home.run("nft delete table inet mountain_start");
     wait_until("it is back", LEAVE, || net.has_table());
     net.wait_forwarding();
@@ -44,22 +44,66 @@ fn forwarded_connections_go_on_when_the_firewall_is_loaded_anew() {
     assert_eq!(net.refused(), 0);
 }
 
+/// A rule for which new ones are left to the kernel.
+const HOLDS: &str = "insert rule inet home post oifname u0 ip daddr 198.51.100.7 return\n";
+
+/// Because of it.
+fn wait_left(net: &Home) {
+    wait_until("new ones are the kernel's", LEAVE, || {
+        let left = net.placement().left.join("\n");
+        left.contains("forwarded connections are left to the kernel: the firewall treats u0")
+    });
+}
+
+/// While something is done twenty times, flows send.
+fn busy(flows: &mut Flows, expected: &[Seen], then: impl Fn() + Sync) {
+    thread::scope(|scope| {
+        let doing = scope.spawn(|| {
+            for _ in 0..20 {
+                then();
+                thread::sleep(Duration::from_millis(100));
+            }
+        });
+        while !doing.is_finished() {
+            assert_eq!(flows.ask(), expected);
+        }
+    });
+}
+
 /// They send while the table is not there.
 #[test]
 fn busy_forwarded_connections_go_on_when_the_firewall_is_loaded_anew() {
     let (net, mut flows, opened, rules) = forwarding();
-    let load = format!("flush ruleset\n{rules}");
-    thread::scope(|scope| {
-        let loader = scope.spawn(|| {
-            for _ in 0..20 {
-                net.home.nft(&load);
-                thread::sleep(Duration::from_millis(100));
-            }
-        });
-        while !loader.is_finished() {
-            assert_eq!(flows.ask(), opened);
-        }
-    });
+    let load = |more: &str| net.home.nft(&format!("flush ruleset\n{rules}\n{more}"));
+    busy(&mut flows, &opened, || load(""));
+    // While new ones are left to the kernel, and after that.
+    load(HOLDS);
+    wait_left(&net);
+    busy(&mut flows, &opened, || load(HOLDS));
+    net.home.mountain_ok("policy ecmp");
+    busy(&mut flows, &opened, || load(HOLDS));
+    net.home.mountain_ok("policy mountain");
+    load("");
+    net.wait_forwarding();
+    busy(&mut flows, &opened, || load(""));
+    assert_eq!(net.refused(), 0);
+}
+
+/// Those that began before by the same ports went by the other uplink.
+#[test]
+fn busy_connections_that_are_the_kernels_go_on_when_the_firewall_is_loaded_anew() {
+    let (net, mut flows, _, rules) = forwarding();
+    let load = |more: &str| net.home.nft(&format!("flush ruleset\n{rules}\n{more}"));
+    let mut open = || {
+        flows.close();
+        flows.open_with("tcp", EACH, SERVER[0], "bind=192.168.7.2/41000")
+    };
+    assert_by_both(&open());
+    load(HOLDS);
+    wait_left(&net);
+    let opened = open();
+    assert_eq!(by_uplink(&opened), [EACH, 0]);
+    busy(&mut flows, &opened, || load(HOLDS));
     assert_eq!(net.refused(), 0);
 }
 
@@ -74,14 +118,11 @@ fn reads(net: &Home) -> u64 {
 #[test]
 fn forwarded_connections_that_run_go_on_when_new_ones_are_the_kernels() {
     let (net, mut flows, opened, rules) = forwarding();
-    let load = |more: &str| net.home.nft(&format!("flush ruleset\n{rules}\n{more}\n"));
+    let load = |more: &str| net.home.nft(&format!("flush ruleset\n{rules}\n{more}"));
     for _ in 0..2 {
-        load("insert rule inet home post oifname u0 ip daddr 198.51.100.7 return");
+        load(HOLDS);
         wait_until("the table is back", LEAVE, || net.has_table());
-        wait_until("new ones are the kernel's", LEAVE, || {
-            let left = net.placement().left.join("\n");
-            left.contains("forwarded connections are left to the kernel: the firewall treats u0")
-        });
+        wait_left(&net);
         assert_eq!(flows.ask(), opened);
     }
     // What was begun is over: it is not looked at again and again.
@@ -110,8 +151,7 @@ fn many_inner_devices_are_attached_to_little_by_little() {
         net.placement().inner_devices.len() == 81
     });
     let rules = net.home.run("nft list table inet home");
-    net.home
-        .nft("insert rule inet home post oifname u0 ip daddr 198.51.100.7 return");
+    net.home.nft(HOLDS);
     wait_until("new ones are the kernel's", LEAVE, || {
         !net.placement().forwarding
     });
