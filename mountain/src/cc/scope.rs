@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use anyhow::{ensure, Context, Result};
 use nix::sys::statfs::{fstatfs, CGROUP2_SUPER_MAGIC};
@@ -118,8 +119,10 @@ pub(crate) fn set_default_here(name: &str) -> Result<()> {
 }
 
 /// Puts the former default back in every network namespace whose default is `name`. A namespace
-/// that is not on record has inherited it: a new one begins with the default of the machine's first.
-pub(crate) fn restore_defaults(name: &str, state: &ScopeState) -> Result<()> {
+/// that is not on record has inherited it: a new one begins with the default of the machine's first. Where nothing says
+/// what was there before, it is one that every kernel has or nearly: returns that.
+pub(crate) fn restore_defaults(name: &str, state: &ScopeState) -> Result<Option<String>> {
+    let guessed = OnceLock::new();
     let here = this_namespace()?;
     let first = fs::metadata("/proc/1/ns/net").map_or(here, |m| m.ino());
     let all = namespaces();
@@ -129,14 +132,18 @@ pub(crate) fn restore_defaults(name: &str, state: &ScopeState) -> Result<()> {
         let known = [inode, first, here]
             .iter()
             .find_map(|i| state.defaults.get(i));
-        let former = known.or(first_has.as_ref()).cloned();
+        let former = known.or(first_has.as_ref());
+        let is_set = |n: &&str| *n != name && set_default_here(n).is_ok();
+        if former.map(String::as_str).filter(is_set).is_some() {
+            return Ok(());
+        }
         // Not every one may be chosen in every namespace.
-        let fallback = ["bbr", "cubic", "reno"].map(str::to_owned).into_iter();
-        let mut candidates = former.into_iter().chain(fallback).filter(|n| n != name);
-        let set = candidates.any(|n| set_default_here(&n).is_ok());
-        ensure!(set, "no other congestion control can be the default");
+        let set = ["bbr", "cubic", "reno"].into_iter().find(is_set);
+        let set = set.context("no other congestion control can be the default")?;
+        let _ = guessed.set(set.to_owned());
         Ok(())
-    })
+    })?;
+    Ok(guessed.into_inner())
 }
 
 /// Makes `name` anew the default where it is: to the kernel a default is not the name but what had it when it was made

@@ -206,10 +206,16 @@ fn undo(pinned: &Pinned) -> Result<()> {
     let name = pinned.name();
     let defaults = scope::restore_defaults(name, &state);
     // Without the name, a route would not show any more what it has kept.
-    routes::restore(name, &state).and(defaults)?;
+    let guessed = routes::restore(name, &state).and(defaults)?;
     pinned.disable()?;
     // Once more: a namespace that was made meanwhile has inherited it.
     scope::restore_defaults(name, &state)?;
+    if let Some(guessed) = guessed {
+        eprintln!(
+            "mountain: it is not known which congestion control was the default before: it is {guessed} now \
+             (`sysctl net.ipv4.tcp_congestion_control=NAME` makes another one the default)"
+        );
+    }
     pinned.forget()
 }
 

@@ -62,6 +62,33 @@ fn a_default_is_put_back_in_a_namespace_that_is_mounted_elsewhere() {
     assert!(!name.is_available());
 }
 
+/// As where /run was cleaned. The machine's first namespace is this one here, so that its default tells nothing either.
+#[test]
+fn who_disables_it_hears_that_the_default_is_a_guess() {
+    let (ns, name) = (Ns::new("cc"), Name::new());
+    let disable = |removed: &str| {
+        let cc = |what| format!("{MOUNTAIN} cc {what} --name {}", name.0);
+        let script = format!(
+            "set -e; {}; {removed}; {}",
+            cc("enable --default"),
+            cc("disable")
+        );
+        let args = ["--pid", "--fork", "--mount-proc", "bash", "-c", &script];
+        let output = ns.output("unshare", &args);
+        let (said, errors) = texts(&output);
+        assert!(output.status.success(), "{said}{errors}");
+        (default_in(&ns), errors)
+    };
+    ns.sysctl("net.ipv4.tcp_congestion_control", "reno");
+    assert_eq!(disable("true"), ("reno".to_owned(), String::new()));
+    let record = format!("rm /run/mountain/cc-{}.json", name.0);
+    let (default, said) = disable(&record);
+    let told = format!(
+        "it is not known which congestion control was the default before: it is {default} now"
+    );
+    assert_has(&said, &[&told]);
+}
+
 #[test]
 fn a_default_that_is_set_by_hand_meanwhile_stays_or_is_put_back() {
     let (ns, name) = (Ns::new("cc"), Name::new());
