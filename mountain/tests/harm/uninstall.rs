@@ -59,6 +59,26 @@ running="$(pid_in /run/netns/running) $(pid_in $unnamed)"
 [[ $running =~ ^[0-9]+\ [0-9]+$ ]] || { echo "no process ids: $running" >&2; exit 3; }
 
 if [[ $5 == install ]]; then
+    # Where an image is made there is the host's /proc, and another root. The program is there by another folder.
+    mkdir -p "$3/root" "$3/image/bin"
+    mount -t tmpfs tmpfs "$3/root"
+    for at in /*; do
+        if [[ -L $at ]]; then
+            cp -P "$at" "$3/root$at"
+        elif [[ -d $at ]]; then
+            mkdir "$3/root$at"
+            mount --rbind "$at" "$3/root$at"
+            mount --make-rprivate "$3/root$at"
+        fi
+    done
+    ln -s "$1" "$3/image/bin/mountain"
+    chroot "$3/root" "$2/packaging/install" --remove "" "$3/image"
+    [[ ! -e $3/image/bin/mountain ]] || { echo "the program is still in the image" >&2; exit 1; }
+    umount -lR "$3/root"
+    for pid in $running; do
+        kill -0 "$pid" || { echo "a daemon of the host has ended with an image's program" >&2; exit 1; }
+    done
+    [[ -n $(left_in /run/netns/killed) ]] || { echo "what was killed is taken back from an image" >&2; exit 1; }
     "$2/packaging/install" --remove "" "$3"
     [[ ! -e $mountain ]] || { echo "the program is still there" >&2; exit 1; }
 else

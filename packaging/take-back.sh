@@ -20,3 +20,13 @@ disable_cc() {
             echo "warning: the congestion control $name is still enabled; it stays until the next start" >&2
     done
 }
+
+# Takes back what the program has put into the kernel. Not from a chroot, such as one in which an image is made: the
+# kernel, and the daemons, are its host's. $1: the program.
+take_back() {
+    [ /proc/1/root/ -ef / ] || return 0
+    disable_cc "$1"
+    "$1" redirect del --all --all-namespaces >/dev/null || true
+    "$1" down --all-namespaces >/dev/null ||
+        echo "warning: what mountain has put into the kernel may still be there" >&2
+}
