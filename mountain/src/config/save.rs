@@ -35,8 +35,10 @@ pub(crate) fn save_redirects(
 ) -> Result<Saved> {
     // Not a link to it, in its place.
     let file = &std::fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
-    let before = match std::fs::read_to_string(file) {
-        Ok(text) => {
+    let before = match std::fs::metadata(file) {
+        Ok(meta) => {
+            ensure!(meta.is_file(), "{} is no regular file", file.display());
+            let text = super::read(file)?;
             Config::parse_redirects(&text, file)?;
             text
         }
@@ -319,5 +321,10 @@ to = \"192.0.2.9:99\"
         assert!(error.to_string().contains(":2: "), "{error:#}");
         let now = std::fs::read_to_string(&file).unwrap();
         assert_eq!(now, "[steer]\nwindow = \n");
+        // Nobody writes into it.
+        let fifo = dir.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        let error = save_redirects(&fifo, &one, |_| true).unwrap_err();
+        assert!(error.to_string().contains("no regular file"), "{error:#}");
     }
 }
