@@ -26,8 +26,9 @@
  *                             it to all further packets, whatever stands in them by then
  *                             (mountain/src/placement/nft.rs). Those of TCP get that of their SYN
  *                             here, too, if they have none (connection.h): who loads the firewall
- *                             anew takes our table away for a moment. Any datagram may begin one, so what was chosen for a flow's
- *                             last one is remembered, and need not be found out again for each.
+ *                             anew takes our table away for a moment. Any datagram may begin a flow,
+ *                             so what was chosen for a flow's last one is remembered, and need not
+ *                             be found out again for each.
  *
  * Why a mark rather than bpf_bind() to the uplink's address: a socket bound so keeps the address when
  * it is connected to something else later (getaddrinfo() does that with one socket to sort addresses,
