@@ -545,6 +545,8 @@ int mountain_lan(struct __sk_buff *skb)
 /* Types that only maps use reach the skeleton through variables that mention them. */
 struct mtn_unconnected_key unused_unconnected_key;
 struct mtn_unconnected unused_unconnected;
+struct mtn_connection unused_connection;
+struct mtn_flow_key unused_flow_key;
 enum mtn_any unused_any;
 enum mtn_forwarded unused_forwarded;
 enum mtn_placement_stat unused_stat;

@@ -4,6 +4,8 @@
 //! [`PlacementPrograms`] owns the attachments: when it is dropped, or its process dies, new flows are the kernel's
 //! to place again. The rules and tables that lead flows to their uplinks are not made here.
 
+mod rules;
+
 mod skel {
     #![allow(clippy::all, non_snake_case, non_camel_case_types, dead_code)]
     include!(concat!(env!("OUT_DIR"), "/placement.skel.rs"));
@@ -11,7 +13,7 @@ mod skel {
 
 use std::collections::{btree_map::Entry, BTreeMap, BTreeSet, HashSet};
 use std::fs::File;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{self, Ordering};
@@ -27,10 +29,8 @@ use super::hooks::{self, DeviceHook, Order};
 use super::{bytes_of, encode, numbers, publish, tries, ProgramGroup, SteerMode};
 use crate::host::descriptors;
 use crate::topology::{FibRule, PathMasks, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
-use skel::types::{self, mtn_any, mtn_forwarded, mtn_rule_wants};
-
-/// Most rules, `MTN_MAX_RULES` in bpf/placement/placement.h.
-pub(crate) const MAX_RULES: usize = 64;
+pub(crate) use rules::{PlacementRule, Wants, MAX_RULES};
+use skel::types::{self, mtn_forwarded};
 
 /// Most hosts behind this one that are known to have ports forwarded, `MTN_MAX_PUBLISHED`.
 pub(crate) const MAX_PUBLISHED: usize = 4096;
@@ -64,38 +64,6 @@ pub(crate) struct PathMark {
     pub source: Option<IpAddr>,
     /// Whether new flows may choose it.
     pub open: bool,
-}
-
-/// Which paths a rule wants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wants {
-    /// Those that latency flows may use.
-    Steadiest,
-    /// Those that bulk flows may use.
-    Bulk,
-    /// Bits of path ids.
-    Paths(u64),
-}
-
-/// Which flows a rule is about, and what it wants; unset fields match everything.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PlacementRule {
-    /// IP protocol number.
-    pub proto: Option<u8>,
-    /// Destination ports, first and last.
-    pub ports: Option<(u16, u16)>,
-    /// DSCP, 0 to 63.
-    pub dscp: Option<u8>,
-    /// Id of a cgroup and how deep it is below the root.
-    pub cgroup: Option<(u64, u32)>,
-    /// First and last user id of the socket.
-    pub uid: Option<(u32, u32)>,
-    /// (mark, mask)
-    pub mark: Option<(u32, u32)>,
-    /// Destination.
-    pub prefix: Option<IpNet>,
-    /// Where its flows go.
-    pub wants: Wants,
 }
 
 /// The loaded programs with their links.
@@ -229,14 +197,44 @@ impl PlacementPrograms {
         numbers::write(&self.skel.maps.bridges, &numbers).context("too many bridges")
     }
 
-    /// Places connections that come in by the devices of [`PlacementPrograms::attach_to`].
-    pub(crate) fn place_forwarded(&mut self) {
-        // Nobody has seen which connections began meanwhile.
-        if self.bss().config.forwarded == mtn_forwarded::MTN_FORWARDED_LEFT.0 {
+    /// Places connections that come in by the devices of [`PlacementPrograms::attach_to`]. Returns whether nobody has seen
+    /// until now which ones began.
+    pub(crate) fn place_forwarded(&mut self) -> bool {
+        let was_left = self.bss().config.forwarded == mtn_forwarded::MTN_FORWARDED_LEFT.0;
+        if was_left {
             self.forget_connections();
         }
         let placed = mtn_forwarded::MTN_FORWARDED_PLACED.0;
         publish(&mut self.bss().config.forwarded, placed);
+        was_left
+    }
+
+    /// Gives this mark to further packets of TCP connections, by from and to where they are sent, that began earlier.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(crate) fn remember(&self, tcp: &[(SocketAddr, SocketAddr)], mark: u32) -> Result<()> {
+        let bss = self.skel.maps.bss_data.as_deref();
+        let known = types::mtn_connection {
+            mark,
+            epoch: bss.map_or(0, |bss| bss.config.epoch),
+            ..Default::default()
+        };
+        for (source, to) in tcp {
+            let key = types::mtn_flow_key {
+                saddr: encode::addr(source.ip()),
+                daddr: encode::addr(to.ip()),
+                sport: source.port().to_be(),
+                dport: to.port().to_be(),
+                proto: libc::IPPROTO_TCP as u8,
+                ipv6: source.is_ipv6().into(),
+                ..Default::default()
+            };
+            let map = &self.skel.maps.connections;
+            map.update(bytes_of(&key), bytes_of(&known), MapFlags::ANY)
+                .context("cannot write earlier connections to the program's table")?;
+        }
+        Ok(())
     }
 
     /// Has no further packet get the mark that its connection's SYN has had, but where Netfilter keeps it.
@@ -509,7 +507,7 @@ impl PlacementPrograms {
         config.n_rules = 0;
         config.rules_need_dscp = rules.iter().any(|rule| rule.dscp.is_some()).into();
         for (i, rule) in rules.iter().enumerate() {
-            self.bss().rules[i] = encode_rule(rule);
+            self.bss().rules[i] = rules::encode(rule);
         }
         self.bss().config.n_rules = rules.len() as u32;
         self.forget_recent();
@@ -572,42 +570,4 @@ fn same<A: Copy, B: Copy>(value: A) -> B {
     const { assert!(size_of::<A>() == size_of::<B>()) };
     // SAFETY: of one size, and integers only, of which any bytes are a valid value.
     unsafe { std::mem::transmute_copy(&value) }
-}
-
-fn encode_rule(rule: &PlacementRule) -> types::mtn_placement_rule {
-    let (mark, mark_mask) = rule.mark.unwrap_or_default();
-    let (cgroup, cgroup_level) = rule.cgroup.unwrap_or_default();
-    let (uid_first, uid_last) = rule.uid.unwrap_or((0, u32::MAX));
-    let (dport_first, dport_last) = rule.ports.unwrap_or((0, u16::MAX));
-    let (dst, dst_mask) = encode::prefix(rule.prefix);
-    types::mtn_placement_rule {
-        paths: match rule.wants {
-            Wants::Paths(paths) => paths,
-            _ => 0,
-        },
-        cgroup,
-        cgroup_level,
-        uid_first,
-        uid_last,
-        mark: mark & mark_mask,
-        mark_mask,
-        dst,
-        dst_mask,
-        dport_first,
-        dport_last,
-        proto: rule.proto.unwrap_or(0),
-        dscp: rule.dscp.unwrap_or(mtn_any::MTN_ANY_DSCP.0 as u8),
-        ipv6: match rule.prefix {
-            Some(IpNet::V4(_)) => 0,
-            Some(IpNet::V6(_)) => 1,
-            None => mtn_any::MTN_ANY_FAMILY.0 as u8,
-        },
-        wants: match rule.wants {
-            Wants::Steadiest => mtn_rule_wants::MTN_USE_STEADIEST,
-            Wants::Bulk => mtn_rule_wants::MTN_USE_BULK,
-            Wants::Paths(_) => mtn_rule_wants::MTN_USE_PATHS,
-        }
-        .0 as u8,
-        ..Default::default()
-    }
 }

@@ -143,6 +143,17 @@ impl Entry<'_> {
         self.is_marked(mark, mask, is_there) && self.can_go_on()
     }
 
+    /// From and to where a host sends its packets that has begun this TCP connection, or to which it was translated.
+    fn tcp_of_inner(&self, is_inner: impl Fn(IpAddr) -> bool) -> Option<(SocketAddr, SocketAddr)> {
+        let sent = [CTA_TUPLE_ORIG, CTA_TUPLE_REPLY].map(|kind| self.tuple(kind));
+        let from_inner = |tuple: &Tuple| tuple.source.is_some_and(&is_inner);
+        let tuple = sent.into_iter().find(from_inner)?;
+        let is_tcp = tuple.proto == Some(libc::IPPROTO_TCP as u8);
+        let source = (tuple.source?, tuple.source_port?);
+        let to = (tuple.destination?, tuple.destination_port?);
+        is_tcp.then(|| (source.into(), to.into()))
+    }
+
     fn ends(&self) -> Option<Ends> {
         let (original, reply) = (self.tuple(CTA_TUPLE_ORIG), self.tuple(CTA_TUPLE_REPLY));
         Some(Ends {
@@ -292,13 +303,28 @@ pub(crate) fn forget_marked(
     which: Forgotten,
     is_there: impl Fn(&Ends) -> bool,
 ) -> Result<usize> {
-    let mut request = header(ipv6);
-    push_attribute(&mut request, CTA_MARK, &mark.to_be_bytes());
-    push_attribute(&mut request, CTA_MARK_MASK, &mask.to_be_bytes());
-    forget(ipv6, &request, |entry| match which {
+    forget(ipv6, &marked(ipv6, mark, mask), |entry| match which {
         Forgotten::GoOn => entry.is_stuck(mark, mask, &is_there),
         Forgotten::All => entry.is_marked(mark, mask, &is_there),
     })
+}
+
+/// From and to where inner hosts send their packets of TCP connections, of one family and with a mark within a mask.
+///
+/// # Errors
+/// When the kernel refuses to list its connections.
+pub(crate) fn tcp_marked(
+    ipv6: bool,
+    mark: u32,
+    mask: u32,
+    is_inner: impl Fn(IpAddr) -> bool,
+) -> Result<Vec<(SocketAddr, SocketAddr)>> {
+    let mut found = Vec::new();
+    list(&marked(ipv6, mark, mask), |entry| {
+        let tcp = entry.tcp_of_inner(&is_inner);
+        found.extend(tcp.filter(|_| entry.is_marked(mark, mask, |_| true)));
+    })?;
+    Ok(found)
 }
 
 /// Deletes the entries of flows that are not translated, and were never answered, if `is_there` says that one with these ends
@@ -426,6 +452,14 @@ fn forget(ipv6: bool, request: &[u8], wanted: impl Fn(&Entry) -> bool) -> Result
 
 fn header(ipv6: bool) -> Vec<u8> {
     vec![family(ipv6), 0, 0, 0]
+}
+
+/// Asks for the entries with a mark within a mask.
+fn marked(ipv6: bool, mark: u32, mask: u32) -> Vec<u8> {
+    let mut body = header(ipv6);
+    push_attribute(&mut body, CTA_MARK, &mark.to_be_bytes());
+    push_attribute(&mut body, CTA_MARK_MASK, &mask.to_be_bytes());
+    body
 }
 
 /// Asks for all entries of a family, or only for those to an address; of IPv6, for those to its port.

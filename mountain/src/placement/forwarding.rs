@@ -301,7 +301,9 @@ impl Placer {
                 if let Err(e) = self.programs.set_bridges(&self.forwarding.inner_bridges) {
                     debug!("{e:#}");
                 }
-                self.programs.place_forwarded();
+                if self.programs.place_forwarded() {
+                    self.recall();
+                }
                 self.forwarding.is_attached = true;
                 self.go_on_attaching()?;
                 Ok(!self.forwarding.is_attaching)
@@ -310,6 +312,17 @@ impl Placer {
             not_there => {
                 self.programs.pause_forwarded();
                 not_there
+            }
+        }
+    }
+
+    /// Has the programs know the TCP connections that bear a mark by now, as those of an earlier run.
+    fn recall(&self) {
+        let mask = self.config.mark_mask.bits();
+        for uplink in self.uplinks.values() {
+            let tcp = conntrack::tcp_marked(uplink.ipv6, uplink.mark, mask, is_private);
+            if let Err(e) = tcp.and_then(|tcp| self.programs.remember(&tcp, uplink.mark)) {
+                debug!("{e:#}");
             }
         }
     }

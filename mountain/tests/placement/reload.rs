@@ -44,6 +44,18 @@ fn forwarded_connections_go_on_when_the_firewall_is_loaded_anew() {
     assert_eq!(net.refused(), 0);
 }
 
+/// As after an upgrade of the package.
+#[test]
+fn busy_connections_of_an_earlier_run_go_on_when_the_firewall_is_loaded_anew() {
+    let (net, mut flows, opened, rules) = forwarding();
+    net.home.end_daemon(Signal::SIGUSR1);
+    net.up();
+    net.wait_forwarding();
+    let load = format!("flush ruleset\n{rules}");
+    busy(&mut flows, &opened, || net.home.nft(&load));
+    assert_eq!(net.refused(), 0);
+}
+
 /// A rule for which new ones are left to the kernel.
 const HOLDS: &str = "insert rule inet home post oifname u0 ip daddr 198.51.100.7 return\n";
 
