@@ -203,6 +203,7 @@ impl PlacementPrograms {
         let was_left = self.bss().config.forwarded == mtn_forwarded::MTN_FORWARDED_LEFT.0;
         if was_left {
             self.forget_connections();
+            self.watched.clear();
         }
         let placed = mtn_forwarded::MTN_FORWARDED_PLACED.0;
         publish(&mut self.bss().config.forwarded, placed);
