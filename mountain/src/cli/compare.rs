@@ -205,7 +205,15 @@ fn how(c: &Comparison) -> String {
     let several = c.runs.iter().any(|run| run.runs > 1);
     let first = &c.runs[0].name;
     let size = |run: &Run| format!("{} is {}", run.name, count(run.runs, "run"));
-    match (c.paired, several) {
+    let has_parts = c.rows.iter().any(|row| row.compared_by.is_some());
+    let parts = match several && has_parts {
+        true => format!(
+            "\n* judged by the mean over parts of {} answers, as runs differ in length.",
+            c.segment
+        ),
+        false => String::new(),
+    };
+    let how = match (c.paired, several) {
         (true, _) => format!(
             "Judged in {} rounds, B - A of each. Figures are means of the rounds. Counts are sums, \
              their\ndifferences are of one round.",
@@ -223,7 +231,8 @@ fn how(c: &Comparison) -> String {
              the\n  whole run; counts the share of answers, scaled to {first}.",
             c.segment
         ),
-    }
+    };
+    how + &parts
 }
 
 /// The table of all columns, then the verdicts, then what else differs.

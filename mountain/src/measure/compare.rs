@@ -17,7 +17,7 @@ use super::paired;
 use super::ping::Clock;
 use super::runfile::RunFile;
 use super::stats::{ascending, choose_thresholds, Reply, Row, Table, Unit};
-use super::variation::{self, Events, RunFigure};
+use super::variation::{self, extremes_of_parts, mean, Events, RunFigure, EXTREMES};
 use super::verdict::{self, holm, RowDifference, RowVerdict};
 
 /// Load averages (proc_loadavg(5)) that differ by no more are alike: half a busy process.
@@ -60,7 +60,7 @@ pub struct Comparison {
     pub headlines: Vec<Headline>,
     /// Differences in how the runs were made.
     pub warnings: Vec<Warning>,
-    /// Samples per part of the runs that Min, Max and Max−Min are compared by; of one run a side.
+    /// Answers per part of the runs that Min, Max and Max−Min are compared by.
     pub segment: usize,
     /// Whether the runs were judged in pairs.
     pub paired: bool,
@@ -270,9 +270,18 @@ fn measure(sides: &[Side], over_us: &[f64], by_user: bool) -> Vec<Vec<Measured>>
     sides.iter().map(of_side).collect()
 }
 
+/// Answers per part by which extremes are compared. Of several runs a side, the shortest is a part.
 fn segment(measured: &[Vec<Measured>]) -> usize {
     let shortest = measured.iter().flatten().map(|run| run.table.count).min();
-    variation::segment(shortest.unwrap_or(0) as usize)
+    let shortest = shortest.unwrap_or(0) as usize;
+    match is_one_each(measured) {
+        true => variation::segment(shortest),
+        false => shortest,
+    }
+}
+
+fn is_one_each(measured: &[Vec<Measured>]) -> bool {
+    measured.iter().all(|side| side.len() == 1)
 }
 
 /// Judges row by row.
@@ -293,7 +302,6 @@ impl<'a> Judge<'a> {
         let segment = segment(measured);
         let first = &measured[0];
         let per = (answered(first) as f64 / first.len() as f64).max(1.0);
-        let one_each = measured.iter().all(|side| side.len() == 1);
         let figures = |side: &Vec<Measured>| {
             variation::figures(&side[0].replies, &side[0].table, per, segment)
         };
@@ -303,7 +311,7 @@ impl<'a> Judge<'a> {
             steps.fold(0.0, f64::max)
         };
         Self {
-            figures: one_each.then(|| measured.iter().map(figures).collect()),
+            figures: is_one_each(measured).then(|| measured.iter().map(figures).collect()),
             measured,
             per,
             segment,
@@ -347,8 +355,7 @@ impl<'a> Judge<'a> {
         Compared {
             name: first.name.clone(),
             unit: first.unit,
-            compared_by: compared_by(&first.name, first.unit, self.segment)
-                .filter(|_| self.figures.is_some()),
+            compared_by: self.compared_by(first),
             against_first: (sides.clone().skip(1).filter(|_| judged))
                 .map(against)
                 .collect(),
@@ -368,16 +375,19 @@ impl<'a> Judge<'a> {
 
     /// The mean of a side's runs; counts mean something only by the number of answers they are of.
     fn comparable(&self, i: usize, side: usize) -> Option<f64> {
-        let runs = self.by_run(i, side)?;
-        Some(runs.iter().sum::<f64>() / runs.len() as f64)
+        Some(mean(&self.by_run(i, side)?))
     }
 
     fn by_run(&self, i: usize, side: usize) -> Option<Vec<f64>> {
         let value = |run: &Measured| {
-            let value = run.rows[i].value?;
-            Some(match run.rows[i].unit {
-                Unit::Count => value * self.per / run.table.count.max(1) as f64,
-                _ => value,
+            let row = &run.rows[i];
+            if let Some(i) = EXTREMES.iter().position(|name| *name == row.name) {
+                let of_parts = extremes_of_parts(&run.replies, self.segment)?;
+                return Some(mean(&of_parts[i]));
+            }
+            Some(match row.unit {
+                Unit::Count => row.value? * self.per / run.table.count.max(1) as f64,
+                _ => row.value?,
             })
         };
         self.measured[side].iter().map(value).collect()
@@ -386,7 +396,7 @@ impl<'a> Judge<'a> {
     fn difference(&self, i: usize, row: &Row, side: usize) -> Option<RowDifference> {
         if let Some(figures) = &self.figures {
             let (a, b) = (figures[0][i].as_ref()?, figures[side][i].as_ref()?);
-            return Some(verdict::difference(a, b));
+            return Some(verdict::difference(a, b).with_unseen([a.events, b.events]));
         }
         let trials = |side: usize| match row.unit {
             Unit::Percent => sent(&self.measured[side]),
@@ -397,31 +407,47 @@ impl<'a> Judge<'a> {
         if trials(0).min(trials(side)) < least {
             return None;
         }
-        if self.paired {
-            let pairs: Vec<f64> = a.iter().zip(&b).map(|(a, b)| b - a).collect();
-            return paired::difference(&pairs);
-        }
-        let events = |side: usize| {
-            let count = match row.unit {
+        let events = [0, side].map(|side| {
+            let (count, unit) = match row.unit {
                 Unit::Microseconds => return None,
-                Unit::Percent => self.measured[side].iter().map(|r| r.table.lost()).sum(),
-                Unit::Count => self.value(i, side)? as u64,
+                Unit::Percent => {
+                    let lost = self.measured[side].iter().map(|r| r.table.lost());
+                    (lost.sum(), 100.0)
+                }
+                Unit::Count => (self.value(i, side)? as u64, self.per),
             };
             let trials = trials(side);
-            Some(Events { count, trials })
-        };
+            Some(Events {
+                count,
+                trials,
+                unit,
+            })
+        });
         let step = self.rounded_to(row, 0).max(self.rounded_to(row, side));
-        verdict::replicates(&a, &b, [events(0), events(side)], step)
+        let pairs = || a.iter().zip(&b).map(|(a, b)| b - a).collect::<Vec<f64>>();
+        let difference = match self.paired {
+            true => paired::difference(&pairs()),
+            false => verdict::replicates(&a, &b, events, step),
+        };
+        difference.map(|difference| difference.with_unseen(events))
     }
-}
 
-fn compared_by(name: &str, unit: Unit, segment: usize) -> Option<String> {
-    match name {
-        "Count" => None,
-        "Min" | "Max" | "Max−Min" => Some(format!("its mean over parts of {segment} answers")),
-        "Jitter" => Some("the mean difference of successive delays over the whole run".into()),
-        _ if unit == Unit::Count => Some("its share, scaled to the first run's answers".into()),
-        _ => None,
+    fn compared_by(&self, row: &Row) -> Option<String> {
+        let (is_one_each, segment) = (self.figures.is_some(), self.segment);
+        let mut runs = self.measured.iter().flatten();
+        let has_parts = runs.any(|run| run.replies.len() >= 2 * segment);
+        match row.name.as_str() {
+            name if EXTREMES.contains(&name) => {
+                has_parts.then(|| format!("its mean over parts of {segment} answers"))
+            }
+            "Count" => None,
+            _ if !is_one_each => None,
+            "Jitter" => Some("the mean difference of successive delays over the whole run".into()),
+            _ if row.unit == Unit::Count => {
+                Some("its share, scaled to the first run's answers".into())
+            }
+            _ => None,
+        }
     }
 }
 

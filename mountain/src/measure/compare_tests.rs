@@ -381,3 +381,70 @@ fn one_step_of_rounding_is_no_difference() {
         assert_eq!(judged(111.0), [RowVerdict::Worse; 3], "{runs} runs");
     }
 }
+
+/// A route that changes between two of them: the median of a run is one or the other.
+#[test]
+fn equal_runs_with_two_levels_are_rarely_called_different() {
+    // As long stays on each on average, in probes.
+    for stay in [1.0, 50.0] {
+        let of = |seed: u64| {
+            let mut rng = Pcg64::seed_from_u64(seed);
+            let mut high = rng.random_bool(0.5);
+            let mut run = delays(1000, seed);
+            for rtt in run.samples.rtt_us.iter_mut().flatten() {
+                high ^= rng.random_bool(0.5 / stay);
+                *rtt = if high { 60e3 } else { 20e3 } + 500.0 * rng.random::<f64>();
+            }
+            run
+        };
+        let most = most_often((0..200).map(|seed| pair(of(2 * seed), of(2 * seed + 1))));
+        assert!(most.0 <= 0.07, "{stay}: {most:?}");
+        let later = changed(of(2), |us| us + 90e3);
+        assert_eq!(verdict(&pair(of(1), later), "Median"), RowVerdict::Worse);
+    }
+}
+
+/// The largest of more answers is larger.
+#[test]
+fn longer_runs_are_not_called_different_for_that() {
+    let runs = |n, first: u64| {
+        (first..first + 3)
+            .map(move |seed| delays(n, seed))
+            .collect()
+    };
+    let paired = CompareOptions::default();
+    let most = most_often((0..200).map(|seed| {
+        let sides = [
+            side("A", runs(2000, 6 * seed)),
+            side("B", runs(300, 6 * seed + 3)),
+        ];
+        let c = compare(&sides, &paired).unwrap();
+        let by = row(&c, "Max").compared_by.clone().unwrap();
+        assert!(by.contains("parts of 2") && by.contains("answers"), "{by}");
+        c
+    }));
+    assert!(most.0 <= 0.1, "{most:?}");
+}
+
+#[test]
+fn no_loss_on_either_side_may_be_some_all_the_same() {
+    let none = |seed| {
+        let mut run = delays(600, seed);
+        let rtts = run.samples.rtt_us.iter_mut();
+        rtts.for_each(|rtt| *rtt = Some(rtt.unwrap_or(20e3)));
+        run.samples.arrival.clear();
+        run
+    };
+    // Up to 3.68 events in 600 or 1,200 probes, with 97.5%.
+    let several = |seed| vec![none(seed), none(seed + 1)];
+    for (a, b, most) in [
+        (vec![none(1)], vec![none(2)], 0.613),
+        (several(1), several(3), 0.307),
+    ] {
+        let c = compare(&[side("A", a), side("B", b)], &CompareOptions::default()).unwrap();
+        let loss = row(&c, "Loss").against_first[0].difference.unwrap();
+        assert_eq!(loss.verdict, RowVerdict::CannotTell);
+        assert!((loss.interval.high - most).abs() < 2e-3, "{loss:?}");
+        assert!((loss.interval.low + most).abs() < 2e-3, "{loss:?}");
+    }
+}

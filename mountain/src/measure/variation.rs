@@ -51,7 +51,7 @@ impl SlowVariance {
     /// duration, and is taken to go on growing.
     pub(crate) fn of(series: &[f64]) -> Self {
         let n = series.len() as f64;
-        let mean = series.iter().sum::<f64>() / n;
+        let mean = mean(series);
         let power = |j: usize| {
             let wave = |i: usize| (std::f64::consts::PI * j as f64 * (i as f64 + 0.5) / n).cos();
             let sum: f64 = series
@@ -84,6 +84,8 @@ pub(crate) struct Events {
     pub count: u64,
     /// How often it could have.
     pub trials: u64,
+    /// What a share of 1 is in the row's unit.
+    pub unit: f64,
 }
 
 /// A figure of a run.
@@ -97,8 +99,9 @@ pub(crate) struct RunFigure {
     pub events: Option<Events>,
     /// Standard error, the same in both directions.
     error: f64,
-    /// The quantile in the figure, whose error comes on top.
+    /// The quantile in the figure, and the one that is taken off it: their errors come on top.
     quantile: Option<UncertainQuantile>,
+    less: Option<UncertainQuantile>,
 }
 
 /// A quantile, which is as uncertain as the share of samples below it, and at least as its level.
@@ -141,19 +144,22 @@ impl RunFigure {
             events: None,
             error: slow.error,
             quantile: None,
+            less: None,
         }
     }
 
     /// How far below and above the value its bounds lie, `t` standard errors away.
     pub(crate) fn reach(&self, t: f64) -> (f64, f64) {
         let even = t * self.error;
-        match &self.quantile {
-            Some(quantile) => {
-                let (below, above) = quantile.reach(t);
-                (below.hypot(even), above.hypot(even))
-            }
-            None => (even, even),
-        }
+        let reach = |quantile: &Option<UncertainQuantile>| {
+            quantile.as_ref().map_or((0.0, 0.0), |q| q.reach(t))
+        };
+        let (below, above) = reach(&self.quantile);
+        let (less_below, less_above) = reach(&self.less);
+        (
+            below.hypot(less_above).hypot(even),
+            above.hypot(less_below).hypot(even),
+        )
     }
 
     /// The figure, at least as uncertain as the same one of another run. What a run happened not to
@@ -161,15 +167,20 @@ impl RunFigure {
     pub(crate) fn as_uncertain_as(&self, other: &Self) -> Self {
         let mut figure = self.clone();
         figure.error = figure.error.max(other.error);
-        if let Some((own, least)) = figure.quantile.as_mut().zip(other.quantile.as_ref()) {
-            own.error = own.error.max(least.error);
-            own.level = own.level.max(least.level);
+        for (own, least) in [
+            (&mut figure.quantile, &other.quantile),
+            (&mut figure.less, &other.less),
+        ] {
+            if let Some((own, least)) = own.as_mut().zip(least.as_ref()) {
+                own.error = own.error.max(least.error);
+                own.level = own.level.max(least.level);
+            }
         }
         figure
     }
 
-    fn with_events(mut self, count: u64, trials: u64) -> Self {
-        self.events = Some(Events { count, trials });
+    fn with_events(mut self, events: Events) -> Self {
+        self.events = Some(events);
         self
     }
 
@@ -275,7 +286,11 @@ impl Cells {
     fn loss(&self, table: &Table) -> RunFigure {
         let mut loss = self.share(ANSWERED, SENT).scaled(100.0);
         loss.value = 100.0 - loss.value;
-        loss.with_events(table.lost(), table.sent)
+        loss.with_events(Events {
+            count: table.lost(),
+            trials: table.sent,
+            unit: 100.0,
+        })
     }
 }
 
@@ -322,11 +337,8 @@ pub(crate) fn figures(
     // A rounded delay is off by up to half a step, and all of a run by as much to the same side.
     let step = rounded_to(&sorted);
     let rounding = step / 2.0;
-    let level = level(replies).filter(|_| some).map(|level| SlowVariance {
-        error: level.error.max(rounding),
-        ..level
-    });
-    let median = level.map(|level| RunFigure::even(at[0], level));
+    let level = level(replies).filter(|_| some);
+    let level = level.map(|level| level.error.max(rounding));
     let judged = |i: usize| {
         let (share, slow) = cells.ratio(QUANTILES + i, ANSWERED);
         let quantile = UncertainQuantile {
@@ -334,7 +346,7 @@ pub(crate) fn figures(
             value: at[i],
             share,
             error: slow.error,
-            level: level?.error,
+            level: level?,
         };
         (n >= beyond(LEVELS[i])).then_some(RunFigure {
             value: at[i],
@@ -342,9 +354,10 @@ pub(crate) fn figures(
             events: None,
             error: 0.0,
             quantile: Some(quantile),
+            less: None,
         })
     };
-    let [p95, p99] = [1, 2].map(judged);
+    let [median, p95, p99] = [0, 1, 2].map(judged);
     let p999 = table.delays.as_ref().and_then(|d| d.p999);
     let p999 = p999.and_then(|_| judged(3));
     let pdv = p99
@@ -352,7 +365,7 @@ pub(crate) fn figures(
         .zip(median.as_ref())
         .map(|(high, low)| RunFigure {
             value: high.value - low.value,
-            error: low.error,
+            less: low.quantile.clone(),
             ..high
         });
     let avg = some.then(|| {
@@ -364,26 +377,38 @@ pub(crate) fn figures(
     // Only delays that spread over several steps tell by their mean where between two they are.
     let is_narrow = mdev.as_ref().is_some_and(|d| d.value < step);
     let avg = avg.map(|avg| avg.at_least(if is_narrow { rounding } else { 0.0 }));
-    let extreme =
-        |of: fn(f64, f64) -> f64| extreme(replies, segment, of).map(|e| e.at_least(rounding));
+    let extremes = Some(segment).filter(|segment| *segment >= SEGMENT_LEAST);
+    let extremes = extremes.and_then(|segment| extremes_of_parts(replies, segment));
+    let extreme = |i: usize| {
+        let parts = &extremes.as_ref()?[i];
+        let figure = RunFigure::even(mean(parts), SlowVariance::of(parts));
+        Some(figure.at_least(rounding))
+    };
     let one_less = (n as f64 / (n as f64 - 1.0)).sqrt();
     let stdev = mdev.clone().map(|d| d.scaled(one_less));
     let jitter = some.then(|| cells.share(STEPS, PAIRS));
     let loss = (table.sent >= LEAST as u64).then(|| cells.loss(table));
-    let count = |column: usize, events: u64| {
+    let count = |column: usize, count: u64| {
         let share = || cells.share(column, ANSWERED).scaled(per);
-        some.then(|| share().with_events(events, n as u64))
+        let (trials, unit) = (n as u64, per);
+        some.then(|| {
+            share().with_events(Events {
+                count,
+                trials,
+                unit,
+            })
+        })
     };
     let mut rows = vec![
         None,
-        extreme(|low, _| low),
+        extreme(0),
         avg,
         median,
         p95,
         p99,
         p999,
-        extreme(|_, high| high),
-        extreme(|low, high| high - low),
+        extreme(1),
+        extreme(2),
         stdev,
         mdev,
         pdv,
@@ -411,24 +436,33 @@ pub(crate) fn least(row: &str) -> usize {
     }
 }
 
-/// Samples per segment for runs of which the shortest has `n` answers.
+/// Samples per segment for single runs of which the shortest has `n` answers.
 pub(crate) fn segment(n: usize) -> usize {
     n / SEGMENTS
 }
 
-/// Extremes of a whole run hang on single samples, and nothing tells how far they would differ in
-/// another run. Their means over many equally long parts can be compared.
-fn extreme(replies: &[Reply], segment: usize, of: impl Fn(f64, f64) -> f64) -> Option<RunFigure> {
-    if segment < SEGMENT_LEAST {
+/// The rows of [`extremes_of_parts`].
+pub(crate) const EXTREMES: [&str; 3] = ["Min", "Max", "Max−Min"];
+
+/// The least, the largest and their difference of equally long parts, µs; `None` without a part. Extremes of a whole run
+/// hang on single samples, nothing tells how far they would differ in another run, and a longer run has larger ones.
+/// Their means over parts can be compared.
+pub(crate) fn extremes_of_parts(replies: &[Reply], segment: usize) -> Option<[Vec<f64>; 3]> {
+    if segment == 0 || replies.len() < segment {
         return None;
     }
-    let parts: Vec<f64> = (replies.chunks_exact(segment))
-        .map(|part| {
-            let fold = |f: fn(f64, f64) -> f64| part.iter().map(|r| r.rtt_us).reduce(f);
-            let (low, high) = (fold(f64::min), fold(f64::max));
-            of(low.unwrap_or(f64::NAN), high.unwrap_or(f64::NAN))
-        })
-        .collect();
-    let mean = parts.iter().sum::<f64>() / parts.len() as f64;
-    Some(RunFigure::even(mean, SlowVariance::of(&parts)))
+    let parts = replies.chunks_exact(segment);
+    let fold = |of: fn(f64, f64) -> f64| -> Vec<f64> {
+        let rtts = parts.clone().map(|part| part.iter().map(|r| r.rtt_us));
+        rtts.filter_map(|rtts| rtts.reduce(of)).collect()
+    };
+    let (low, high) = (fold(f64::min), fold(f64::max));
+    let range = low.iter().zip(&high).map(|(low, high)| high - low);
+    let range = range.collect();
+    Some([low, high, range])
+}
+
+/// 0 of none.
+pub(crate) fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
 }

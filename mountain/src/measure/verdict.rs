@@ -115,6 +115,22 @@ impl RowDifference {
             verdict: RowVerdict::of(interval.estimate, p),
         }
     }
+
+    /// Where a side has seen no event, there may be some all the same: up to the exact bound of their rate (Clopper and
+    /// Pearson 1934).
+    pub(crate) fn with_unseen(mut self, events: [Option<Events>; 2]) -> Self {
+        let [a, b] = events.map(|events| {
+            let none = events.filter(|events| events.count == 0 && events.trials > 0);
+            none.map_or(0.0, |events| {
+                let share = 1.0 - (LEVEL / 2.0).powf(1.0 / events.trials as f64);
+                events.unit * share
+            })
+        });
+        let Interval { estimate, .. } = self.interval;
+        self.interval.low = self.interval.low.min(estimate - a);
+        self.interval.high = self.interval.high.max(estimate + b);
+        self
+    }
 }
 
 /// The difference of two runs, by what each varies of its own.
@@ -266,7 +282,11 @@ mod tests {
 
     #[test]
     fn rare_events_are_tested_exactly() {
-        let of = |count, trials| Events { count, trials };
+        let of = |count, trials| Events {
+            count,
+            trials,
+            unit: 1.0,
+        };
         for (a, b, expected) in [
             // All five on one of two equal sides: twice 1/2^5.
             (of(0, 100), of(5, 100), 1.0 / 16.0),
