@@ -73,6 +73,8 @@ pub(crate) struct PlacementPrograms {
     devices: BTreeMap<u32, OwnedFd>,
     /// Devices that have been attached to. Nobody sees what begins by one that is not at the moment.
     watched: BTreeSet<u32>,
+    /// Whether connections were forgotten, and not yet remembered anew.
+    has_forgotten: bool,
     skel: skel::PlacementSkel<'static>,
     groups: Vec<Vec<usize>>,
     /// Bits of the paths that new flows may choose.
@@ -95,6 +97,7 @@ impl PlacementPrograms {
             sockets: Vec::new(),
             devices: BTreeMap::new(),
             watched: BTreeSet::new(),
+            has_forgotten: false,
             skel,
             groups: Vec::new(),
             open: 0,
@@ -197,29 +200,26 @@ impl PlacementPrograms {
         numbers::write(&self.skel.maps.bridges, &numbers).context("too many bridges")
     }
 
-    /// Places connections that come in by the devices of [`PlacementPrograms::attach_to`]. Returns whether nobody has seen
-    /// until now which ones began.
-    pub(crate) fn place_forwarded(&mut self) -> bool {
-        let was_left = self.bss().config.forwarded == mtn_forwarded::MTN_FORWARDED_LEFT.0;
-        if was_left {
+    /// Places connections that come in by the devices of [`PlacementPrograms::attach_to`].
+    pub(crate) fn place_forwarded(&mut self) {
+        // Nobody has seen which ones began.
+        if self.bss().config.forwarded == mtn_forwarded::MTN_FORWARDED_LEFT.0 {
             self.forget_connections();
-            self.watched.clear();
         }
         let placed = mtn_forwarded::MTN_FORWARDED_PLACED.0;
         publish(&mut self.bss().config.forwarded, placed);
-        was_left
     }
 
     /// Gives this mark to further packets of TCP connections, by from and to where they are sent, that began earlier.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub(crate) fn remember(&self, tcp: &[(SocketAddr, SocketAddr)], mark: u32) -> Result<()> {
-        let bss = self.skel.maps.bss_data.as_deref();
+    pub(crate) fn remember(&mut self, tcp: &[(SocketAddr, SocketAddr)], mark: u32) -> Result<()> {
         let known = types::mtn_connection {
+            // It may still be a SYN that is sent again.
+            syn_ns: super::now_ns(),
             mark,
-            epoch: bss.map_or(0, |bss| bss.config.epoch),
-            ..Default::default()
+            epoch: self.bss().config.epoch,
         };
         for (source, to) in tcp {
             let key = types::mtn_flow_key {
@@ -238,11 +238,18 @@ impl PlacementPrograms {
         Ok(())
     }
 
-    /// Has no further packet get the mark that its connection's SYN has had, but where Netfilter keeps it.
+    /// Has no further packet get the mark that its connection's SYN has had, but where Netfilter keeps it, until they are
+    /// remembered anew ([`PlacementPrograms::remember`]).
     pub(crate) fn forget_connections(&mut self) {
         let epoch = &mut self.bss().config.epoch;
         let next = epoch.wrapping_add(1);
         publish(epoch, next);
+        self.has_forgotten = true;
+    }
+
+    /// Whether any were forgotten since this was asked last.
+    pub(crate) fn has_forgotten(&mut self) -> bool {
+        std::mem::take(&mut self.has_forgotten)
     }
 
     /// Places no new ones of these for a moment. Connections that were placed keep their marks.

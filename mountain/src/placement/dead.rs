@@ -158,6 +158,7 @@ impl Placer {
             Ok(n) => info!("{n} forwarded flows leave an uplink that {why}"),
             Err(e) => warn!("{e:#}"),
         }
+        self.recall();
     }
 
     fn reset_stuck(&mut self, is_deciding: bool) {

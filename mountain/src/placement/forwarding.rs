@@ -301,9 +301,7 @@ impl Placer {
                 if let Err(e) = self.programs.set_bridges(&self.forwarding.inner_bridges) {
                     debug!("{e:#}");
                 }
-                if self.programs.place_forwarded() {
-                    self.recall();
-                }
+                self.programs.place_forwarded();
                 self.forwarding.is_attached = true;
                 self.go_on_attaching()?;
                 Ok(!self.forwarding.is_attaching)
@@ -316,8 +314,13 @@ impl Placer {
         }
     }
 
-    /// Has the programs know the TCP connections that bear a mark by now, as those of an earlier run.
-    fn recall(&self) {
+    /// Has the programs know the TCP connections that bear a mark by now, where they have forgotten them or have not seen
+    /// how they began, as those of an earlier run.
+    pub(super) fn recall(&mut self) {
+        let is_seeing = self.forwarding.is_attached && !self.forwarding.is_attaching;
+        if !is_seeing || !self.programs.has_forgotten() {
+            return;
+        }
         let mask = self.config.mark_mask.bits();
         for uplink in self.uplinks.values() {
             let tcp = conntrack::tcp_marked(uplink.ipv6, uplink.mark, mask, is_private);
@@ -335,8 +338,9 @@ impl Placer {
         };
         let done = self.programs.attach_to(wanted);
         self.forwarding.is_attaching = matches!(done, Ok(false));
-        if done.is_err() {
-            self.programs.pause_forwarded();
+        match &done {
+            Ok(_) => self.recall(),
+            Err(_) => self.programs.pause_forwarded(),
         }
         done.map(drop)
     }

@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use mountain::bpf::hooks::DeviceHook;
 use nix::sys::signal::Signal;
 
 use crate::net::*;
@@ -50,6 +51,24 @@ fn busy_connections_of_an_earlier_run_go_on_when_the_firewall_is_loaded_anew() {
     let (net, mut flows, opened, rules) = forwarding();
     net.home.end_daemon(Signal::SIGUSR1);
     net.up();
+    net.wait_forwarding();
+    let load = format!("flush ruleset\n{rules}");
+    busy(&mut flows, &opened, || net.home.nft(&load));
+    assert_eq!(net.refused(), 0);
+}
+
+/// Of what began meanwhile the program knows nothing: all is learned anew.
+#[test]
+fn busy_connections_go_on_when_the_program_was_off_for_a_while() {
+    let (net, mut flows, opened, rules) = forwarding();
+    let is_there = || {
+        net.home
+            .with(|| tcx::loaded(DeviceHook::TcxIngress, "lan0").len() == 1)
+    };
+    assert!(is_there());
+    assert!(tcx::cut_links(net.home.pid(), "tcx") >= 1);
+    wait_until("it is attached again", LEAVE, is_there);
+    // Who is answered comes after what was begun then.
     net.wait_forwarding();
     let load = format!("flush ruleset\n{rules}");
     busy(&mut flows, &opened, || net.home.nft(&load));
