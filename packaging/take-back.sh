@@ -24,7 +24,10 @@ disable_cc() {
 # Takes back what the program has put into the kernel. Not from a chroot, such as one in which an image is made: the
 # kernel, and the daemons, are its host's. $1: the program.
 take_back() {
-    [ /proc/1/root/ -ef / ] || return 0
+    if ! [ /proc/1/root/ -ef / ]; then
+        echo "in a chroot nothing is taken back that mountain has put into the kernel" >&2
+        return 0
+    fi
     disable_cc "$1"
     "$1" redirect del --all --all-namespaces >/dev/null || true
     "$1" down --all-namespaces >/dev/null ||

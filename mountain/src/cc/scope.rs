@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{ensure, Context, Result};
 use nix::sys::statfs::{fstatfs, CGROUP2_SUPER_MAGIC};
@@ -120,15 +120,15 @@ pub(crate) fn set_default_here(name: &str) -> Result<()> {
 
 /// Puts the former default back in every network namespace whose default is `name`. A namespace
 /// that is not on record has inherited it: a new one begins with the default of the machine's first. Where nothing says
-/// what was there before, it is one that every kernel has or nearly: returns that.
-pub(crate) fn restore_defaults(name: &str, state: &ScopeState) -> Result<Option<String>> {
-    let guessed = OnceLock::new();
+/// what was there before, or that is not there any more, it is the kernel's own default; `say` is told.
+pub(crate) fn restore_defaults(name: &str, state: &ScopeState, say: impl Fn(&str)) -> Result<()> {
+    let said: Mutex<BTreeMap<String, usize>> = Mutex::default();
     let here = this_namespace()?;
     let first = fs::metadata("/proc/1/ns/net").map_or(here, |m| m.ino());
     let all = namespaces();
     let of_first = || within(&all.get(&first)?.file, default_here).ok();
     let first_has = of_first().filter(|default| default != name);
-    in_each(&all, name, |inode| {
+    let done = in_each(&all, name, |inode| {
         let known = [inode, first, here]
             .iter()
             .find_map(|i| state.defaults.get(i));
@@ -138,12 +138,26 @@ pub(crate) fn restore_defaults(name: &str, state: &ScopeState) -> Result<Option<
             return Ok(());
         }
         // Not every one may be chosen in every namespace.
-        let set = ["bbr", "cubic", "reno"].into_iter().find(is_set);
+        let set = ["cubic", "reno", "bbr"].into_iter().find(is_set);
         let set = set.context("no other congestion control can be the default")?;
-        let _ = guessed.set(set.to_owned());
+        let why = match former {
+            Some(former) => format!("{former}, which was the default before, is not available"),
+            None => "it is not known which congestion control was the default before".to_owned(),
+        };
+        let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+        *said.entry(format!("{why}: it is {set} now")).or_default() += 1;
         Ok(())
-    })?;
-    Ok(guessed.into_inner())
+    });
+    for (said, namespaces) in said.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        let times = match namespaces {
+            1 => String::new(),
+            more => format!(" in {more} network namespaces"),
+        };
+        say(&format!(
+            "{said}{times} (`sysctl net.ipv4.tcp_congestion_control=NAME` makes another one the default)"
+        ));
+    }
+    done
 }
 
 /// Makes `name` anew the default where it is: to the kernel a default is not the name but what had it when it was made

@@ -204,18 +204,14 @@ impl Enable {
 fn undo(pinned: &Pinned) -> Result<()> {
     let state = pinned.state()?;
     let name = pinned.name();
-    let defaults = scope::restore_defaults(name, &state);
+    let restore_defaults =
+        || scope::restore_defaults(name, &state, |said| eprintln!("mountain: {said}"));
+    let defaults = restore_defaults();
     // Without the name, a route would not show any more what it has kept.
-    let guessed = routes::restore(name, &state).and(defaults)?;
+    routes::restore(name, &state).and(defaults)?;
     pinned.disable()?;
     // Once more: a namespace that was made meanwhile has inherited it.
-    scope::restore_defaults(name, &state)?;
-    if let Some(guessed) = guessed {
-        eprintln!(
-            "mountain: it is not known which congestion control was the default before: it is {guessed} now \
-             (`sysctl net.ipv4.tcp_congestion_control=NAME` makes another one the default)"
-        );
-    }
+    restore_defaults()?;
     pinned.forget()
 }
 
