@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! New flows that are left to the kernel because of the firewall.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::time::Instant;
 
@@ -199,24 +199,13 @@ impl Left {
 
     /// All that [`Left::by`] may ask.
     pub(crate) fn questions(topology: &Topology, reserves: &BTreeSet<usize>) -> Vec<Question> {
-        let of_group = |group| {
-            let leaving = Question::of_leaving(group, topology, reserves);
-            let marks = [true, false].map(|own| of_marks(group, topology, own));
-            let nat = Question::of_new(group, topology);
-            let lost = Question::of_lost(group, topology);
-            let published = Question::of_published(group, topology);
-            let nets = Question::of_nets(group, topology, reserves).into_iter();
-            let nets = nets.take(NETS_MAX);
-            let nets = nets.flat_map(|asked| [Some(asked.source), asked.leaving]);
-            let nets = nets.flatten();
-            let marks = marks.into_iter().flatten();
-            marks
-                .chain(leaving)
-                .chain(published)
-                .chain([lost, nat])
-                .chain(nets)
-        };
-        starting(topology).flat_map(of_group).collect()
+        let asked = RefCell::new(Vec::new());
+        // It goes on asking while nothing is left.
+        Self::by(topology, reserves, |question| {
+            asked.borrow_mut().push(question.clone());
+            None
+        });
+        asked.into_inner()
     }
 }
 

@@ -71,6 +71,14 @@ fn forwarded_connections_whose_marks_are_taken_are_the_kernels() {
 fn where_a_mark_gets_packets_through_nothing_is_placed() {
     let forward = ("filter hook forward priority filter", "iifname lan0");
     let output = ("filter hook output priority filter", "oifname { u0, u1 }");
+    let ingress = (
+        "filter hook ingress device lan0 priority 0",
+        "tcp dport 7100",
+    );
+    let egress = (
+        "filter hook egress devices = { u0, u1 } priority 0",
+        "tcp dport 7100",
+    );
     for ((hook, from), rule, is_own, is_left) in [
         (forward, "ct state new meta mark 0 drop", false, true),
         (
@@ -81,10 +89,19 @@ fn where_a_mark_gets_packets_through_nothing_is_placed() {
         ),
         (output, "tcp dport 7100 meta mark 0 reject", true, true),
         (forward, "ct state new meta mark 2 drop", false, false),
+        (ingress, "meta mark 0 drop", false, true),
+        (egress, "meta mark 0 drop", false, true),
+        (egress, "meta mark 0 drop", true, true),
+        (egress, "meta mark 2 drop", true, false),
     ] {
         let net = Home::new().with_lan();
-        net.home
-            .chain("inet owner judges", hook, &format!("{from} {rule}"));
+        let family = if hook.contains("device") {
+            "netdev"
+        } else {
+            "inet"
+        };
+        let chain = format!("{family} owner judges");
+        net.home.chain(&chain, hook, &format!("{from} {rule}"));
         net.up();
         let opened = match is_own {
             true => net.flows().open("tcp", EACH, SERVER[0]),
@@ -96,7 +113,7 @@ fn where_a_mark_gets_packets_through_nothing_is_placed() {
             assert_eq!(by_uplink(&opened), [0, 0], "{rule}: {opened:?}");
             let left = net.placement().left.join("\n");
             let expected = "the firewall treats packets otherwise if mountain's bits (0xff000000)";
-            assert_has(&left, &[expected, "inet owner judges"]);
+            assert_has(&left, &[expected, &chain]);
         } else {
             assert_by_both(&opened);
         }

@@ -32,8 +32,14 @@ impl Firewall {
     /// they bear none, or the other way round. It may also sort them into classes, count or write to them.
     pub(super) fn ours(&self, ipv6: bool, bits: u32, own: bool) -> Option<Difference> {
         let hooks: &[Hook] = match own {
-            true => &[Hook::Output, Hook::Postrouting],
-            false => &[Hook::Prerouting, Hook::Forward, Hook::Postrouting],
+            true => &[Hook::Output, Hook::Postrouting, Hook::Egress],
+            false => &[
+                Hook::Ingress,
+                Hook::Prerouting,
+                Hook::Forward,
+                Hook::Postrouting,
+                Hook::Egress,
+            ],
         };
         let iif = match own {
             true => DeviceFact::Absent,
