@@ -224,9 +224,8 @@ fn push_group(out: &mut String, number: usize, group: &GroupStatus, status: &Sta
 
 fn member_row(member: &MemberStatus, path: &PathStatus, places: bool) -> Vec<String> {
     let judged = &path.judged;
-    // Without an answer there is nothing to show yet, not a delay of 0.
-    let is_measured = judged.samples != 0 && path.probes.answered != 0;
-    let figure = |value: Option<f64>| value.filter(|_| is_measured);
+    // Without an answer there is nothing to show, not a loss of 0.
+    let figure = |value: Option<f64>| value.filter(|_| judged.p50_us.is_some());
     let ms = |us| figure(us).map_or("-".into(), |us| format!("{:.1}", us / 1000.0));
     let state = match member.state.as_str() {
         "unknown" => "measuring",
@@ -239,8 +238,8 @@ fn member_row(member: &MemberStatus, path: &PathStatus, places: bool) -> Vec<Str
     row([
         &judged.name,
         &state,
-        &ms(Some(judged.p50_us)),
-        &ms(Some(judged.p95_us)),
+        &ms(judged.p50_us),
+        &ms(judged.p95_us),
         &ms(member.cost_us),
         &figure(loss).map_or("-".into(), |l| format!("{:.1}%", l * 100.0)),
         &path.flows.map_or("-".into(), flows),

@@ -140,7 +140,7 @@ pub struct PathStatus {
 pub struct Judged {
     /// Device and gateway, as decisions name the path.
     pub name: String,
-    /// `unknown`, `silent`, `good`, `ejected`, `held` or `dead`.
+    /// `unknown`, `silent`, `good`, `least bad`, `ejected`, `held` or `dead`.
     pub state: String,
     /// Why it is in this state, for people.
     pub reason: String,
@@ -148,10 +148,10 @@ pub struct Judged {
     pub samples: u64,
     /// `None` while too little is known.
     pub cost_us: Option<f64>,
-    /// Median delay in the window, µs.
-    pub p50_us: f64,
-    /// 95th percentile of the delays in the window, µs.
-    pub p95_us: f64,
+    /// Median delay in the window, µs; `None` without any answer.
+    pub p50_us: Option<f64>,
+    /// 95th percentile of the delays in the window, µs; likewise.
+    pub p95_us: Option<f64>,
     /// Share of the probes that begin a run of losses, 0 to 1; the newest ones weigh more. The newest run does not
     /// count, which is all that a dead path has lost.
     pub loss: f64,

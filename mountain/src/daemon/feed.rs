@@ -56,8 +56,9 @@ fn delays(status: &PathInGroup, min_us: u64) -> Option<(u32, u32)> {
     if (status.samples as u64) < COSTED {
         return None;
     }
-    let delay = (status.p50_us - min_us as f64).max(0.0) + status.loss * LOST_US;
-    let variation = (status.p95_us - status.p50_us).max(0.0);
+    let (p50_us, p95_us) = (status.p50_us?, status.p95_us?);
+    let delay = (p50_us - min_us as f64).max(0.0) + status.loss * LOST_US;
+    let variation = (p95_us - p50_us).max(0.0);
     // `as` saturates.
     Some((delay as u32, variation as u32))
 }
@@ -153,8 +154,8 @@ mod tests {
             state,
             used_for: Use::All,
             cost_us: None,
-            p50_us,
-            p95_us,
+            p50_us: Some(p50_us),
+            p95_us: Some(p95_us),
             loss,
             samples,
             reason: String::new(),

@@ -135,16 +135,17 @@ pub struct PathInGroup {
     pub name: String,
     /// Index of the group.
     pub group: usize,
-    /// `unknown`, `silent` (never answered), `good`, `ejected` (left), `held` (fit again, waiting), `dead`.
+    /// `unknown`, `silent` (never answered), `good`, `least bad` (none is good), `ejected` (left), `held` (fit again,
+    /// waiting), `dead`.
     pub state: &'static str,
     /// What flows of this group may use it for.
     pub used_for: Use,
     /// Present delay with what losses and the handicap cost, µs; `None` while too little is known.
     pub cost_us: Option<f64>,
-    /// Usual delay, µs; 0 without any answer.
-    pub p50_us: f64,
-    /// 95th percentile of the delays in the window, µs; 0 without any answer.
-    pub p95_us: f64,
+    /// Usual delay, µs; `None` without any answer.
+    pub p50_us: Option<f64>,
+    /// 95th percentile of the delays in the window, µs; `None` without any answer.
+    pub p95_us: Option<f64>,
     /// Share of probes that begin a run of losses, 0 to 1.
     pub loss: f64,
     /// Probes in the window that were answered or could not be sent.

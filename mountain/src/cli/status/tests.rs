@@ -49,6 +49,7 @@ fn a_row_shows_what_is_known_and_what_holds_in_its_group() {
         judged: Judged {
             state: "ejected".into(),
             samples: 100,
+            p50_us: Some(20e3),
             loss: 0.001,
             ..Judged::default()
         },
@@ -73,6 +74,15 @@ fn a_row_shows_what_is_known_and_what_holds_in_its_group() {
     let row = member_row(&member("dead"), &path, false);
     let shown = ["state", "loss", "latency/bulk"].map(|title| cell(&row, title));
     assert_eq!(shown, ["dead", "-", "-"]);
+    // The device is down: what is there could not be sent.
+    let judged = Judged {
+        p50_us: None,
+        loss: 0.0,
+        ..path.judged
+    };
+    let row = member_row(&member("ejected"), &PathStatus { judged, ..path }, false);
+    let shown = ["p50 ms", "loss"].map(|title| cell(&row, title));
+    assert_eq!(shown, ["-", "-"]);
 }
 
 #[test]
