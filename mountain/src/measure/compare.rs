@@ -22,6 +22,8 @@ use super::verdict::{self, holm, RowDifference, RowVerdict};
 
 /// Load averages (proc_loadavg(5)) that differ by no more are alike: half a busy process.
 const LOAD: f64 = 0.5;
+/// A run with so many times the probes of another is told: its figures vary less.
+const UNEVEN: usize = 2;
 /// Value of [`Comparison::schema`].
 pub(crate) const SCHEMA: &str = "mountain-compare/2";
 /// The rows that the headline rests on.
@@ -551,6 +553,10 @@ fn warnings(first: (&String, &RunFile), other: (&String, &RunFile)) -> Vec<Warni
         if *value != facts_b[what] {
             warn(what.to_string(), value.clone(), facts_b[what].clone());
         }
+    }
+    let probes = [a, b].map(|run| run.samples.len());
+    if probes[0].max(probes[1]) >= UNEVEN * probes[0].min(probes[1]) {
+        warn("probes".into(), probes[0].into(), probes[1].into());
     }
     let names: BTreeSet<&String> = a.environment.keys().chain(b.environment.keys()).collect();
     match (a.environment.is_empty(), b.environment.is_empty()) {

@@ -17,11 +17,13 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use super::{
     destination, header, ip_attribute, source, tuple, CTA_PROTO_DST_PORT, CTA_PROTO_NUM,
-    CTA_PROTO_SRC_PORT, CTA_STATUS, CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, DELETE, IPS_SEEN_REPLY,
-    NFNL_SUBSYS_CTNETLINK,
+    CTA_PROTO_SRC_PORT, CTA_STATUS, CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, DELETE, GET, IPS_SEEN_REPLY,
+    NFNL_HEADER_LEN, NFNL_SUBSYS_CTNETLINK,
 };
 use crate::netlink::sock_diag;
-use crate::netlink::wire::{attribute, nest, netfilter, push_attribute, unless, Socket};
+use crate::netlink::wire::{
+    attribute, nest, netfilter, push_attribute, unless, Attributes, Socket,
+};
 
 /// linux/netfilter/nfnetlink_conntrack.h.
 const NEW: u16 = netfilter(NFNL_SUBSYS_CTNETLINK, 0);
@@ -122,7 +124,8 @@ pub fn keep_direct(addresses: &HashSet<SocketAddr>) -> Result<()> {
     })
 }
 
-/// Makes entries for these flows. One that has an entry already keeps it.
+/// Makes entries for these flows. One that has an entry already keeps it, but for that of an earlier connection by the same
+/// ports.
 ///
 /// # Errors
 /// When the kernel refuses; other flows have their entries nevertheless.
@@ -161,14 +164,32 @@ fn enter(socket: &mut Socket, flow: &Running) -> std::io::Result<()> {
         if unless(made, &[libc::EEXIST])?.is_some() {
             return Ok(());
         }
-        // What the kernel made of rewritten packets that came by it, or the flow's own entry.
-        let passed = ends(CTA_TUPLE_ORIG, flow.proto, flow.source, flow.to);
-        let passed = [header(flow.from.is_ipv6()), passed].concat();
-        if unless(socket.request(DELETE, 0, &passed), &[libc::ENOENT])?.is_none() {
+        let name = |from, to| {
+            let ends = ends(CTA_TUPLE_ORIG, flow.proto, from, to);
+            [header(flow.from.is_ipv6()), ends].concat()
+        };
+        // What the kernel made of rewritten packets that came by it.
+        let passed = name(flow.source, flow.to);
+        if unless(socket.request(DELETE, 0, &passed), &[libc::ENOENT])?.is_some() {
+            continue;
+        }
+        let own = name(flow.client, flow.from);
+        if !is_closing(socket, &own)? {
             return Ok(());
         }
+        unless(socket.request(DELETE, 0, &own), &[libc::ENOENT])?;
     }
     Ok(())
+}
+
+/// Whether the entry of this name is of a TCP connection of which an end has been seen.
+fn is_closing(socket: &mut Socket, name: &[u8]) -> std::io::Result<bool> {
+    let entry = unless(socket.request(GET, 0, name), &[libc::ENOENT])?.flatten();
+    Ok(entry.is_some_and(|entry| {
+        let info = Attributes::after(&entry, NFNL_HEADER_LEN).inside(CTA_PROTOINFO);
+        let state = info.inside(CTA_PROTOINFO_TCP).u8(CTA_PROTOINFO_TCP_STATE);
+        state.is_some_and(|state| state > TCP_CONNTRACK_ESTABLISHED)
+    }))
 }
 
 fn entry(flow: &Running) -> Vec<u8> {

@@ -3,11 +3,12 @@
 //! firewall and nothing there could matter.
 
 use std::io::{Read, Write};
-use std::net::{TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use socket2::{Domain, Socket, Type};
 
 use mountain::bpf::hooks::{DeviceHook, Order};
 
@@ -177,6 +178,50 @@ fn flows_keep_their_port_where_the_kernel_has_seen_rewritten_packets() {
     );
     wait_for(&net, "nft");
     assert_eq!(ask_who(&socket, "10.0.8.17:8081"), seen);
+}
+
+/// A client that uses its port again within two minutes: to connection tracking the earlier connection is there still.
+#[test]
+fn connections_go_on_where_an_earlier_one_had_their_port() {
+    let net = Net::serving();
+    net.redirect("add --proto tcp --from 10.0.8.17:8081 --to 10.0.1.2:8091 --backend auto");
+    let listener = net.server.listen("10.0.1.2:8091");
+    std::thread::spawn(move || {
+        let (mut first, _) = listener.accept().unwrap();
+        let mut said = [0; 5];
+        first.read_exact(&mut said).unwrap();
+        first.write_all(&said).unwrap();
+        // It closes first: the client may use its port at once.
+        drop(first);
+        let (second, _) = listener.accept().unwrap();
+        let _ = std::io::copy(&mut &second, &mut &second);
+    });
+    let connect = || {
+        net.client.with(|| {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            socket.set_reuse_address(true).unwrap();
+            let [client, from] = ["10.0.8.18:41000", "10.0.8.17:8081"].map(|at| {
+                let at: SocketAddr = at.parse().unwrap();
+                at.into()
+            });
+            socket.bind(&client).unwrap();
+            socket.connect(&from).unwrap();
+            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            TcpStream::from(socket)
+        })
+    };
+    let mut first = connect();
+    assert_alive(&mut first);
+    assert_eq!(first.read(&mut [0; 1]).unwrap(), 0, "closed");
+    drop(first);
+
+    let _watching = watch(&net);
+    wait_for(&net, "tcx-peer");
+    let mut second = connect();
+    assert_alive(&mut second);
+    forward_drop(&net, "ct state established accept");
+    wait_for(&net, "nft");
+    assert_alive(&mut second);
 }
 
 /// Adds what [`flows_survive`] needs.
