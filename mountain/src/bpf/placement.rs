@@ -202,12 +202,20 @@ impl PlacementPrograms {
 
     /// Places connections that come in by the devices of [`PlacementPrograms::attach_to`].
     pub(crate) fn place_forwarded(&mut self) {
+        self.set_forwarded(mtn_forwarded::MTN_FORWARDED_PLACED);
+    }
+
+    /// Places no new ones of these. Connections that were placed keep their marks.
+    pub(crate) fn keep_forwarded(&mut self) {
+        self.set_forwarded(mtn_forwarded::MTN_FORWARDED_KNOWN);
+    }
+
+    fn set_forwarded(&mut self, to: mtn_forwarded) {
         // Nobody has seen which ones began.
         if self.bss().config.forwarded == mtn_forwarded::MTN_FORWARDED_LEFT.0 {
             self.forget_connections();
         }
-        let placed = mtn_forwarded::MTN_FORWARDED_PLACED.0;
-        publish(&mut self.bss().config.forwarded, placed);
+        publish(&mut self.bss().config.forwarded, to.0);
     }
 
     /// Gives this mark to further packets of TCP connections, by from and to where they are sent, that began earlier.
@@ -252,11 +260,10 @@ impl PlacementPrograms {
         std::mem::take(&mut self.has_forgotten)
     }
 
-    /// Places no new ones of these for a moment. Connections that were placed keep their marks.
+    /// The same for a moment, if any are placed.
     pub(crate) fn pause_forwarded(&mut self) {
-        let forwarded = &mut self.bss().config.forwarded;
-        if *forwarded == mtn_forwarded::MTN_FORWARDED_PLACED.0 {
-            publish(forwarded, mtn_forwarded::MTN_FORWARDED_KNOWN.0);
+        if self.bss().config.forwarded == mtn_forwarded::MTN_FORWARDED_PLACED.0 {
+            self.keep_forwarded();
         }
     }
 

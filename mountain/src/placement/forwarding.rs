@@ -47,6 +47,8 @@ pub(super) struct Forwarding {
     pub(super) is_placing: bool,
     /// Whether the program is to be at the inner devices.
     is_attached: bool,
+    /// Whether connections may bear the mark of an uplink that was not there when they were learned of.
+    pub(super) has_missed: bool,
     /// It is not yet at all of them, or not yet off all.
     pub(super) is_attaching: bool,
     /// What the firewall translated at the last look; `None`: nothing.
@@ -80,6 +82,8 @@ pub(super) struct Made {
     made_for: MadeFor,
     /// The kernel's number of it. A saved ruleset may put an earlier table of this name in its place.
     handle: Option<u64>,
+    /// How many rules it has.
+    rules: usize,
     /// What makes it again without nft(8), where that could be learned.
     copy: Option<Arc<TableCopy>>,
 }
@@ -90,13 +94,16 @@ impl Made {
         Ok(Self {
             made_for,
             handle: nft::handle()?,
+            rules: nft::count_rules()?,
             copy,
         })
     }
 
-    /// Whether it is still there, and no other one in its place.
+    /// Whether it is still there with all of its rules (`nft flush table` takes them out), and no other one in its place.
     fn is_there(&self) -> Result<bool> {
-        Ok(self.handle.is_some() && nft::handle()? == self.handle)
+        let is_same = self.handle.is_some() && nft::handle()? == self.handle;
+        // It cannot be told while somebody changes the firewall again and again.
+        Ok(is_same && nft::count_rules().map_or(true, |rules| rules == self.rules))
     }
 }
 
@@ -318,9 +325,10 @@ impl Placer {
     /// how they began, as those of an earlier run.
     pub(super) fn recall(&mut self) {
         let is_seeing = self.forwarding.is_attached && !self.forwarding.is_attaching;
-        if !is_seeing || !self.programs.has_forgotten() {
+        if !is_seeing || !(self.programs.has_forgotten() | self.forwarding.has_missed) {
             return;
         }
+        self.forwarding.has_missed = false;
         let mask = self.config.mark_mask.bits();
         for uplink in self.uplinks.values() {
             let tcp = conntrack::tcp_marked(uplink.ipv6, uplink.mark, mask, is_private);
@@ -345,11 +353,15 @@ impl Placer {
         done.map(drop)
     }
 
-    /// Marks nothing new. A table that there was is kept: running connections stand on it.
+    /// Marks nothing new. A table that there was is kept, also an earlier run's: running connections stand on it.
     fn hold_forwarded(&mut self) -> Result<()> {
         self.programs.pause_forwarded();
         let kept = match self.forwarding.has_table() {
-            true => self.make_sure_of_table().map(drop),
+            true => {
+                self.programs.keep_forwarded();
+                self.forwarding.is_attached = true;
+                self.make_sure_of_table().map(drop)
+            }
             false => Ok(()),
         };
         // Away from those that are no inner ones any more.

@@ -225,6 +225,7 @@ impl Placer {
         }
         if marks_of(&before) != marks_of(&self.uplinks) {
             self.suspensions.looks.clear();
+            self.forwarding.has_missed = true;
         }
         for said in closed.difference(&self.closed) {
             warn!("{said}");

@@ -193,6 +193,14 @@ pub(crate) fn handle() -> Result<Option<u64>> {
     Ok(found.flatten())
 }
 
+/// How many rules the table has.
+///
+/// # Errors
+/// When the kernel refuses to say, or somebody changes the firewall all the time.
+pub(crate) fn count_rules() -> Result<usize> {
+    nft::count_rules(TABLE).context("cannot count the rules of the nftables table")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

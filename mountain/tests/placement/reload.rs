@@ -37,11 +37,16 @@ fn forwarded_connections_go_on_when_the_firewall_is_loaded_anew() {
     // A busy machine may be late once; after a look, the next one is always 5 s away.
     let soon = took.iter().filter(|t| **t < Duration::from_secs(3)).count();
     assert!(soon >= 2, "not by the look every 5 s: {took:?}");
-    // While there is no table nothing new is marked.
-    net.home.run("nft delete table inet mountain_start");
-    wait_until("it is back", LEAVE, || net.has_table());
-    net.wait_forwarding();
-    net.inner_flows().open_by_both(&["tcp"], SERVER[0]);
+    // While there is no table, or an empty one, nothing new is marked.
+    let table = words_of_table(&net);
+    for what in ["delete", "flush"] {
+        net.home.nft(&format!("{what} table inet mountain_start"));
+        wait_until("it is back", LEAVE, || {
+            net.has_table() && words_of_table(&net) == table
+        });
+        net.wait_forwarding();
+        net.inner_flows().open_by_both(&["tcp"], SERVER[0]);
+    }
     assert_eq!(net.refused(), 0);
 }
 
@@ -52,6 +57,38 @@ fn busy_connections_of_an_earlier_run_go_on_when_the_firewall_is_loaded_anew() {
     net.home.end_daemon(Signal::SIGUSR1);
     net.up();
     net.wait_forwarding();
+    let load = format!("flush ruleset\n{rules}");
+    busy(&mut flows, &opened, || net.home.nft(&load));
+    assert_eq!(net.refused(), 0);
+}
+
+/// The same, as a rule of the firewall's leaves new ones to the kernel.
+#[test]
+fn busy_connections_of_an_earlier_run_go_on_when_new_ones_are_the_kernels() {
+    let (net, mut flows, opened, rules) = forwarding();
+    let load = format!("flush ruleset\n{rules}\n{HOLDS}");
+    net.home.nft(&load);
+    wait_left(&net);
+    net.home.end_daemon(Signal::SIGUSR1);
+    net.start();
+    wait_left(&net);
+    busy(&mut flows, &opened, || net.home.nft(&load));
+    assert_eq!(net.refused(), 0);
+}
+
+/// The same, of an uplink whose default route was away as Mountain started again.
+#[test]
+fn busy_connections_of_an_earlier_run_go_on_by_an_uplink_that_came_back() {
+    let (net, mut flows, opened, rules) = forwarding();
+    let routes = net.home.ip("route show default dev u1");
+    net.home.end_daemon(Signal::SIGUSR1);
+    net.home.ip("route del default dev u1");
+    net.start();
+    thread::sleep(Duration::from_millis(200));
+    net.home.ip(&format!("route add {} dev u1", routes.trim()));
+    net.wait_good();
+    net.wait_forwarding();
+    assert_eq!(flows.ask(), opened);
     let load = format!("flush ruleset\n{rules}");
     busy(&mut flows, &opened, || net.home.nft(&load));
     assert_eq!(net.refused(), 0);
