@@ -313,7 +313,8 @@ impl<'a> Judge<'a> {
             steps.fold(0.0, f64::max)
         };
         Self {
-            figures: is_one_each(measured).then(|| measured.iter().map(figures).collect()),
+            figures: (is_one_each(measured) && !paired)
+                .then(|| measured.iter().map(figures).collect()),
             measured,
             per,
             segment,
@@ -572,6 +573,7 @@ fn warnings(first: (&String, &RunFile), other: (&String, &RunFile)) -> Vec<Warni
                 }
             }
         }
+        (true, true) => {}
         (no_a, no_b) => {
             let said = |no: bool| if no { "not recorded" } else { "recorded" }.into();
             warn("environment".into(), said(no_a), said(no_b));

@@ -22,6 +22,9 @@ const CELLS: usize = 64;
 /// Steps that delays may have been rounded to, µs, coarsest first: ping(8) prints whole ms from 100 ms on and
 /// tenths from 10 ms on (iputils, ping_common.c).
 const ROUNDED_TO: [f64; 4] = [1_000.0, 100.0, 10.0, 1.0];
+/// By trial: where delays drift, the whole way would find half as many differences; none of it (straight lines from the
+/// median itself) would take the two levels of a route that changes for a difference.
+const MEDIAN_FOLLOWED: f64 = 0.5;
 /// Parts of a run whose medians show how its level moves.
 const LEVEL_PARTS: usize = 16;
 /// The slowest cosines that show slow variation, and those that show how it grows.
@@ -97,6 +100,8 @@ pub(crate) struct RunFigure {
     pub freedom: f64,
     /// For the exact test of rare events.
     pub events: Option<Events>,
+    /// Answers that it is of.
+    samples: f64,
     /// Standard error, the same in both directions.
     error: f64,
     /// The quantile in the figure, and the one that is taken off it: their errors come on top.
@@ -114,11 +119,15 @@ struct UncertainQuantile {
     error: f64,
     /// Standard error of the level.
     level: f64,
+    /// Up to this part of a bound's way the run's distribution says how far it is in delay; on from there it is as far
+    /// again for the same share.
+    followed: f64,
 }
 
 impl UncertainQuantile {
     fn reach(&self, t: f64) -> (f64, f64) {
-        let (low, high) = (self.share - t * self.error, self.share + t * self.error);
+        let off = t * self.error * self.followed;
+        let (low, high) = (self.share - off, self.share + off);
         let at = |p: f64| quantile(&self.sorted, p).unwrap_or(self.value);
         // With no sample beyond, nothing tells how far it is.
         let below = if low > 0.0 {
@@ -132,7 +141,8 @@ impl UncertainQuantile {
             f64::INFINITY
         };
         let least = t * self.level;
-        (below.max(least), above.max(least))
+        let whole = |part: f64| (part / self.followed).max(least);
+        (whole(below), whole(above))
     }
 }
 
@@ -142,6 +152,7 @@ impl RunFigure {
             value,
             freedom: slow.freedom,
             events: None,
+            samples: 0.0,
             error: slow.error,
             quantile: None,
             less: None,
@@ -162,18 +173,19 @@ impl RunFigure {
         )
     }
 
-    /// The figure, at least as uncertain as the same one of another run. What a run happened not to
-    /// meet (a burst) it does not know of.
+    /// The figure, at least as uncertain as the same one of another run, or as that would be if it were as short. What a run
+    /// happened not to meet (a burst) it does not know of.
     pub(crate) fn as_uncertain_as(&self, other: &Self) -> Self {
         let mut figure = self.clone();
-        figure.error = figure.error.max(other.error);
+        let shorter = (other.samples / self.samples.max(1.0)).max(1.0).sqrt();
+        figure.error = figure.error.max(other.error * shorter);
         for (own, least) in [
             (&mut figure.quantile, &other.quantile),
             (&mut figure.less, &other.less),
         ] {
             if let Some((own, least)) = own.as_mut().zip(least.as_ref()) {
-                own.error = own.error.max(least.error);
-                own.level = own.level.max(least.level);
+                own.error = own.error.max(least.error * shorter);
+                own.level = own.level.max(least.level * shorter);
             }
         }
         figure
@@ -340,6 +352,10 @@ pub(crate) fn figures(
     let level = level(replies).filter(|_| some);
     let level = level.map(|level| level.error.max(rounding));
     let judged = |i: usize| {
+        let (level, followed) = match LEVELS[i] {
+            0.5 => (Some(rounding), MEDIAN_FOLLOWED),
+            _ => (level, 1.0),
+        };
         let (share, slow) = cells.ratio(QUANTILES + i, ANSWERED);
         let quantile = UncertainQuantile {
             sorted: sorted.clone(),
@@ -347,11 +363,13 @@ pub(crate) fn figures(
             share,
             error: slow.error,
             level: level?,
+            followed,
         };
         (n >= beyond(LEVELS[i])).then_some(RunFigure {
             value: at[i],
             freedom: slow.freedom,
             events: None,
+            samples: 0.0,
             error: 0.0,
             quantile: Some(quantile),
             less: None,
@@ -418,6 +436,9 @@ pub(crate) fn figures(
     ];
     let over = table.over.iter().enumerate();
     rows.extend(over.map(|(i, over)| count(OVER + i, over.count)));
+    for row in rows.iter_mut().flatten() {
+        row.samples = n as f64;
+    }
     rows
 }
 
