@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use super::{route_command, Report};
 use crate::config::Config;
 use crate::host::text::count;
+use crate::measure::probe::Target;
 use crate::topology::{is_translated_later, Group, Topology, NOT_IN_MAIN};
 
 /// Which source address the kernel gives to new sockets: one of an uplink ties them to it.
@@ -127,7 +128,10 @@ pub(super) fn check_live(report: &mut Report, topology: &Topology, config: &Conf
         // A kernel without IPv6 has no such table.
         let text = fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap_or_default();
         for (local, remote) in connected_sockets(&text) {
-            if !is_ours(remote.ip(), topology) {
+            // The daemon's own probes are bound to their paths.
+            let mut probed = config.path.iter().filter_map(|path| path.probe_target);
+            let is_probe = probed.any(|target| target == Target::Reflector(remote));
+            if is_probe || !is_ours(remote.ip(), topology) {
                 continue;
             }
             let is_bound = topology.uplink_bound_sources.contains(&local.ip());

@@ -22,14 +22,19 @@ const LONGEST: u64 = 1 << 20;
 
 /// One-shot commands speak for themselves; the log is for who asks for it.
 pub(super) fn if_asked() {
-    if std::env::var_os("MOUNTAIN_LOG").is_some() {
+    if asked().is_some() {
         to_stderr();
     }
 }
 
+/// What the environment asks for; nothing where that is empty.
+fn asked() -> Option<OsString> {
+    std::env::var_os("MOUNTAIN_LOG").filter(|asked| !asked.is_empty())
+}
+
 /// Has everything logged to standard error.
 pub(super) fn to_stderr() {
-    let asked = std::env::var_os("MOUNTAIN_LOG").unwrap_or_else(|| "info".into());
+    let asked = asked().unwrap_or_else(|| "info".into());
     let filter = asked.to_str().and_then(filter).unwrap_or_else(|| {
         eprintln!("mountain: MOUNTAIN_LOG: write error, warn, info, debug or trace (now: info)");
         EnvFilter::new("info")

@@ -77,6 +77,13 @@ fn what_the_kernel_does_not_carry_out_is_called_so() {
         "{status}{decisions}"
     );
     assert_has(&decisions, &[then]);
+
+    // The baseline goes by loads alone.
+    net.client.mountain_ok("policy argmax-load");
+    net.lose(0);
+    wait_until("the other path's end is no move", LEAVE, || {
+        explain().contains("not carried out: policy argmax-load")
+    });
 }
 
 #[test]
