@@ -165,9 +165,12 @@ impl Entry<'_> {
 
     /// Whether its flow can go on from another address: it has no connection, or was never answered.
     fn can_go_on(&self) -> bool {
+        !(self.has_connection() && self.is_answered())
+    }
+
+    fn has_connection(&self) -> bool {
         let proto = self.tuple(CTA_TUPLE_ORIG).proto;
-        let has_connection = proto.is_none_or(|p| !CONNECTIONLESS.contains(&p.into()));
-        !(has_connection && self.is_answered())
+        proto.is_none_or(|p| !CONNECTIONLESS.contains(&p.into()))
     }
 
     /// Whether neither end sees another address than the other one has.
@@ -285,6 +288,8 @@ fn is_empty() -> bool {
 /// Which flows are to begin anew, perhaps from another address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Forgotten {
+    /// Connections that were never answered: what begins them is sent again.
+    Begun,
     /// Those that can go on so: without a connection, or never answered.
     GoOn,
     /// All: others are lost where they are.
@@ -304,12 +309,14 @@ pub(crate) fn forget_marked(
     is_there: impl Fn(&Ends) -> bool,
 ) -> Result<usize> {
     forget(ipv6, &marked(ipv6, mark, mask), |entry| match which {
+        Forgotten::Begun => entry.has_connection() && entry.is_stuck(mark, mask, &is_there),
         Forgotten::GoOn => entry.is_stuck(mark, mask, &is_there),
         Forgotten::All => entry.is_marked(mark, mask, &is_there),
     })
 }
 
-/// From and to where inner hosts send their packets of TCP connections, of one family and with a mark within a mask.
+/// From and to where inner hosts send their packets of TCP connections that were answered, of one family and with a mark
+/// within a mask.
 ///
 /// # Errors
 /// When the kernel refuses to list its connections.
@@ -322,7 +329,8 @@ pub(crate) fn tcp_marked(
     let mut found = Vec::new();
     list(&marked(ipv6, mark, mask), |entry| {
         let tcp = entry.tcp_of_inner(&is_inner);
-        found.extend(tcp.filter(|_| entry.is_marked(mark, mask, |_| true)));
+        let is_it = || entry.is_answered() && entry.is_marked(mark, mask, |_| true);
+        found.extend(tcp.filter(|_| is_it()));
     })?;
     Ok(found)
 }

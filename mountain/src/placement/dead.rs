@@ -18,8 +18,8 @@ use crate::netlink::conntrack::{Ends, Forgotten};
 use crate::netlink::{self, conntrack};
 use crate::topology::is_private;
 
-/// For so long forwarded flows wait for an uplink that is dead: another address costs some of them more
-/// than a short gap.
+/// For so long forwarded flows wait for an uplink that is dead, but for connections that were never answered: another
+/// address costs some of them more than a short gap.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 /// How often connections that hang are looked for.
 const RESET_EVERY: Duration = Duration::from_secs(1);
@@ -44,8 +44,8 @@ pub(crate) struct Dead {
 
 struct Death {
     since: Instant,
-    /// Whether the flows that can have left.
-    is_left: bool,
+    /// Which flows have left.
+    left: Option<Forgotten>,
 }
 
 impl Dead {
@@ -60,10 +60,22 @@ impl Dead {
         } else if was_alive {
             let death = Death {
                 since: Instant::now(),
-                is_left: false,
+                left: None,
             };
             self.paths.insert(id, death);
         }
+    }
+
+    /// Which flows are to leave which of them now.
+    fn leaving(&self) -> Vec<(usize, Forgotten)> {
+        let leaving = self.paths.iter().filter_map(|(id, death)| {
+            let which = match death.since.elapsed() >= PATIENCE {
+                true => Forgotten::GoOn,
+                false => Forgotten::Begun,
+            };
+            (death.left != Some(which)).then_some((*id, which))
+        });
+        leaving.collect()
     }
 
     fn longer_than(&self, time: Duration) -> Vec<usize> {
@@ -75,8 +87,8 @@ impl Dead {
 
 impl Placer {
     /// Has flows leave uplinks that stay dead while another one lives: entries of forwarded flows that can
-    /// go on from another address are deleted in connection tracking, and the next packet is placed anew;
-    /// TCP connections are reset after `reset_stuck_s`. To be called several times a second.
+    /// go on from another address are deleted in connection tracking, and the next packet is placed anew, those of
+    /// connections that were never answered at once; TCP connections are reset after `reset_stuck_s`. To be called several times a second.
     pub(crate) fn give_up_dead(&mut self) {
         // nft may have made the table meanwhile.
         let is_made = self.forwarding.making.is_ended();
@@ -85,9 +97,9 @@ impl Placer {
         }
         // While the kernel decides, what begins anew might begin there again.
         let is_deciding = self.mode == SteerMode::Steer;
-        for id in self.dead.longer_than(PATIENCE) {
+        for (id, which) in self.dead.leaving() {
             if is_deciding && self.has_other(id) {
-                self.leave_dead(id);
+                self.leave_dead(id, which);
             }
         }
         if self.config.reset_stuck_s > 0 {
@@ -107,12 +119,11 @@ impl Placer {
         others.any(|(other, u)| u.ipv6 == ipv6 && u.open && self.alive >> other & 1 == 1)
     }
 
-    fn leave_dead(&mut self, id: usize) {
-        let Some(death) = self.dead.paths.get_mut(&id).filter(|d| !d.is_left) else {
-            return;
-        };
-        death.is_left = true;
-        self.leave_uplink(id, Forgotten::GoOn, "is dead");
+    fn leave_dead(&mut self, id: usize, which: Forgotten) {
+        if let Some(death) = self.dead.paths.get_mut(&id) {
+            death.left = Some(which);
+        }
+        self.leave_uplink(id, which, "is dead");
     }
 
     /// Has forwarded flows begin anew that an uplink keeps; `why`: what has become of it.
@@ -148,7 +159,10 @@ impl Placer {
             is_ours && is_private(flow.source) && flow.source != flow.from && !came_in(flow)
         };
         // A rule of the owner's may lead it by this uplink again.
-        let may_go = is_kernels && self.forwarding.is_placing && !self.has_fib_rules;
+        let may_go = which != Forgotten::Begun
+            && is_kernels
+            && self.forwarding.is_placing
+            && !self.has_fib_rules;
         let forget = |n| match may_go {
             true => Ok(n + conntrack::forget_unmarked(&uplink.addresses, is_placed)?),
             false => Ok(n),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Two providers with addresses of their own, one of which is silently dead: what becomes of its flows.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::net::*;
@@ -272,4 +273,26 @@ fn nothing_starts_on_an_uplink_that_is_back_before_it_answers() {
 #[test]
 fn next_to_nothing_starts_on_the_kernels_uplink_that_is_back_before_it_answers() {
     nothing_starts_before_it_answers(0, 2);
+}
+
+/// An inner host that hears that its server cannot be reached gives its connection up.
+#[test]
+fn what_begins_as_an_uplink_loses_its_link_is_answered_by_the_other_one() {
+    let net = Home::new().with_lan().running();
+    let mut flows = net.inner_flows();
+    // It is silent before it is seen to be dead: probes are answered.
+    let hook = "filter hook prerouting priority -310";
+    let silent = format!("iifname r1 tcp dport {PORT} drop");
+    net.providers.chain("inet hole in", hook, &silent);
+    thread::scope(|scope| {
+        let opening = scope.spawn(|| flows.open("tcp", EACH, SERVER[0]));
+        thread::sleep(Duration::from_millis(400));
+        net.providers.ip("link set r1 down");
+        opening.join().unwrap();
+    });
+    wait_until("all are answered", LEAVE, || {
+        by_uplink(&flows.ask()) == [EACH, 0]
+    });
+    assert!(flows.errors().iter().all(Option::is_none));
+    assert_eq!(net.refused(), 0);
 }
