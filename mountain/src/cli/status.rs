@@ -110,8 +110,13 @@ pub(crate) fn status_text(status: &Status) -> String {
     if let Some(why) = &status.suspended {
         let _ = writeln!(out, "nothing is steered for now: {why}");
     }
-    if status.policy == PolicyKind::Ecmp {
-        let _ = writeln!(out, "the kernel decides: what follows is not carried out");
+    let other = match status.policy {
+        PolicyKind::Ecmp => Some("the kernel decides"),
+        PolicyKind::ArgmaxLoad => Some("the program goes by loads alone"),
+        _ => None,
+    };
+    if let Some(other) = other {
+        let _ = writeln!(out, "{other}: what follows is not carried out");
     }
     for (i, group) in status.groups.iter().enumerate() {
         push_group(&mut out, i, group, status);

@@ -80,6 +80,8 @@ fn what_the_kernel_does_not_carry_out_is_called_so() {
 
     // The baseline goes by loads alone.
     net.client.mountain_ok("policy argmax-load");
+    net.client
+        .mountain_says("status", "by loads alone: what follows is not carried out");
     net.lose(0);
     wait_until("the other path's end is no move", LEAVE, || {
         explain().contains("not carried out: policy argmax-load")
