@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Work that would keep the daemon's loop from measuring, beside it: calls of nft(8).
+//! Work that would keep the daemon's loop from measuring, beside it: calls of nft(8), going through connections.
 
 use std::thread::JoinHandle;
 

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, Result};
+use anyhow::{ensure, Result};
 use ipnet::IpNet;
 use tracing::{debug, info, warn};
 
@@ -43,6 +43,8 @@ pub(super) struct Forwarding {
     pub(super) table: Option<Made>,
     /// Makes the table anew.
     pub(super) making: Aside<Made>,
+    /// Has flows that were not translated begin anew: going through hundreds of thousands takes a while.
+    forgetting: Aside<usize>,
     /// Whether new ones are marked, and kept.
     pub(super) is_placing: bool,
     /// Whether the program is to be at the inner devices.
@@ -133,6 +135,7 @@ impl Placer {
     /// Begins or ends placing forwarded connections, as this host forwards and translates or not, and
     /// puts the table back if something has removed it.
     pub(super) fn look_at_forwarding(&mut self) {
+        self.say_forgotten();
         let wanted = !self.is_idle() && self.is_forwarding_wanted();
         // An earlier run's table has kept flows as this one's does.
         let is_first = self.forwarding.said.is_none() && !self.forwarding.has_table();
@@ -216,22 +219,30 @@ impl Placer {
     /// Lets connections begin anew that began while the firewall did not translate them, and were not answered since. Without
     /// Mountain's table the kernel would not have kept them in mind.
     fn forget_untranslated(&mut self) {
-        let own = netlink::addresses().unwrap_or_default();
-        let held = self.held_nets();
-        let within = |nets: &[IpNet], ip: &IpAddr| nets.iter().any(|net| net.contains(ip));
-        let is_forwarded = |ip: &IpAddr| own.iter().all(|(_, own)| own != ip) && !within(&held, ip);
-        let is_lost = |flow: &Ends| {
-            let is_ours = is_private(flow.source) && !within(&self.not_ours, &flow.to);
-            is_ours && is_forwarded(&flow.source)
-        };
-        let forgotten = match own.is_empty() {
-            true => Err(anyhow!("this host's addresses cannot be listed")),
-            false => conntrack::forget_untranslated(is_lost),
-        };
-        match forgotten {
-            Ok(0) => {}
-            Ok(n) => info!("{n} forwarded flows that were not translated begin anew"),
-            Err(e) => {
+        if self.forwarding.forgetting.is_busy() {
+            // At the next look again.
+            self.forwarding.translation = None;
+            return;
+        }
+        let (held, not_ours) = (self.held_nets(), self.not_ours.clone());
+        self.forwarding.forgetting.begin(move || {
+            let own = netlink::addresses().unwrap_or_default();
+            ensure!(!own.is_empty(), "this host's addresses cannot be listed");
+            let within = |nets: &[IpNet], ip: &IpAddr| nets.iter().any(|net| net.contains(ip));
+            let is_own = |ip: &IpAddr| own.iter().any(|(_, own)| own == ip) || within(&held, ip);
+            conntrack::forget_untranslated(|flow: &Ends| {
+                let is_ours = is_private(flow.source) && !within(&not_ours, &flow.to);
+                is_ours && !is_own(&flow.source)
+            })
+        });
+    }
+
+    /// Says what has become of that.
+    fn say_forgotten(&mut self) {
+        match self.forwarding.forgetting.ended() {
+            None | Some(Ok(0)) => {}
+            Some(Ok(n)) => info!("{n} forwarded flows that were not translated begin anew"),
+            Some(Err(e)) => {
                 debug!("{e:#}");
                 // At the next look again.
                 self.forwarding.translation = None;
