@@ -120,7 +120,7 @@ pub(crate) fn set_default_here(name: &str) -> Result<()> {
 
 /// Puts the former default back in every network namespace whose default is `name`. A namespace
 /// that is not on record has inherited it: a new one begins with the default of the machine's first. Where nothing says
-/// what was there before, or that is not there any more, it is the kernel's own default; `say` is told.
+/// what was there before, or that is not there any more, it is the kernel's own default, and `say` gets a sentence about it.
 pub(crate) fn restore_defaults(name: &str, state: &ScopeState, say: impl Fn(&str)) -> Result<()> {
     let said: Mutex<BTreeMap<String, usize>> = Mutex::default();
     let here = this_namespace()?;

@@ -22,7 +22,7 @@ use super::verdict::{self, holm, RowDifference, RowVerdict};
 
 /// Load averages (proc_loadavg(5)) that differ by no more are alike: half a busy process.
 const LOAD: f64 = 0.5;
-/// A run with so many times the probes of another is told: its figures vary less.
+/// A warning names runs that differ so many times in length: the figures of the longer one vary less.
 const UNEVEN: usize = 2;
 /// Value of [`Comparison::schema`].
 pub(crate) const SCHEMA: &str = "mountain-compare/2";

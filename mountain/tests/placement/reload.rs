@@ -94,7 +94,7 @@ fn busy_connections_of_an_earlier_run_go_on_by_an_uplink_that_came_back() {
     assert_eq!(net.refused(), 0);
 }
 
-/// Of what began meanwhile the program knows nothing: all is learned anew.
+/// The program has not seen what began meanwhile, so it learns of all connections anew.
 #[test]
 fn busy_connections_go_on_when_the_program_was_off_for_a_while() {
     let (net, mut flows, opened, rules) = forwarding();
