@@ -573,7 +573,6 @@ fn warnings(first: (&String, &RunFile), other: (&String, &RunFile)) -> Vec<Warni
                 }
             }
         }
-        (true, true) => {}
         (no_a, no_b) => {
             let said = |no: bool| if no { "not recorded" } else { "recorded" }.into();
             warn("environment".into(), said(no_a), said(no_b));
