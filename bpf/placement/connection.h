@@ -3,7 +3,7 @@
  * The marks with which the SYNs of forwarded TCP connections have left: for further packets that meet no table of ours,
  * as somebody loads the firewall anew. Netfilter itself has the last word where the table is. Asking connection tracking
  * (bpf_skb_ct_lookup) would know more, but takes CAP_SYS_ADMIN at load where that is a module. The daemon writes what it
- * knows when this begins. Included by placement.bpf.c.
+ * knows when this begins, and when something may have been missed. Included by placement.bpf.c.
  */
 #ifndef MOUNTAIN_CONNECTION_H
 #define MOUNTAIN_CONNECTION_H

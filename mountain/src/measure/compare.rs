@@ -438,7 +438,7 @@ impl<'a> Judge<'a> {
     fn compared_by(&self, row: &Row) -> Option<String> {
         let (is_one_each, segment) = (self.figures.is_some(), self.segment);
         let mut runs = self.measured.iter().flatten();
-        let has_parts = runs.any(|run| run.replies.len() >= 2 * segment);
+        let has_parts = segment > 0 && runs.any(|run| run.replies.len() >= 2 * segment);
         match row.name.as_str() {
             name if EXTREMES.contains(&name) => {
                 has_parts.then(|| format!("its mean over parts of {segment} answers"))

@@ -412,13 +412,13 @@ fn longer_runs_are_not_called_different_for_that() {
             .map(move |seed| delays(n, seed))
             .collect()
     };
-    let paired = CompareOptions::default();
+    let options = CompareOptions::default();
     let most = most_often((0..200).map(|seed| {
         let sides = [
             side("A", runs(2000, 6 * seed)),
             side("B", runs(300, 6 * seed + 3)),
         ];
-        let c = compare(&sides, &paired).unwrap();
+        let c = compare(&sides, &options).unwrap();
         let by = row(&c, "Max").compared_by.clone().unwrap();
         assert!(by.contains("parts of 2") && by.contains("answers"), "{by}");
         c
