@@ -15,14 +15,14 @@ use tokio::task::{spawn_blocking, JoinHandle};
 use tokio::time::sleep_until;
 use tracing::{debug, info, warn};
 
-use self::announcements::{Announcements, Whose};
+use self::announcements::Announcements;
 use super::topology::reserves;
 use super::{Daemon, ADOPT_MS};
 use crate::bpf::foreign::{self, CgroupProgram};
 use crate::control::status::CgroupStatus;
 use crate::netlink;
 use crate::netlink::link::{links, Link};
-use crate::netlink::ruleset::{hooks, Elements, Hook, Ruleset};
+use crate::netlink::ruleset::{hooks, Changed, Elements, Hook, Ruleset};
 use crate::netlink::wire::family;
 use crate::placement::{self, Left};
 use crate::redirect;
@@ -54,6 +54,8 @@ struct Answers {
     cgroups: Vec<CgroupProgram>,
     /// How often nftables has announced a change, of our own tables too.
     announced: u64,
+    /// Others' rules have changed since.
+    is_outdated: bool,
 }
 
 /// Follows the firewall until it is dropped.
@@ -133,6 +135,11 @@ impl Follower {
         })
     }
 
+    /// Whether the answers are of a firewall that is another one by now.
+    fn is_outdated(&self) -> bool {
+        self.answers.borrow().is_outdated
+    }
+
     fn answer(&self, answers: &Answers, question: &Question) -> Option<Difference> {
         match answers.by_question.get(question) {
             _ if self.task.is_finished() => {
@@ -156,8 +163,12 @@ fn questions(topology: &Topology, reserves: &BTreeSet<usize>) -> BTreeSet<Questi
 
 async fn follow(mut asked: watch::Receiver<BTreeSet<Question>>, sender: watch::Sender<Answers>) {
     let mut announcements = Announcements::listen();
-    let pass_on = |sender: &watch::Sender<Answers>| {
-        sender.send_modify(|known| known.announced += 1);
+    let pass_on = |changed: Changed| {
+        sender.send_modify(|known| {
+            known.announced += 1;
+            known.is_outdated |= changed == Changed::Rules;
+        });
+        changed
     };
     let (mut look, mut is_new) = (Look::default(), true);
     loop {
@@ -169,13 +180,11 @@ async fn follow(mut asked: watch::Receiver<BTreeSet<Question>>, sender: watch::S
             (look, answers)
         });
         // A large ruleset takes a while to read, and what it is about may change meanwhile.
+        let mut meanwhile = Changed::Ours;
         let looked = loop {
             tokio::select! {
                 biased;
-                whose = announcements.next() => {
-                    pass_on(&sender);
-                    is_new |= whose == Whose::Others;
-                }
+                changed = announcements.next() => meanwhile = meanwhile.max(pass_on(changed)),
                 looked = &mut looked => break looked,
             }
         };
@@ -183,10 +192,11 @@ async fn follow(mut asked: watch::Receiver<BTreeSet<Question>>, sender: watch::S
             return;
         };
         look = again;
+        is_new = meanwhile > Changed::Ours;
         sender.send_if_modified(|known| {
-            let announced = known.announced;
             let answers = Answers {
-                announced,
+                announced: known.announced,
+                is_outdated: meanwhile == Changed::Rules,
                 ..answers
             };
             let differs = *known != answers;
@@ -203,9 +213,8 @@ async fn follow(mut asked: watch::Receiver<BTreeSet<Question>>, sender: watch::S
             tokio::select! {
                 biased;
                 // That is passed on at once; the firewall is read after the pause.
-                whose = announcements.next() => {
-                    pass_on(&sender);
-                    if whose == Whose::Others && !is_new {
+                changed = announcements.next() => {
+                    if pass_on(changed) > Changed::Ours && !is_new {
                         is_new = true;
                         is_due = true;
                         pause = pause.max(Instant::now() + GATHER);
@@ -260,7 +269,7 @@ impl Look {
                     .collect(),
             },
             cgroups: self.cgroups.clone(),
-            announced: 0,
+            ..Answers::default()
         }
     }
 
@@ -442,13 +451,21 @@ impl Daemon {
 
     /// Writes what the firewall allows by now.
     pub(super) fn firewall_changed(&mut self) {
+        let is_outdated = self.firewall.is_outdated();
         if let Some(placer) = &mut self.placer {
+            if is_outdated {
+                placer.wait_for_firewall(true);
+            }
             placer.firewall_changed();
         }
         let held = self.firewall.held(self.paths.topology());
         self.held_cgroups = self.firewall.cgroups();
         self.say_held_cgroups();
         self.leave_new();
+        // What has come since the first line is told again.
+        if let Some(placer) = self.placer.as_mut().filter(|_| !is_outdated) {
+            placer.wait_for_firewall(false);
+        }
         let before = self.paths.held().to_vec();
         if held == before {
             return;

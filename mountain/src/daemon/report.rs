@@ -53,10 +53,7 @@ impl Daemon {
             let is_idle = group.is_some_and(|group| !(group.kind.places() && places));
             let held = held.get(d.group).and_then(Option::as_ref);
             let held = held.filter(|_| is_idle).map(|held| held.what.clone());
-            // The baseline in the program goes by loads alone.
-            let baseline = self.policy_kind == PolicyKind::ArgmaxLoad;
-            let baseline = baseline.then(|| "policy argmax-load".to_owned());
-            d.not_carried_out = kernel_decides.clone().or(held).or(baseline);
+            d.not_carried_out = kernel_decides.clone().or(held);
             let path = in_group(&d.name, d.prefix);
             info!("{path}: {:?} -> {:?}: {}", d.from, d.to, d.why);
             self.decided_us = d.at_us;

@@ -81,7 +81,7 @@ use expr::{Expr, Verdict};
 
 pub use facts::{DeviceFact, Facts, MarkFact};
 pub use marks::Strange;
-pub use read::{changed, notifications, translates_sources, Elements};
+pub use read::{changed, notifications, translates_sources, Changed, Elements};
 pub use residue::{Effect, EffectKind, Residue};
 pub use targets::Targets;
 pub(crate) use xtables::{has_legacy, legacy_tables};

@@ -45,6 +45,8 @@ pub(super) struct Suspensions {
     pub(super) families: Vec<Suspension>,
     /// No new flow is placed, as the routing is being read again.
     paused: bool,
+    /// No new flow is placed, as the firewall's rules are being read again.
+    waits_for_firewall: bool,
     pub(super) looks: Looks,
     /// Flows of IPv4 and of IPv6 that were placed between a change and the pause, at most.
     between: [u64; 2],
@@ -71,9 +73,21 @@ impl Placer {
         self.set_paused();
     }
 
+    /// Places no new flow while it `waits`: others' rules have changed, and are not read yet.
+    pub(crate) fn wait_for_firewall(&mut self, waits: bool) {
+        if std::mem::replace(&mut self.suspensions.waits_for_firewall, waits) != waits {
+            self.set_paused();
+        }
+    }
+
     /// Has the programs place new flows, or not.
     pub(super) fn set_paused(&mut self) {
-        let is_paused = self.suspensions.paused || self.left.all.is_some();
+        let Suspensions {
+            paused,
+            waits_for_firewall,
+            ..
+        } = self.suspensions;
+        let is_paused = paused || waits_for_firewall || self.left.all.is_some();
         self.programs.set_paused(is_paused);
     }
 

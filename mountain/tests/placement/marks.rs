@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Marks that the owner's firewall gives forwarded packets and their connections.
 
+use std::thread;
+use std::time::Duration;
+
 use crate::net::*;
 use crate::support::*;
 
@@ -232,4 +235,28 @@ fn check_names_rules_by_which_marks_or_uplinks_matter() {
         assert_has(&check(), &[by_mark, table]);
         net.home.run(&format!("iptables -t {table} -F"));
     }
+}
+
+/// A rule may send into a tunnel, or stop, what Mountain would place elsewhere. Elements of sets come and go all day.
+#[test]
+fn what_begins_while_a_changed_firewall_is_read_is_the_kernels() {
+    const RULES: usize = 5_000;
+    let net = Home::new();
+    let rule = "ip saddr 192.0.2.1 ip daddr 192.0.2.2 drop\n";
+    let rules = rule.repeat(RULES);
+    net.home.nft(&format!(
+        "table inet large {{\nset known {{ type ipv4_addr; }}\nchain c {{\n{rules}}}\n}}\n"
+    ));
+    net.up();
+    let mut flows = net.flows();
+    flows.open_by_both(&["tcp"], SERVER[0]);
+    net.home.nft("add element inet large known { 192.0.2.3 }");
+    flows.open_by_both(&["tcp"], SERVER[0]);
+    // Until all is read, which takes a while.
+    thread::sleep(Duration::from_secs(2));
+    let drops = "oifname u1 tcp dport 7100 drop";
+    let hook = "filter hook output priority 0";
+    net.home.chain("inet owner judges", hook, drops);
+    flows.assert_opens("tcp", EACH, SERVER[0], [EACH, 0]);
+    wait_until("it is read", LEAVE, || !net.placement().left.is_empty());
 }

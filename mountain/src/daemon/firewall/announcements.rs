@@ -10,18 +10,10 @@ use tokio::io::Interest;
 use tokio::time::{sleep, sleep_until};
 
 use super::{OWN_TABLES, PAUSE};
-use crate::netlink::ruleset;
+use crate::netlink::ruleset::{self, Changed};
 
 /// Announcements are passed on at once, but so far apart.
 const APART: Duration = Duration::from_millis(5);
-
-/// Whose tables an announcement is about.
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum Whose {
-    Others,
-    /// Ours only: we, or somebody who has removed one.
-    Ours,
-}
 
 /// What nftables announces.
 pub(super) struct Announcements {
@@ -43,37 +35,36 @@ impl Announcements {
     }
 
     /// Waits until nftables has announced a change. Cancel safe: what it was is told again.
-    pub(super) async fn next(&mut self) -> Whose {
+    pub(super) async fn next(&mut self) -> Changed {
         let Some(socket) = &self.socket else {
             return pending().await;
         };
         loop {
             let Ok(mut ready) = socket.readable().await else {
                 sleep(PAUSE).await;
-                return Whose::Others;
+                return Changed::Rules;
             };
             sleep_until(self.not_before.into()).await;
-            let whose = read_announced(ready.get_inner());
+            let changed = read_announced(ready.get_inner());
             ready.clear_ready();
-            if let Some(whose) = whose {
+            if let Some(changed) = changed {
                 self.not_before = Instant::now() + APART;
-                return whose;
+                return changed;
             }
         }
     }
 }
 
 /// Reads all that was announced. `None`: nothing was.
-fn read_announced(socket: &netlink_sys::Socket) -> Option<Whose> {
-    let mut whose = None;
+fn read_announced(socket: &netlink_sys::Socket) -> Option<Changed> {
+    let mut changed = None;
     loop {
         let mut datagram = Vec::with_capacity(1 << 16);
         match socket.recv(&mut datagram, libc::MSG_DONTWAIT) {
-            Ok(_) if ruleset::changed(&datagram, &OWN_TABLES) => whose = Some(Whose::Others),
-            Ok(_) => whose = whose.or(Some(Whose::Ours)),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return whose,
+            Ok(_) => changed = changed.max(Some(ruleset::changed(&datagram, &OWN_TABLES))),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return changed,
             // Some were lost.
-            Err(_) => return Some(Whose::Others),
+            Err(_) => return Some(Changed::Rules),
         }
     }
 }

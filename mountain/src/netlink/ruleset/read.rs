@@ -24,6 +24,8 @@ const GET_CHAIN: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 4);
 const GET_RULE: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 7);
 const GET_SET: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 10);
 const GET_SET_ELEMENTS: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 13);
+const NEW_ELEMENTS: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 12);
+const OLD_ELEMENTS: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 14);
 const NEW_GENERATION: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 15);
 const GET_GENERATION: u16 = netfilter(NFNL_SUBSYS_NFTABLES, 16);
 /// linux/netfilter/nfnetlink.h.
@@ -361,14 +363,31 @@ pub fn notifications() -> io::Result<netlink_sys::Socket> {
     wire::subscribe(NETLINK_NETFILTER, &[NFNLGRP_NFTABLES])
 }
 
-/// Whether a datagram of [`notifications`] is about a table that has none of these names.
-pub fn changed(datagram: &[u8], own_tables: &[&str]) -> bool {
-    messages(datagram).any(|message| {
+/// What a change of nftables is about; the more, the greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Changed {
+    /// Tables of ours only.
+    Ours,
+    /// Elements of others' sets and maps. They come and go all day, by `fail2ban` or a resolver.
+    Elements,
+    /// Others' rules, chains, sets or tables.
+    Rules,
+}
+
+/// What a datagram of [`notifications`] is about, where tables of these names are ours.
+pub fn changed(datagram: &[u8], own_tables: &[&str]) -> Changed {
+    let about = messages(datagram).map(|message| {
+        let kind = message.message_type();
         // Every transaction ends with the number of the new generation.
-        if message.message_type() == NEW_GENERATION {
-            return false;
+        if kind == NEW_GENERATION {
+            return Changed::Ours;
         }
         let table = Attributes::after(message.payload(), NFNL_HEADER_LEN).string(1);
-        table.is_none_or(|table| !own_tables.contains(&table.as_str()))
-    })
+        match table.is_some_and(|table| own_tables.contains(&table.as_str())) {
+            true => Changed::Ours,
+            false if [NEW_ELEMENTS, OLD_ELEMENTS].contains(&kind) => Changed::Elements,
+            false => Changed::Rules,
+        }
+    });
+    about.max().unwrap_or(Changed::Ours)
 }
