@@ -29,6 +29,11 @@ pub struct OurRates {
     any_at_us: Option<u64>,
 }
 
+/// Whether our own rate fills what carries so much, where that is not known for sure.
+pub(crate) fn fills(rate_bps: f64, room_bps: f64) -> bool {
+    rate_bps >= FLOOR_BPS && rate_bps >= FILLS * room_bps
+}
+
 impl OurRates {
     pub fn new(capacity_bps: Option<u64>) -> Self {
         OurRates {
@@ -46,8 +51,10 @@ impl OurRates {
         self.latency_bps += (latency_bps - self.latency_bps) * new;
         let faded = self.peak_bps * (-passed_us / MEMORY_US).exp2();
         self.peak_bps = faded.max(self.rate_bps);
-        let known = self.capacity_bps.is_some() || rate_bps >= FLOOR_BPS;
-        if known && rate_bps >= FILLS * self.reference_bps() {
+        let is_full = self
+            .capacity_bps
+            .is_some_and(|room| rate_bps >= FILLS * room);
+        if is_full || fills(rate_bps, self.reference_bps()) {
             self.filled_at_us = Some(at_us);
         }
         if rate_bps > 0.0 {

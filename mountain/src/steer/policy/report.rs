@@ -14,13 +14,18 @@ const NAMED: usize = 2;
 const LITTLE_BPS: f64 = 50e3;
 
 impl Policy {
+    /// A baseline does not go by where a path stands.
+    fn is_stopgap(&self, member: &JudgedPath) -> bool {
+        self.mode != Mode::MinRtt && member.standing == Standing::Stopgap
+    }
+
     /// Logs what changed for each path.
     pub(super) fn record(&mut self, g: usize, v: PathMasks, now_us: u64) {
         for m in 0..self.groups[g].members.len() {
             let bit = 1 << m;
             let member = &self.groups[g].members[m];
             let to = match (v.latency & bit != 0, v.bulk & bit != 0) {
-                (true, _) if member.standing == Standing::Stopgap => Use::LeastBad,
+                (true, _) if self.is_stopgap(member) => Use::LeastBad,
                 (true, _) => Use::All,
                 (false, true) => Use::BulkOnly,
                 (false, false) => Use::Nothing,
@@ -290,7 +295,7 @@ impl Policy {
                 _ if !member.view.alive && self.last_tick_us.is_some() => "dead",
                 Standing::Out(_) if member.fit_since_us.is_some() => "held",
                 Standing::Out(_) => "ejected",
-                Standing::Stopgap => "least bad",
+                _ if self.is_stopgap(member) => "least bad",
                 _ if !path.answered && self.is_unknown(g, now_us) => "silent",
                 _ if path.slow.answers < LEAST_ANSWERS => "unknown",
                 _ => "good",

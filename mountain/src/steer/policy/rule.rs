@@ -21,6 +21,7 @@
 
 use rand::RngExt;
 
+use super::load::fills;
 use super::pace::IDLE_US;
 use super::probes::{Judge, Now, LATE_US, LEAST_ANSWERS, WINDOW_US};
 use super::{Mode, PathMasks, Policy, RECENT_US};
@@ -107,6 +108,8 @@ pub struct JudgedPath {
     pub(super) dear_since_us: Option<u64>,
     pub(super) long_since_us: Option<u64>,
     pub fit_since_us: Option<u64>,
+    /// Since when it is good enough for bulk flows: they may have a longer way, but neither losses nor surprises.
+    pub(super) steady_since_us: Option<u64>,
     pub(super) random: f64,
     pub used: crate::steer::explain::Use,
 }
@@ -195,12 +198,10 @@ impl Policy {
         let stopgap = members.clone().any(|m| m.standing == Standing::Stopgap);
         let alive = members.filter(known).filter(|m| stopgap && m.view.alive);
         let long_us = alive.map(|m| slow(m).median_us).fold(m_us, f64::max);
+        let d_us = self.tolerance_us.max(D_SHARE * long_us);
         Some(Scale {
             m_us,
-            d_us: self
-                .tolerance_us
-                .max(D_SHARE * long_us)
-                .max(D_JITTER * jitter_us),
+            d_us: d_us.max(D_JITTER * jitter_us),
             r_us: (D_SHARE * self.tolerance_us).max(R_SHARE * m_us),
         })
     }
@@ -310,26 +311,24 @@ impl Policy {
             over: false,
         };
         group.spread = spread.or_else(|| found().map(new));
-        let Some(spread) = &mut group.spread else {
-            return;
-        };
+        let Some(s) = &mut group.spread else { return };
         if group.members.iter().any(is_crowded) {
-            spread.until_us = until_us;
+            s.until_us = until_us;
         }
-        if now_us < spread.since_us + IDLE_US {
-            let crowded_us = group.members.get(spread.crowded).map(|m| m.view.present_us);
-            spread.worst_us = spread.worst_us.max(crowded_us.unwrap_or(0.0));
+        if now_us < s.since_us + IDLE_US {
+            let crowded_us = group.members.get(s.crowded).map(|m| m.view.present_us);
+            s.worst_us = s.worst_us.max(crowded_us.unwrap_or(0.0));
             return;
         }
-        let worst_us = spread.worst_us + scale.d_us;
+        let worst_us = s.worst_us + scale.d_us;
         let worse = |m: &JudgedPath| {
             let worse = m.in_use() && m.view.present_us > worst_us;
             worse && lasts(m.dear_since_us, IDLE_US, now_us)
         };
         // Once all are back by their own patience, it is tried again.
         let all_back = group.members.iter().all(|m| m.in_use() || !m.view.alive);
-        spread.over = spread.over && !all_back || group.members.iter().any(worse);
-        if !spread.over {
+        s.over = s.over && !all_back || group.members.iter().any(worse);
+        if !s.over {
             let out = group.members.iter_mut().filter(|m| !m.in_use());
             let fit = out.filter(|m| m.view.alive && m.view.known && !m.view.late);
             fit.for_each(|m| m.standing = Standing::In);
@@ -376,9 +375,8 @@ impl Policy {
         let members = &self.groups[g].members;
         let me = &members[i];
         let others = members.iter().enumerate().filter(|(j, _)| *j != i);
-        let answering = others
-            .map(|(_, m)| m)
-            .filter(|m| m.view.known && m.view.alive);
+        let others = others.map(|(_, m)| m);
+        let answering = others.filter(|m| m.view.known && m.view.alive);
         let cheapest = answering
             .clone()
             .min_by(|a, b| a.view.cost_us.total_cmp(&b.view.cost_us));
@@ -387,23 +385,20 @@ impl Policy {
         let shortest = shortest.unwrap_or(f64::INFINITY);
         let patience_us = cheapest.map_or(0, |m| m.patience_us(now_us));
         let v = me.view;
-        let dear = since(
-            me.dear_since_us,
-            v.cost_us > least_cost + scale.d_us,
-            now_us,
-        );
+        let dear = v.cost_us > least_cost + scale.d_us;
+        let dear = since(me.dear_since_us, dear, now_us);
         let long = v.known && v.median_us > shortest + scale.r_us;
         let long = since(me.long_since_us, long, now_us);
-        let fit = v.known
-            && v.alive
-            && !v.late
-            && v.cost_us <= least_cost + scale.r_us
-            && v.median_us <= shortest + scale.r_us;
-        let fit = since(me.fit_since_us, fit, now_us);
-        let usable = self.paths[me.path].usable;
+        let answers = v.known && v.alive;
+        let close = v.cost_us <= least_cost + scale.r_us && v.median_us <= shortest + scale.r_us;
+        let fit = since(me.fit_since_us, answers && !v.late && close, now_us);
+        let path = &self.paths[me.path];
+        let near = path.input.cost_us == 0.0 && v.median_us <= shortest + LATE_US as f64;
+        let sound = !v.sudden && v.cost_us - v.present_us <= scale.d_us;
+        let steady = since(me.steady_since_us, answers && near && sound, now_us);
         let held = self.is_held(g, i, now_us);
         let left = match me.standing {
-            _ if !usable => Some(Cause::Link),
+            _ if !path.usable => Some(Cause::Link),
             Standing::Out(cause) => Some(cause),
             _ if held && v.alive => None,
             _ if v.late && v.now.dark_us > v.now.fast_us => Some(Cause::Lost),
@@ -414,18 +409,19 @@ impl Policy {
         };
         let joins = lasts(fit, me.patience_us(now_us), now_us);
         let next = match (me.standing, left) {
-            (Standing::Out(_) | Standing::Stopgap, _) if joins && usable => Standing::In,
+            (Standing::Out(_) | Standing::Stopgap, _) if joins && path.usable => Standing::In,
             (_, Some(cause)) => Standing::Out(cause),
             (standing, None) => standing,
         };
         let m = &mut self.groups[g].members[i];
-        (m.dear_since_us, m.long_since_us, m.fit_since_us) = (dear, long, fit);
+        (m.dear_since_us, m.long_since_us) = (dear, long);
+        (m.fit_since_us, m.steady_since_us) = (fit, steady);
         next
     }
 
     fn masks(&self, g: usize, now_us: u64) -> PathMasks {
         let mut v = PathMasks::default();
-        let (mut filled, mut joined) = (0, 0);
+        let (mut filled, mut joined, mut ours_bps, mut room_bps) = (0, 0, 0.0, 0.0);
         let spread = self.groups[g].spread.is_some_and(|s| !s.over);
         for (i, m) in self.groups[g].members.iter().enumerate() {
             let bit = 1 << i;
@@ -433,13 +429,16 @@ impl Policy {
                 continue;
             }
             v.alive |= bit;
+            let load = &self.paths[m.path].load;
+            ours_bps += load.rate_bps;
             if m.in_use() {
                 v.latency |= bit;
+                room_bps += load.reference_bps();
             }
-            if m.standing == Standing::In || lasts(m.fit_since_us, WINDOW_US, now_us) {
+            if m.standing == Standing::In || lasts(m.steady_since_us, WINDOW_US, now_us) {
                 joined |= bit;
             }
-            if self.paths[m.path].load.fills(now_us) {
+            if load.fills(now_us) {
                 filled |= bit;
             }
             // More flows have come to one that is crowded than it carries: each goes where its hash has it.
@@ -451,15 +450,13 @@ impl Policy {
         }
         if v.latency == 0 {
             // Too little is known of those that answer: the kernel's choice among them.
-            v.latency = v.alive;
-            v.ejected = 0;
+            (v.latency, v.ejected) = (v.alive, 0);
         }
         // A stopgap is one for latency flows. It may carry little, and bulk flows have what they want elsewhere.
-        // But beside a full path they do not wait for all of another's patience: a relapse costs them little.
-        v.bulk = match filled {
-            0 => v.latency,
-            _ => joined | filled,
-        };
+        // But beside a full path they do not wait for all of another's patience: a relapse costs them little. Nor do
+        // they mind a longer way, as long as all of them would fill those that latency flows use.
+        let has_need = filled != 0 || fills(ours_bps, room_bps);
+        v.bulk = [v.latency, joined | filled][usize::from(has_need)];
         if v.bulk & !filled != 0 {
             // They may all have begun on one of them, while another was out.
             v.full = v.bulk & filled;

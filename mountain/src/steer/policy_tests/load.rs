@@ -3,6 +3,9 @@
 
 use std::cell::RefCell;
 
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
 use super::sim::*;
 use crate::steer::explain::{Load, Use};
 
@@ -124,6 +127,53 @@ fn bulk_beside_a_full_path_does_not_wait_for_all_of_the_patience() {
         assert!(is_late, "{rejoined:?}: {}", sim.explain());
         assert_eq!(ahead > 0, full, "{}", sim.explain());
         assert!(full || sim.mask().full == 0, "{:?}", sim.mask());
+    }
+}
+
+#[test]
+fn bulk_takes_a_longer_path_beside_a_full_one_and_leaves_it_when_it_is_not_needed() {
+    let longer = |t: u64| 10_000 + u32::from(t % (8 * S) > 7 * S) * 40_000;
+    for (name, extra, cost_us, percent) in [
+        ("longer", Some(10_000), 0.0, 0),
+        ("named as dear", Some(10_000), 10_000.0, 0),
+        ("lossy", Some(10_000), 0.0, 5),
+        ("far longer", Some(120_000), 0.0, 0),
+        ("unsteady", None, 0.0, 0),
+    ] {
+        let mut rng = StdRng::seed_from_u64(2);
+        let second: Model = Box::new(move |t| {
+            let us = 20_000 + extra.unwrap_or_else(|| longer(t));
+            (rng.random_range(0..100) >= percent).then_some((us, us))
+        });
+        let mut sim = loaded([constant(20_000), second]);
+        sim.with_costs([0.0, cost_us]);
+        let (mut needed, mut full) = (0, 0);
+        sim.run(120 * S, |s| {
+            // Path 0 is full until some go by path 1, and what they want together is needed for long.
+            let beside = s.mask().bulk == 0b11;
+            let ours = [[9.5, 0.0], [6.0, 3.5]][usize::from(beside)];
+            let ours = match s.now {
+                ..15_000_000 => [0.1, 0.0],
+                ..80_000_000 => ours,
+                _ => [2.5, 0.0],
+            };
+            egress(s, 0, ours[0], 0.1);
+            egress(s, 1, ours[1], 0.0);
+            if s.now >= 30 * S {
+                assert_eq!(s.mask().latency, 0b01, "{name}:\n{}", s.explain());
+                needed += u64::from(beside && s.now < 80 * S);
+                full += u64::from(beside && s.now < 80 * S && s.mask().full == 0b01);
+            }
+        });
+        let all = (80 * S - 30 * S) / TICK;
+        assert_eq!(
+            needed,
+            if name == "longer" { all } else { 0 },
+            "{name}:\n{}",
+            sim.explain()
+        );
+        assert_eq!(full, 0, "{name}: none of those on path 0 need to leave");
+        assert_eq!(sim.mask().bulk, 0b01, "{name}:\n{}", sim.explain());
     }
 }
 
