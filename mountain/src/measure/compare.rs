@@ -17,7 +17,7 @@ use super::paired;
 use super::ping::Clock;
 use super::runfile::RunFile;
 use super::stats::{ascending, choose_thresholds, Reply, Row, Table, Unit};
-use super::variation::{self, extremes_of_parts, mean, Events, RunFigure, EXTREMES};
+use super::variation::{self, extremes_of_parts, mean, Events, RunFigure, EXTREMES, SEGMENT_LEAST};
 use super::verdict::{self, holm, RowDifference, RowVerdict};
 
 /// Load averages (proc_loadavg(5)) that differ by no more are alike: half a busy process.
@@ -272,13 +272,12 @@ fn measure(sides: &[Side], over_us: &[f64], by_user: bool) -> Vec<Vec<Measured>>
     sides.iter().map(of_side).collect()
 }
 
-/// Answers per part by which extremes are compared. Of several runs a side, the shortest is a part.
+/// Answers per part by which extremes are compared. Of several runs a side, the shortest is a part that has enough for one.
 fn segment(measured: &[Vec<Measured>]) -> usize {
-    let shortest = measured.iter().flatten().map(|run| run.table.count).min();
-    let shortest = shortest.unwrap_or(0) as usize;
+    let answered = measured.iter().flatten().map(|run| run.replies.len());
     match is_one_each(measured) {
-        true => variation::segment(shortest),
-        false => shortest,
+        true => variation::segment(answered.min().unwrap_or(0)),
+        false => answered.filter(|n| *n >= SEGMENT_LEAST).min().unwrap_or(0),
     }
 }
 
@@ -347,7 +346,10 @@ impl<'a> Judge<'a> {
         let sides = 0..self.measured.len();
         let against = |side: usize| {
             let difference = self.difference(i, first, side);
-            let (a, b) = (self.comparable(i, 0), self.comparable(i, side));
+            let (a, b) = match first.unit {
+                Unit::Count => (self.comparable(i, 0), self.comparable(i, side)),
+                _ => (self.value(i, 0), self.value(i, side)),
+            };
             Against {
                 percent: (a.zip(b).filter(|(a, _)| *a != 0.0)).map(|(a, b)| 100.0 * (b - a) / a),
                 verdict: difference.map_or(RowVerdict::TooFew, |d| d.verdict),
@@ -376,7 +378,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// The mean of a side's runs; counts mean something only by the number of answers they are of.
+    /// The mean of a side's runs, of a count by the number of answers that it is of.
     fn comparable(&self, i: usize, side: usize) -> Option<f64> {
         Some(mean(&self.by_run(i, side)?))
     }
@@ -438,7 +440,9 @@ impl<'a> Judge<'a> {
     fn compared_by(&self, row: &Row) -> Option<String> {
         let (is_one_each, segment) = (self.figures.is_some(), self.segment);
         let mut runs = self.measured.iter().flatten();
-        let has_parts = segment > 0 && runs.any(|run| run.replies.len() >= 2 * segment);
+        // A few lost probes make no part of a run.
+        let is_longer = |run: &Measured| run.replies.len() > segment + segment / 20;
+        let has_parts = segment > 0 && runs.any(is_longer);
         match row.name.as_str() {
             name if EXTREMES.contains(&name) => {
                 has_parts.then(|| format!("its mean over parts of {segment} answers"))

@@ -187,12 +187,31 @@ fn all_lost_none_sent_and_the_same_twice() {
     let mut lost = delays(2000, 1);
     lost.samples.rtt_us.fill(None);
     lost.samples.arrival.clear();
+    for percent in [1, 30] {
+        let mut first = delays(2000, 1);
+        let rtts = first.samples.rtt_us.iter_mut().enumerate();
+        let some = rtts.filter(|(i, _)| i * 37 % 100 < percent);
+        some.for_each(|(_, rtt)| *rtt = None);
+        first.samples.arrival.clear();
+        let c = pair(first, lost.clone());
+        assert_eq!(verdict(&c, "Loss"), RowVerdict::Worse, "{percent}%");
+        let text = &c.headlines[0].text;
+        assert!(text.contains("worse"), "{percent}%: {text}");
+    }
     let c = pair(delays(2000, 1), lost.clone());
-    assert_eq!(verdict(&c, "Loss"), RowVerdict::Worse);
     assert_eq!(row(&c, "Median").values[1], None);
     assert_eq!(verdict(&c, "Median"), RowVerdict::TooFew);
     let c = pair(lost.clone(), lost);
     assert_eq!(verdict(&c, "Loss"), RowVerdict::CannotTell);
+    // All of 2,000 is 99.8% at least, with 97.5%.
+    let verdict::Interval { low, high, .. } = row(&c, "Loss").against_first[0]
+        .difference
+        .unwrap()
+        .interval;
+    assert!(
+        (low + 0.184).abs() < 1e-3 && (high - 0.184).abs() < 1e-3,
+        "{low} {high}"
+    );
     let same = pair(delays(2000, 1), delays(2000, 1));
     for row in &same.rows[1..] {
         let verdict = row.against_first[0].verdict;
@@ -404,6 +423,24 @@ fn equal_runs_with_two_levels_are_rarely_called_different() {
     }
 }
 
+/// A step of rounding is the same in a run of any length.
+#[test]
+fn more_answers_find_no_less_although_delays_are_rounded() {
+    let rounded = |n, seed, more_us: f64| {
+        changed(delays(n, seed), |us| {
+            ((us + 130e3 + more_us) / 1e3).round() * 1e3
+        })
+    };
+    let found = |n| {
+        let pairs =
+            (0..20).map(|seed| pair(rounded(n, 2 * seed, 0.0), rounded(200, 2 * seed + 1, 8e3)));
+        let worse = pairs.filter(|c| verdict(c, "Median") == RowVerdict::Worse);
+        worse.count()
+    };
+    let [few, many] = [200, 10_000].map(found);
+    assert!(few > 10 && many >= few, "{few} {many}");
+}
+
 /// The largest of more answers is larger.
 #[test]
 fn longer_runs_are_not_called_different_for_that() {
@@ -424,6 +461,44 @@ fn longer_runs_are_not_called_different_for_that() {
         c
     }));
     assert!(most.0 <= 0.1, "{most:?}");
+}
+
+#[test]
+fn extremes_are_of_parts_that_have_enough_answers_and_say_so() {
+    let lost = |mut run: RunFile, from: usize| {
+        run.samples.rtt_us[from..].fill(None);
+        run.samples.arrival.clear();
+        run
+    };
+    let options = CompareOptions::default();
+    let c = |first: RunFile, last: RunFile| {
+        let sides = [
+            side("A", vec![first, delays(1000, 2)]),
+            side("B", vec![delays(600, 3), delays(600, 4)]),
+            side("C", vec![delays(600, 5), last]),
+        ];
+        compare(&sides, &options).unwrap()
+    };
+    let by = |c: &Comparison| row(c, "Max").compared_by.clone();
+    // What of A's runs comes after the length of B's does not count.
+    let unlike = c(delays(1000, 1), delays(600, 6));
+    assert!(
+        by(&unlike).is_some_and(|by| by.contains("parts of 5")),
+        "{:?}",
+        by(&unlike)
+    );
+    let max = row(&unlike, "Max");
+    let [a, b] = [0, 1].map(|i| max.values[i].unwrap());
+    let percent = max.against_first[0].percent.unwrap();
+    assert!(
+        (percent - 100.0 * (b - a) / a).abs() < 1e-9,
+        "of what is shown"
+    );
+    // One that has hardly any answers takes no row from the others.
+    let c = c(delays(1000, 1), lost(delays(600, 6), 3));
+    let of = |against: usize| row(&c, "Max").against_first[against].verdict;
+    assert_ne!(of(0), RowVerdict::TooFew);
+    assert_eq!(of(1), RowVerdict::TooFew);
 }
 
 #[test]

@@ -16,7 +16,7 @@ const BEYOND: f64 = 10.0;
 const LEAST: usize = 20;
 /// Parts that the shorter run is cut into to compare extremes, and the least samples of a part.
 const SEGMENTS: usize = 40;
-const SEGMENT_LEAST: usize = 10;
+pub(crate) const SEGMENT_LEAST: usize = 10;
 /// Parts of a run whose sums are kept.
 const CELLS: usize = 64;
 /// Steps that delays may have been rounded to, µs, coarsest first: ping(8) prints whole ms from 100 ms on and
@@ -100,10 +100,12 @@ pub(crate) struct RunFigure {
     pub freedom: f64,
     /// For the exact test of rare events.
     pub events: Option<Events>,
-    /// Answers that it is of.
+    /// Answers that it is of, or probes.
     samples: f64,
     /// Standard error, the same in both directions.
     error: f64,
+    /// The error is no smaller: it is rounding's, which is the same in a run of any length.
+    least: f64,
     /// The quantile in the figure, and the one that is taken off it: their errors come on top.
     quantile: Option<UncertainQuantile>,
     less: Option<UncertainQuantile>,
@@ -119,6 +121,8 @@ struct UncertainQuantile {
     error: f64,
     /// Standard error of the level.
     level: f64,
+    /// What the level's error is at least, by rounding.
+    least: f64,
     /// Up to this part of a bound's way the run's distribution says how far it is in delay; on from there it is as far
     /// again for the same share.
     followed: f64,
@@ -140,7 +144,7 @@ impl UncertainQuantile {
         } else {
             f64::INFINITY
         };
-        let least = t * self.level;
+        let least = t * self.level.max(self.least);
         let whole = |part: f64| (part / self.followed).max(least);
         (whole(below), whole(above))
     }
@@ -154,6 +158,7 @@ impl RunFigure {
             events: None,
             samples: 0.0,
             error: slow.error,
+            least: 0.0,
             quantile: None,
             less: None,
         }
@@ -161,7 +166,7 @@ impl RunFigure {
 
     /// How far below and above the value its bounds lie, `t` standard errors away.
     pub(crate) fn reach(&self, t: f64) -> (f64, f64) {
-        let even = t * self.error;
+        let even = t * self.error.max(self.least);
         let reach = |quantile: &Option<UncertainQuantile>| {
             quantile.as_ref().map_or((0.0, 0.0), |q| q.reach(t))
         };
@@ -179,6 +184,7 @@ impl RunFigure {
         let mut figure = self.clone();
         let shorter = (other.samples / self.samples.max(1.0)).max(1.0).sqrt();
         figure.error = figure.error.max(other.error * shorter);
+        figure.least = figure.least.max(other.least);
         for (own, least) in [
             (&mut figure.quantile, &other.quantile),
             (&mut figure.less, &other.less),
@@ -186,6 +192,7 @@ impl RunFigure {
             if let Some((own, least)) = own.as_mut().zip(least.as_ref()) {
                 own.error = own.error.max(least.error * shorter);
                 own.level = own.level.max(least.level * shorter);
+                own.least = own.least.max(least.least);
             }
         }
         figure
@@ -196,15 +203,16 @@ impl RunFigure {
         self
     }
 
-    /// The figure, no surer than by this standard error.
+    /// The figure, no surer than by this error of rounding.
     fn at_least(mut self, error: f64) -> Self {
-        self.error = self.error.max(error);
+        self.least = self.least.max(error);
         self
     }
 
     fn scaled(mut self, factor: f64) -> Self {
         self.value *= factor;
         self.error *= factor;
+        self.least *= factor;
         self
     }
 }
@@ -350,11 +358,10 @@ pub(crate) fn figures(
     let step = rounded_to(&sorted);
     let rounding = step / 2.0;
     let level = level(replies).filter(|_| some);
-    let level = level.map(|level| level.error.max(rounding));
     let judged = |i: usize| {
         let (level, followed) = match LEVELS[i] {
-            0.5 => (Some(rounding), MEDIAN_FOLLOWED),
-            _ => (level, 1.0),
+            0.5 => (Some(0.0), MEDIAN_FOLLOWED),
+            _ => (level.map(|level| level.error), 1.0),
         };
         let (share, slow) = cells.ratio(QUANTILES + i, ANSWERED);
         let quantile = UncertainQuantile {
@@ -363,16 +370,13 @@ pub(crate) fn figures(
             share,
             error: slow.error,
             level: level?,
+            least: rounding,
             followed,
         };
+        let even = RunFigure::even(at[i], SlowVariance { error: 0.0, ..slow });
         (n >= beyond(LEVELS[i])).then_some(RunFigure {
-            value: at[i],
-            freedom: slow.freedom,
-            events: None,
-            samples: 0.0,
-            error: 0.0,
             quantile: Some(quantile),
-            less: None,
+            ..even
         })
     };
     let [median, p95, p99] = [0, 1, 2].map(judged);
@@ -437,7 +441,7 @@ pub(crate) fn figures(
     let over = table.over.iter().enumerate();
     rows.extend(over.map(|(i, over)| count(OVER + i, over.count)));
     for row in rows.iter_mut().flatten() {
-        row.samples = n as f64;
+        row.samples = row.events.map_or(n as f64, |events| events.trials as f64);
     }
     rows
 }

@@ -117,18 +117,28 @@ impl RowDifference {
     }
 
     /// Where a side has seen no event, there may be some all the same: up to the exact bound of their rate (Clopper and
-    /// Pearson 1934).
+    /// Pearson 1934). Where it has seen nothing else, likewise.
     pub(crate) fn with_unseen(mut self, events: [Option<Events>; 2]) -> Self {
+        // How far the rate may be below what was seen, and above.
         let [a, b] = events.map(|events| {
-            let none = events.filter(|events| events.count == 0 && events.trials > 0);
-            none.map_or(0.0, |events| {
-                let share = 1.0 - (LEVEL / 2.0).powf(1.0 / events.trials as f64);
-                events.unit * share
-            })
+            let Some(Events {
+                count,
+                trials,
+                unit,
+            }) = events.filter(|events| events.trials > 0)
+            else {
+                return (0.0, 0.0);
+            };
+            let unseen = unit * (1.0 - (LEVEL / 2.0).powf(1.0 / trials as f64));
+            match count {
+                0 => (0.0, unseen),
+                all if all == trials => (unseen, 0.0),
+                _ => (0.0, 0.0),
+            }
         });
         let Interval { estimate, .. } = self.interval;
-        self.interval.low = self.interval.low.min(estimate - a);
-        self.interval.high = self.interval.high.max(estimate + b);
+        self.interval.low = self.interval.low.min(estimate - a.1 - b.0);
+        self.interval.high = self.interval.high.max(estimate + a.0 + b.1);
         self
     }
 }
