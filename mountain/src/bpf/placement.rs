@@ -260,7 +260,7 @@ impl PlacementPrograms {
         std::mem::take(&mut self.has_forgotten)
     }
 
-    /// The same for a moment, if any are placed.
+    /// Places no new one for a moment, if any are placed.
     pub(crate) fn pause_forwarded(&mut self) {
         if self.bss().config.forwarded == mtn_forwarded::MTN_FORWARDED_PLACED.0 {
             self.keep_forwarded();

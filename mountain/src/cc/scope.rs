@@ -120,7 +120,7 @@ pub(crate) fn set_default_here(name: &str) -> Result<()> {
 
 /// Puts the former default back in every network namespace whose default is `name`. A namespace
 /// that is not on record has inherited it: a new one begins with the default of the machine's first. Where nothing says
-/// what was there before, or that is not there any more, it is the kernel's own default, and `say` gets a sentence about it.
+/// what was there before, or that cannot be put back, it is the first of cubic, reno and bbr that can be, and `say` gets a sentence about it.
 pub(crate) fn restore_defaults(name: &str, state: &ScopeState, say: impl Fn(&str)) -> Result<()> {
     let said: Mutex<BTreeMap<String, usize>> = Mutex::default();
     let here = this_namespace()?;
@@ -141,7 +141,7 @@ pub(crate) fn restore_defaults(name: &str, state: &ScopeState, say: impl Fn(&str
         let set = ["cubic", "reno", "bbr"].into_iter().find(is_set);
         let set = set.context("no other congestion control can be the default")?;
         let why = match former {
-            Some(former) => format!("{former}, which was the default before, is not available"),
+            Some(former) => format!("{former}, which was the default before, cannot be put back"),
             None => "it is not known which congestion control was the default before".to_owned(),
         };
         let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);

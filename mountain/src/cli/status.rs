@@ -111,13 +111,11 @@ pub(crate) fn status_text(status: &Status) -> String {
         let _ = writeln!(out, "nothing is steered for now: {why}");
     }
     let other = match status.policy {
-        PolicyKind::Ecmp => Some("the kernel decides"),
-        PolicyKind::ArgmaxLoad => Some("the program goes by loads alone"),
-        _ => None,
+        PolicyKind::Ecmp => "the kernel decides: what follows is not carried out\n",
+        PolicyKind::ArgmaxLoad => "new flows take the living path with the most load\n",
+        _ => "",
     };
-    if let Some(other) = other {
-        let _ = writeln!(out, "{other}: what follows is not carried out");
-    }
+    out.push_str(other);
     for (i, group) in status.groups.iter().enumerate() {
         push_group(&mut out, i, group, status);
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Work that would keep the daemon's loop from measuring, beside it: calls of nft(8), going through connections.
+//! Work that would keep the daemon's loop from measuring, beside it: calls of nft(8), and going through connections without
+//! a mark.
 
 use std::thread::JoinHandle;
 

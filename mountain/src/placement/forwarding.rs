@@ -44,7 +44,7 @@ pub(super) struct Forwarding {
     /// Makes the table anew.
     pub(super) making: Aside<Made>,
     /// Has flows that were not translated begin anew: going through hundreds of thousands takes a while.
-    forgetting: Aside<usize>,
+    pub(super) forgetting: Aside<usize>,
     /// Whether new ones are marked, and kept.
     pub(super) is_placing: bool,
     /// Whether the program is to be at the inner devices.
@@ -244,7 +244,7 @@ impl Placer {
             Some(Ok(n)) => info!("{n} forwarded flows that were not translated begin anew"),
             Some(Err(e)) => {
                 debug!("{e:#}");
-                // At the next look again.
+                // Again.
                 self.forwarding.translation = None;
             }
         }
@@ -345,6 +345,7 @@ impl Placer {
             let tcp = conntrack::tcp_marked(uplink.ipv6, uplink.mark, mask, is_private);
             if let Err(e) = tcp.and_then(|tcp| self.programs.remember(&tcp, uplink.mark)) {
                 debug!("{e:#}");
+                self.forwarding.has_missed = true;
             }
         }
     }

@@ -456,6 +456,7 @@ impl Drop for Placer {
         // Marks first: what is marked needs its table. Nobody is left to tell a failure but the log.
         self.programs.detach();
         self.forwarding.wait();
+        self.forwarding.forgetting.wait();
         if self.leaves {
             return;
         }

@@ -84,7 +84,8 @@ fn busy_connections_of_an_earlier_run_go_on_by_an_uplink_that_came_back() {
     net.home.end_daemon(Signal::SIGUSR1);
     net.home.ip("route del default dev u1");
     net.start();
-    thread::sleep(Duration::from_millis(200));
+    let paths = || net.home.status().paths.len();
+    wait_until("the uplink is away", LEAVE, || paths() == 2);
     net.home.ip(&format!("route add {} dev u1", routes.trim()));
     net.wait_good();
     net.wait_forwarding();

@@ -78,14 +78,17 @@ fn what_the_kernel_does_not_carry_out_is_called_so() {
     );
     assert_has(&decisions, &[then]);
 
-    // The baseline goes by loads alone.
+    // The baseline takes no dead path either.
     net.client.mountain_ok("policy argmax-load");
-    net.client
-        .mountain_says("status", "by loads alone: what follows is not carried out");
+    net.client.mountain_says(
+        "status",
+        "new flows take the living path with the most load",
+    );
+    let decided = || explain().matches("u0 for ").count();
+    let before = decided();
     net.lose(0);
-    wait_until("the other path's end is no move", LEAVE, || {
-        explain().contains("not carried out: policy argmax-load")
-    });
+    wait_until("a dead path is left", LEAVE, || decided() > before);
+    assert!(!explain().contains("argmax-load"));
 }
 
 #[test]

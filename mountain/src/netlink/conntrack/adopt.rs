@@ -46,6 +46,8 @@ const CTA_PROTONAT_PORT_MAX: u16 = 2;
 const TCP_CONNTRACK_SYN_SENT: u8 = 1;
 const TCP_CONNTRACK_SYN_RECV: u8 = 2;
 const TCP_CONNTRACK_ESTABLISHED: u8 = 3;
+const TCP_CONNTRACK_FIN_WAIT: u8 = 4;
+const TCP_CONNTRACK_CLOSE: u8 = 8;
 const IP_CT_TCP_FLAG_BE_LIBERAL: u8 = 0x08;
 const IPS_ASSURED: u32 = 1 << 2;
 const IPS_CONFIRMED: u32 = 1 << 3;
@@ -188,7 +190,7 @@ fn is_closing(socket: &mut Socket, name: &[u8]) -> std::io::Result<bool> {
     Ok(entry.is_some_and(|entry| {
         let info = Attributes::after(&entry, NFNL_HEADER_LEN).inside(CTA_PROTOINFO);
         let state = info.inside(CTA_PROTOINFO_TCP).u8(CTA_PROTOINFO_TCP_STATE);
-        state.is_some_and(|state| state > TCP_CONNTRACK_ESTABLISHED)
+        state.is_some_and(|state| (TCP_CONNTRACK_FIN_WAIT..=TCP_CONNTRACK_CLOSE).contains(&state))
     }))
 }
 
