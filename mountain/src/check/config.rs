@@ -21,6 +21,13 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
             "mend `dev` and `gateway`, or remove the table",
         );
     }
+    for (name, dev) in names_of_devices(topology, config) {
+        report.warn(
+            "configuration",
+            format!("the path of {dev} is called {name}, which is another path's device: `status` and a [[rule]] use it for both"),
+            "give it another `name`",
+        );
+    }
     for unmet in unmet_targets(topology, config) {
         report.warn(
             "configuration",
@@ -72,6 +79,22 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
             "create it, or name another one (`systemd-cgls` lists them)",
         );
     }
+}
+
+/// Names of paths that another path has, too, as no table names that one and it is called by its device. With the device of
+/// the named one.
+fn names_of_devices<'a>(
+    topology: &'a Topology,
+    config: &'a Config,
+) -> impl Iterator<Item = (&'a String, &'a String)> {
+    let is_device = |name: &str| {
+        let is_unnamed = |path: &Path| config.path(&path.ifname, path.key.gateway).is_none();
+        let mut paths = topology.paths.iter();
+        paths.any(|path| path.ifname == name && is_unnamed(path))
+    };
+    let named = config.path.iter();
+    let named = named.filter_map(|table| Some((table.name.as_ref()?, &table.dev)));
+    named.filter(move |(name, _)| is_device(name))
 }
 
 /// The devices of `[[path]]` tables whose probe target is of another family than all of the paths that they are about.
@@ -153,6 +176,23 @@ mod tests {
             let config = Config::parse(&text, "test.toml".as_ref()).unwrap();
             let unmet: Vec<&str> = unmet_targets(&topology, &config).collect();
             assert_eq!(unmet.len(), told, "{unmet:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_another_paths_device_is_told() {
+        let topology = Topology {
+            paths: vec![Path::plain(1, "192.0.2.1"), Path::plain(2, "198.51.100.1")],
+            ..Topology::default()
+        };
+        for (text, told) in [
+            ("[[path]]\ndev = \"u1\"\nname = \"u2\"\n", 1),
+            ("[[path]]\ndev = \"u1\"\nname = \"u1\"\n", 0),
+            ("[[path]]\ndev = \"u1\"\nname = \"u2\"\n[[path]]\ndev = \"u2\"\nname = \"second\"\n", 0),
+        ] {
+            let config = Config::parse(text, "test.toml".as_ref()).unwrap();
+            let names = Vec::from_iter(names_of_devices(&topology, &config));
+            assert_eq!(names.len(), told, "{text}: {names:?}");
         }
     }
 

@@ -423,6 +423,31 @@ fn equal_runs_with_two_levels_are_rarely_called_different() {
     }
 }
 
+/// Which bursts a short run has met is chance; the long run shows what they are like.
+#[test]
+fn a_short_run_is_rarely_called_different_from_a_long_one() {
+    let bursts = |n, seed| {
+        let mut run = delays(n, seed);
+        let mut rng = Pcg64::seed_from_u64(1000 + seed);
+        for i in 0..n {
+            if rng.random_bool(0.002) {
+                let lost = run.samples.rtt_us[i..].iter_mut().take(30);
+                lost.for_each(|rtt| *rtt = None);
+            }
+        }
+        let rtts = &run.samples.rtt_us;
+        (run.samples.arrival).retain(|i| rtts[*i as usize].is_some());
+        run
+    };
+    let pairs = (0..60).map(|seed| pair(bursts(5000, 2 * seed), bursts(200, 2 * seed + 1)));
+    let most = most_often(pairs.map(|mut c| {
+        c.rows
+            .retain(|row| ["Count", "Loss"].contains(&row.name.as_str()));
+        c
+    }));
+    assert!(most.0 <= 0.1, "{most:?}");
+}
+
 /// A step of rounding is the same in a run of any length.
 #[test]
 fn more_answers_find_no_less_although_delays_are_rounded() {

@@ -46,6 +46,18 @@ fn without_root_it_says_so() {
 }
 
 #[test]
+fn an_empty_mountain_log_asks_for_nothing() {
+    for (log, is_told) in [("", true), ("error", false)] {
+        let ns = Ns::new("c");
+        let mut up = ns.command("timeout");
+        up.args(["1", MOUNTAIN, "up", "--foreground", "--wait"]);
+        let output = up.env("MOUNTAIN_LOG", log).output().unwrap();
+        let said = stderr(&output);
+        assert_eq!(said.contains(" INFO "), is_told, "{log}: {said}");
+    }
+}
+
+#[test]
 fn the_root_of_a_user_namespace_is_told_that_it_is_none() {
     let (_dir, program) = for_everybody();
     let check = [
