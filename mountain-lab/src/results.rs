@@ -57,7 +57,10 @@ pub fn page(dir: &Path) -> Result<String> {
             true => run(&name, &RunResult::read(&file)?),
             false => {
                 let replayed = serde_json::from_str(&text);
-                let replayed = replayed.with_context(|| file.display().to_string())?;
+                let replayed = replayed.with_context(|| {
+                    let file = file.display();
+                    format!("{file}: neither a result ({SCHEMA}) nor one of `mountain-lab replay`")
+                })?;
                 replay(&name, &replayed)
             }
         };

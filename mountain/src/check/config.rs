@@ -6,6 +6,8 @@ use crate::config::Config;
 use crate::daemon::probing::{doubts, measured_near, way};
 use crate::host::cgroup;
 use crate::placement::config::{means, RuleConfig, RuleUse};
+use crate::redirect::config::RedirectConfig;
+use crate::redirect::{validate, Backend};
 use crate::topology::{Kind, Path, Topology};
 
 /// Holds the tables of the configuration against the paths and cgroups that are there.
@@ -38,6 +40,11 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
     let near = measured_near(topology, config, way);
     for doubt in doubts(topology, config, &near, way) {
         report.warn("configuration", doubt.what, doubt.todo);
+    }
+    for (i, one) in config.redirect.iter().enumerate() {
+        for why in impossible(one) {
+            report.warn("configuration", format!("redirect {}: {why}", i + 1), "");
+        }
     }
     if let Some(why) = without_effect(topology, config) {
         report.warn(
@@ -79,6 +86,19 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
             "create it, or name another one (`systemd-cgls` lists them)",
         );
     }
+}
+
+/// Why a redirect of the file is not possible here, as far as a look at the file and the devices tells. `mountain redirect
+/// check` tells the rest.
+fn impossible(one: &RedirectConfig) -> Vec<String> {
+    let here = validate::here(&one.rule()).err();
+    let here = here.map(|e| e.to_string().replace("--", ""));
+    let is_logged = one.wanted().backend.is_some_and(Backend::is_bpf);
+    let log = (one.log.is_some() && !is_logged).then(|| {
+        "log: only the BPF backends log: name one (backend = \"tcx\", backend_fixed = true), or remove the line"
+            .to_owned()
+    });
+    here.into_iter().chain(log).collect()
 }
 
 /// Names of paths that another path has, too, as no table names that one and it is called by its device. With the device of
@@ -193,6 +213,29 @@ mod tests {
             let config = Config::parse(text, "test.toml".as_ref()).unwrap();
             let names = Vec::from_iter(names_of_devices(&topology, &config));
             assert_eq!(names.len(), told, "{text}: {names:?}");
+        }
+    }
+
+    #[test]
+    fn redirects_that_are_not_possible_here_are_told() {
+        let with = |more: &str| {
+            let ends = "proto = \"udp\"\nfrom = \"192.0.2.1:1\"\nto = \"198.51.100.2:1\"";
+            said(Kind::Move, &format!("[[redirect]]\n{ends}\n{more}"))
+        };
+        assert_eq!(with(""), [""; 0]);
+        assert_eq!(
+            with("log = 10\nbackend = \"tcx\"\nbackend_fixed = true"),
+            [""; 0]
+        );
+        for (more, told) in [
+            (
+                "dev = \"nosuch0\"",
+                "redirect 1: there is no device nosuch0",
+            ),
+            ("log = 10", "redirect 1: log: only the BPF backends log"),
+            ("log = 10\nbackend = \"tcx\"", "redirect 1: log: only"),
+        ] {
+            testkit::assert_has(&with(more)[0], &[told]);
         }
     }
 

@@ -229,7 +229,7 @@ fn check_run(report: &mut Report) {
         report.fail(
             "/run",
             "it is read-only, and the daemon has its lock, socket and log there",
-            "mount a tmpfs there: `mount -t tmpfs tmpfs /run`",
+            "in a container, mount a tmpfs there; on a host, find out why /run is read-only",
         );
     }
 }

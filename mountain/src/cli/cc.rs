@@ -63,7 +63,7 @@ enum Command {
     Top {
         #[command(flatten)]
         name: Name,
-        /// Print once instead of every second
+        /// Print once instead of every second, as where the output is no terminal
         #[arg(long)]
         once: bool,
         /// Print all of them once, as JSON

@@ -34,10 +34,10 @@ pub(crate) struct Compare {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Count answers slower than this many ms; may be given several times
+    /// Count answers slower than this many ms; several with commas
     ///
     /// Default: three round numbers from 1.5 times the first run's median up.
-    #[arg(long, value_name = "MS", value_parser = milliseconds)]
+    #[arg(long, value_name = "MS", value_delimiter = ',', value_parser = milliseconds)]
     over: Vec<f64>,
 }
 
@@ -215,9 +215,9 @@ fn how(c: &Comparison) -> String {
     };
     let how = match (c.paired, several) {
         (true, _) => format!(
-            "Judged in {} rounds, B - A of each. Figures are means of the rounds. Counts are sums, \
+            "Judged in {}, B - A of each. Figures are means of the rounds. Counts are sums, \
              their\ndifferences are of one round.",
-            c.runs[0].runs
+            count(c.runs[0].runs, "round")
         ),
         (false, true) => format!(
             "{}. Judged by how far the runs of a side differ.\nFigures are means of the runs. \

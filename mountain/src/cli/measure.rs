@@ -401,6 +401,10 @@ fn print_cpu(run: &RunFile) {
         );
     }
     print!("{}", align(&rows, Words::In(&[0])));
+    // Of 10 ms each (USER_HZ, proc_stat(5)).
+    if run.seconds < 0.1 {
+        println!("too short to tell: the kernel counts CPU time in steps of 10 ms");
+    }
     if run.interrupted {
         println!("interrupted");
     }

@@ -59,6 +59,9 @@ enum Command {
         json: bool,
     },
     /// Show what each rule has redirected since it was added
+    ///
+    /// Where a faster backend has carried a rule for a while, totals fall when nft has it again: what that backend has counted
+    /// is gone.
     Stats {
         /// Print every second, with the rates of the last second
         #[arg(long, conflicts_with = "json")]
@@ -147,7 +150,8 @@ struct RuleArgs {
     #[arg(long, value_name = "RATE", num_args = 0..=1, require_equals = true,
           default_missing_value = DEFAULT_LOG_RATE)]
     log: Option<u32>,
-    /// Change the settings that are in the way, until the last rule that needs them is deleted
+    /// Change the settings that are in the way, until the last rule that needs them is deleted; `check` only counts them
+    /// as changed
     #[arg(long)]
     fix: bool,
 }
@@ -459,6 +463,9 @@ fn save(file: &Path) -> Result<()> {
 fn restore(file: &ConfigFile) -> Result<Vec<Wanted>> {
     let loaded = load_redirects(file.config.as_deref()).map_err(WrongConfiguration)?;
     let wanted: Vec<Wanted> = loaded.iter().map(|r| r.wanted()).collect();
+    if !file.path().exists() {
+        eprintln!("mountain: there is no {}", file.path().display());
+    }
     let unfixed = config::unfixed(&loaded);
     if unfixed > 0 {
         eprintln!(

@@ -11,7 +11,7 @@ use crate::report;
 
 #[derive(Args)]
 pub(crate) struct Report {
-    /// Draw these run files of `mountain ping --out` or `mountain import`
+    /// Draw these run files of `mountain ping --out`, `mountain cpu --out` or `mountain import`
     #[arg(required = true, value_name = "RUN.json")]
     runs: Vec<PathBuf>,
     /// Write the page and the plots to this folder

@@ -7,6 +7,7 @@
 
 mod retired;
 mod save;
+mod wording;
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -162,7 +163,9 @@ impl Config {
         };
         let refused = |e: toml::de::Error| {
             let offset = e.span().map_or(0, |s| s.start);
-            bad(offset, key_at(text, offset), e.message().to_owned())
+            let key = key_at(text, offset);
+            let message = wording::plainer(&key, e.message());
+            bad(offset, key, message)
         };
         let mut root = DeTable::parse(text).map_err(refused)?;
         let keys = root.get_ref().keys().map(|key| key.get_ref().to_string());
@@ -216,7 +219,14 @@ impl Config {
                 return Err(("path", i, "dev", text));
             }
         }
-        redirects::check(&self.redirect).map_err(|(i, text)| ("redirect", i, "from", text))
+        redirects::check(&self.redirect).map_err(|(i, text)| {
+            (
+                "redirect",
+                i,
+                wording::key_of(&text),
+                text.replace("--", ""),
+            )
+        })
     }
 }
 

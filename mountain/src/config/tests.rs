@@ -34,7 +34,7 @@ fn a_full_path_table() {
 /// Files (`|` stands for a line's end), the line of the error, and the message.
 const REFUSED: &str = r#"
     |[steer]|window = 3                           => 3: steer.window: => unknown field
-    [steer]|window_s = 3||tolerance_ms = "x"      => 4: steer.tolerance_ms: => invalid type
+    [steer]|window_s = 3||tolerance_ms = "x"      => 4: steer.tolerance_ms: => string "x": write a number, 1 to 10000
     [steer]|flow_table_entries = 1000             => 2: steer.flow_table_entries: => 1000 is out of range: write 1024 to 16777216
     [steer]|tolerance_ms = "5ms"                  => 2: steer.tolerance_ms: => write a number, 1 to 10000
     [steer]|flow_table_entries = -1               => 2: steer.flow_table_entries: => -1
@@ -59,7 +59,21 @@ const REFUSED: &str = r#"
     [[redirect]]|proto = "udp"|from = "192.0.2.1:0"|to = "192.0.2.2:1" => 3: redirect 1: from: => 0 is not a port
     [[redirect]]|proto = "udp"|from = "192.0.2.1"|to = "192.0.2.2:1" => 3: redirect 1: from: => write ADDRESS:PORT
     [[redirect]]|proto = "udp"|from = "192.0.2.1:1"|to = "x" => 4: redirect 1: to: => write ADDRESS:PORT
-    [[redirect]]|proto = "udp"|from = "192.0.2.1:1"|to = 5 => 4: redirect 1: to: => expected a string
+    [[redirect]]|proto = "udp"|from = "192.0.2.1:1"|to = 5 => 4: redirect 1: to: => integer `5`: write text in quotes
+    [[redirect]]|proto = 17|from = "192.0.2.1:1"|to = "192.0.2.2:1" => 2: redirect 1: proto: write a name in quotes =>
+    [[redirect]]|proto = "udp"|from = "192.0.2.1:1"|to = "192.0.2.2:1"|log = "5" => 5: redirect 1: log: => string "5": write a whole number from 0 to
+    [[redirect]]|proto = "udp"|from = "192.0.2.1:1"|to = "192.0.2.2:1"|log = 0 => 5: redirect 1: log: => log 0: leave log out
+    [[redirect]]|proto = "udp"|from = "192.0.2.1:1"|to = "192.0.2.2:1"|dev = "" => 5: redirect 1: dev: => dev "" is not a device name
+    [[redirect]]|proto = "udp"|from = "192.0.2.1:1"|to = "192.0.2.2:1"|backend_fixed = true => 5: redirect 1: backend_fixed: =>
+    [path]|dev = "a"                              => 1: path: write [[path]], in two brackets =>
+    [[steer]]|routes = []                         => 1: steer 1: write [steer], in single brackets =>
+    [[placement]]|adopt = true                    => 1: placement 1: write [placement], in single brackets =>
+    [steer]|routes = "10.0.0.0/8"                 => 2: steer.routes: => write a list
+    [[rule]]|match = "tcp"|use = "bulk"           => 2: rule 1: match: => write a table such as
+    [[rule]]|match = { ports = 80.0 }|use = "bulk" => 2: rule 1: match.ports: write one whole number =>
+    [placement]|forward = true                    => 2: placement.forward: write a name in quotes =>
+    [placement]|reset_stuck_s = 10.5              => 2: placement.reset_stuck_s: floating point `10.5`: write a whole number =>
+    steer = 1                                     => 1: steer: integer `1`: write a table =>
     [[redirect]]|proto = "udp"|from = "192.0.2.1:1"|to = "192.0.2.2:1"|backend = "fast" => 5: redirect 1: backend: => is not a backend"#;
 
 #[test]

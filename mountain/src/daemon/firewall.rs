@@ -411,8 +411,8 @@ fn bpf_hook(ipv6: bool) -> io::Result<Option<Hook>> {
     let links = foreign::netfilter_links().map_err(|e| {
         let needs = match e.kind() {
             io::ErrorKind::PermissionDenied => {
-                "; this kernel lists them only with CAP_SYS_ADMIN: add \
-                 \"CapabilityBoundingSet=CAP_SYS_ADMIN\" by `systemctl edit mountain`"
+                "; this kernel lists them only with CAP_SYS_ADMIN: by `systemctl edit mountain` add \
+                 \"CapabilityBoundingSet=CAP_SYS_ADMIN\" below [Service], and restart it"
             }
             _ => "",
         };

@@ -71,10 +71,18 @@ fn understand(mut content: impl BufRead, series: Option<&str>) -> Result<RunFile
             has_header,
             "neither a log of ping(8) (a line that begins with PING), nor JSON of irtt, nor .flent.gz"
         );
+        ensure!(
+            series.is_none(),
+            "a log of ping(8) has no series to choose from: leave --series out"
+        );
         return ping::parse(&text);
     }
     let Parsed { value, trips } = json::parse(content, Trip::read)?;
     if let Some(trips) = trips {
+        ensure!(
+            series.is_none(),
+            "irtt's JSON has no series to choose from: leave --series out"
+        );
         irtt(&value, trips).context("in irtt's JSON")
     } else if value["results"].is_object() && value["metadata"].is_object() {
         flent(&value, series).context("in flent's data")

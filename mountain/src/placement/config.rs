@@ -199,7 +199,8 @@ fn dscp<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u8>, D::Err
 #[derive(Deserialize)]
 #[serde(
     untagged,
-    expecting = "a list: give one number, or one text such as \"53\" or \"5000-6000\", and a [[rule]] for each"
+    expecting = "write one whole number from 0 to 4294967295, or one text such as \"53\" or \"5000-6000\"; for several, a \
+                 [[rule]] each"
 )]
 enum Text {
     Number(u32),

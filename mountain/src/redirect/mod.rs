@@ -21,7 +21,7 @@ pub(crate) mod nft;
 pub mod preflight;
 mod recover;
 pub(crate) mod store;
-mod validate;
+pub(crate) mod validate;
 pub(crate) mod watch;
 
 use std::fmt;

@@ -135,8 +135,8 @@ pub struct PathInGroup {
     pub name: String,
     /// Index of the group.
     pub group: usize,
-    /// `unknown`, `silent` (never answered), `good`, `least bad` (none is good), `ejected` (left), `held` (fit again,
-    /// waiting), `dead`.
+    /// `unknown`, `silent` (never answered), `good`, `least bad` (none is good), `ejected` (left), `reserve` (left for
+    /// its configured cost alone), `held` (fit again, waiting), `dead`.
     pub state: &'static str,
     /// What flows of this group may use it for.
     pub used_for: Use,

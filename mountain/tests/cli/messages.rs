@@ -459,7 +459,7 @@ fn a_path_of_several_groups_is_judged_in_each() {
         let member = members.find(|m| m.path == path).expect(device);
         (member.state.clone(), member.used_for)
     };
-    let left = ("ejected".to_owned(), Use::Nothing);
+    let left = ("reserve".to_owned(), Use::Nothing);
     wait_until("each group leaves its dearer path", 2 * LEAVE, || {
         state("198.18.98.0/24", "u0") == left && state("10.97.0.0/24", "u2") == left
     });
@@ -467,7 +467,14 @@ fn a_path_of_several_groups_is_judged_in_each() {
     let status = net.client.mountain_ok("status");
     let (_, second) = status.split_once("10.97.0.0/24").expect("the group");
     let second = second.split("\n\n").next().unwrap();
-    assert_has(second, &["  u0    good", "  u2    ejected"]);
+    assert_has(
+        second,
+        &[
+            "  u0    good",
+            "  u2    reserve",
+            "u2 is a reserve: with its cost of 50.0 ms it takes 30.",
+        ],
+    );
     let decisions = [
         "u0 for 198.18.98.0/24: all -> nothing",
         "u2 for 10.97.0.0/24: all -> nothing",

@@ -397,7 +397,7 @@ impl Case<'_> {
         if !self.facts.module {
             self.refuse(
                 "the kernel module mountain_redirect is not loaded",
-                "modprobe mountain_redirect; docs/kernel.md says how to build it",
+                "modprobe mountain_redirect; kernel.md of the documentation says how to build it",
             );
         }
         if self.rule.from.ip().is_loopback() {

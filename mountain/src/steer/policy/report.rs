@@ -114,7 +114,12 @@ impl Policy {
             false => String::new(),
         };
         let average = ms(gr.median_us - cost_us);
+        let is_reserve = self.is_reserve(g, m, gr);
         let mut text = match (to, gr.cause) {
+            (_, Some(Cause::Late | Cause::Cost | Cause::Long)) if is_reserve => format!(
+                "{name} is a reserve: {with_cost}it takes {} more than {best}; {latest}",
+                more(gr.cost_us, gr.best_cost_us)
+            ),
             (Use::LeastBad, _) => format!("no path is good; {name} is the least bad now: {latest}"),
             _ if !path.usable => format!("{name} is down: {}", path.why_unusable),
             (Use::All, Some(_)) if matches!(member.standing, Standing::Out(_)) => {
@@ -157,7 +162,8 @@ impl Policy {
             }
             (_, None) => format!("{name} is good: {latest}, on average {average}"),
         };
-        if let (Use::BulkOnly | Use::Nothing, Some(load)) = (to, gr.load) {
+        let load = gr.load.filter(|_| !is_reserve);
+        if let (Use::BulkOnly | Use::Nothing, Some(load)) = (to, load) {
             let rate = format!(
                 "{:.1} of {:.1} Mbit/s",
                 path.load.rate_bps / 1e6,
@@ -175,6 +181,18 @@ impl Policy {
             text += &self.awaited(m, g, gr, now_us);
         }
         text
+    }
+
+    /// Whether a path is out for nothing but its configured cost.
+    fn is_reserve(&self, g: usize, m: usize, gr: &Grounds) -> bool {
+        let member = &self.groups[g].members[m];
+        let configured_us = self.paths[member.path].input.cost_us;
+        let fits = |cost_us: f64| {
+            let best_us = gr.best_cost_us?;
+            Some(cost_us - configured_us <= best_us + gr.threshold_us?)
+        };
+        let is_out = matches!(member.standing, Standing::Out(_)) && member.view.alive;
+        is_out && configured_us > 0.0 && gr.cost_us.and_then(fits) == Some(true)
     }
 
     /// What has to come true before a path that was left is used again.
@@ -294,6 +312,7 @@ impl Policy {
             state: match member.standing {
                 _ if !member.view.alive && self.last_tick_us.is_some() => "dead",
                 Standing::Out(_) if member.fit_since_us.is_some() => "held",
+                _ if self.is_reserve(g, m, &gr) => "reserve",
                 Standing::Out(_) => "ejected",
                 _ if self.is_stopgap(member) => "least bad",
                 _ if !path.answered && self.is_unknown(g, now_us) => "silent",
