@@ -33,7 +33,7 @@ enum mtn_placement_stat {
 	MTN_PLACE_PASS_SOURCE,	/* forwarded, from an address that needs no translation */
 	MTN_PLACE_PASS_NO_PATH,	/* no path known good, or its address is not known */
 	MTN_PLACE_PASS_FAILED,	/* the kernel refused the mark */
-	MTN_PLACE_PASS_PAUSED,	/* the routing has changed and is being read again */
+	MTN_PLACE_PASS_PAUSED,	/* the routing or the firewall has changed and is being read again */
 	MTN_PLACE_PASS_RUNNING,	/* datagrams of a socket that was there before anything was placed */
 	MTN_PLACE_PASS_UNATTENDED, /* the daemon hangs or is stopped */
 	MTN_PLACE_PASS_CGROUP,	/* a program at the egress of a cgroup may judge by device */

@@ -2,6 +2,7 @@
 //! What the configuration names and this host does not have.
 
 use super::{Level, Report};
+use crate::config::wording::without_options;
 use crate::config::Config;
 use crate::daemon::probing::{doubts, measured_near, way};
 use crate::host::cgroup;
@@ -92,7 +93,7 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
 /// check` tells the rest.
 fn impossible(one: &RedirectConfig) -> Vec<String> {
     let here = validate::here(&one.rule()).err();
-    let here = here.map(|e| e.to_string().replace("--", ""));
+    let here = here.map(|e| without_options(&e.to_string()));
     let is_logged = one.wanted().backend.is_some_and(Backend::is_bpf);
     let log = (one.log.is_some() && !is_logged).then(|| {
         "log: only the BPF backends log: name one (backend = \"tcx\", backend_fixed = true), or remove the line"
@@ -107,14 +108,18 @@ fn names_of_devices<'a>(
     topology: &'a Topology,
     config: &'a Config,
 ) -> impl Iterator<Item = (&'a String, &'a String)> {
-    let is_device = |name: &str| {
-        let is_unnamed = |path: &Path| config.path(&path.ifname, path.key.gateway).is_none();
+    let has = move |dev: &str, is_it: &dyn Fn(&Path) -> bool| {
         let mut paths = topology.paths.iter();
-        paths.any(|path| path.ifname == name && is_unnamed(path))
+        paths.any(|path| path.ifname == dev && is_it(path))
+    };
+    let is_unnamed = |path: &Path| {
+        let table = config.path(&path.ifname, path.key.gateway);
+        table.is_none_or(|table| table.name.is_none())
     };
     let named = config.path.iter();
     let named = named.filter_map(|table| Some((table.name.as_ref()?, &table.dev)));
-    named.filter(move |(name, _)| is_device(name))
+    let named = named.filter(move |(_, dev)| has(dev, &|_| true));
+    named.filter(move |(name, dev)| name != dev && has(name, &is_unnamed))
 }
 
 /// The devices of `[[path]]` tables whose probe target is of another family than all of the paths that they are about.
@@ -207,7 +212,9 @@ mod tests {
         };
         for (text, told) in [
             ("[[path]]\ndev = \"u1\"\nname = \"u2\"\n", 1),
+            ("[[path]]\ndev = \"u1\"\nname = \"u2\"\n[[path]]\ndev = \"u2\"\ncapacity_mbit = 3\n", 1),
             ("[[path]]\ndev = \"u1\"\nname = \"u1\"\n", 0),
+            ("[[path]]\ndev = \"u3\"\nname = \"u2\"\n", 0),
             ("[[path]]\ndev = \"u1\"\nname = \"u2\"\n[[path]]\ndev = \"u2\"\nname = \"second\"\n", 0),
         ] {
             let config = Config::parse(text, "test.toml".as_ref()).unwrap();

@@ -7,7 +7,7 @@
 
 mod retired;
 mod save;
-mod wording;
+pub(crate) mod wording;
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -224,7 +224,7 @@ impl Config {
                 "redirect",
                 i,
                 wording::key_of(&text),
-                text.replace("--", ""),
+                wording::without_options(&text),
             )
         })
     }

@@ -67,6 +67,7 @@ const REFUSED: &str = r#"
     [[redirect]]|proto = "udp"|from = "192.0.2.1:1"|to = "192.0.2.2:1"|backend_fixed = true => 5: redirect 1: backend_fixed: =>
     [path]|dev = "a"                              => 1: path: write [[path]], in two brackets =>
     [[steer]]|routes = []                         => 1: steer 1: write [steer], in single brackets =>
+    [steer]|routes = [{ prefix = "10.0.0.0/8" }]  => 2: steer.routes 1: => a prefix
     [[placement]]|adopt = true                    => 1: placement 1: write [placement], in single brackets =>
     [steer]|routes = "10.0.0.0/8"                 => 2: steer.routes: => write a list
     [[rule]]|match = "tcp"|use = "bulk"           => 2: rule 1: match: => write a table such as

@@ -31,9 +31,8 @@ pub(super) fn plainer(key: &str, message: &str) -> String {
         return format!("write [[{key}]], in two brackets: there may be several");
     }
     // The table counts as a list of its keys' values.
-    let one = key
-        .split_once(' ')
-        .filter(|(table, _)| !ARRAYS.contains(table));
+    let is_table = |name: &str| !ARRAYS.contains(&name) && !name.contains('.');
+    let one = key.split_once(' ').filter(|(name, _)| is_table(name));
     if let Some((table, _)) = one.filter(|_| found == "map") {
         return format!("write [{table}], in single brackets: there is one");
     }
@@ -47,6 +46,14 @@ pub(super) fn plainer(key: &str, message: &str) -> String {
         None if expected.starts_with("struct ") => format!("{found}: write a table"),
         None => message.into(),
     }
+}
+
+/// An error about a `[[redirect]]`, which speaks of options of the command line, in words of the file.
+pub(crate) fn without_options(error: &str) -> String {
+    let options = ["--from", "--to", "--dev", "--log"];
+    options.iter().fold(error.to_owned(), |text, option| {
+        text.replace(option, &option[2..])
+    })
 }
 
 /// The key that a `[[redirect]]`'s error begins with, as an option of the command line or by its own name.

@@ -136,7 +136,7 @@ impl Follower {
     }
 
     /// Whether the answers are of a firewall that is another one by now.
-    fn is_outdated(&self) -> bool {
+    pub(super) fn is_outdated(&self) -> bool {
         self.answers.borrow().is_outdated
     }
 

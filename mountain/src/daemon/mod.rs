@@ -86,6 +86,8 @@ pub(crate) struct UpOptions {
 #[derive(Clone, Debug, Default)]
 struct PathMemory {
     probed_at: Option<Instant>,
+    /// When one of its probes was answered last.
+    answered_at: Option<Instant>,
     /// Since when none of its probes was answered.
     unanswered_since: Option<Instant>,
     said_unanswered: bool,
@@ -101,6 +103,8 @@ struct PathMemory {
     asked_at: Option<Instant>,
     /// That its gateway's last address is put back; `None` once the gateway is known to have it.
     kept: Option<Kept>,
+    /// That it has gone dark.
+    dark: Option<Kept>,
     /// Until when its gateway may answer before the last address is put back.
     asking_until: Option<Instant>,
     /// The kernel asks whether the gateway is still there.
@@ -464,6 +468,7 @@ impl Daemon {
         self.say_unresolved();
         self.put_back_unanswered();
         self.ask_for_kept();
+        self.ask_for_dark();
         if let Some(verdict) = self.policy.tick(now_us()) {
             tracing::debug!(?verdict, "verdict");
         }

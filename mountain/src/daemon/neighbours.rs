@@ -22,7 +22,7 @@ const ASK_SHARE: u32 = 100;
 /// ... down to this.
 const ASK_SELDOM: Duration = Duration::from_secs(30);
 
-/// A gateway whose last address is put back.
+/// A gateway whose last address is put back, or whose path has gone dark.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kept {
     since: Instant,
@@ -203,6 +203,32 @@ impl Daemon {
         }
     }
 
+    /// Asks for gateways of paths that have gone dark, also where their entries are in order: another box may have taken the
+    /// gateway's place. The kernel does not ask while it takes the old entry for confirmed. Acknowledgements of TCP that was
+    /// moved away confirm it, as to the kernel that connection still goes there (`sk_confirm_neigh`, include/net/sock.h).
+    pub(super) fn ask_for_dark(&mut self) {
+        let now = Instant::now();
+        for path in 0..self.memory.len() {
+            let memory = &self.memory[path];
+            let answered = memory.answered_at.zip(memory.probed_at);
+            let is_dark = answered
+                .is_some_and(|(answered, probed)| probed > answered && now - answered >= ASK_EVERY);
+            let is_ethernet = self.paths.path(path).is_some_and(|p| p.ethernet);
+            let is_due = is_dark && is_ethernet && memory.kept.is_none();
+            if !is_due || self.options.dry_run || !self.moves(path) {
+                self.memory[path].dark = None;
+                continue;
+            }
+            let (since, ask_at) = (now, now);
+            let mut dark = self.memory[path].dark.unwrap_or(Kept { since, ask_at });
+            if dark.ask_at <= now {
+                self.ask_everyone(path);
+                dark.asked(now);
+            }
+            self.memory[path].dark = Some(dark);
+        }
+    }
+
     fn forget_entry(&self, path: usize) {
         let gateway = self.paths.gateway(path);
         let forgotten = gateway.map(|(ifindex, ip)| netlink::forget_neighbour(ifindex, ip));
@@ -275,6 +301,7 @@ impl Daemon {
                 memory.asking_until = None;
                 memory.asked_at = None;
                 memory.kept = None;
+                memory.dark = None;
             }
         }
     }

@@ -265,6 +265,7 @@ impl Daemon {
     }
 
     pub(super) fn answered(&mut self, a: &Answer) {
+        self.memory[a.path].answered_at = Some(Instant::now());
         self.policy.event(Event::Answered {
             path: a.path,
             seq: a.seq,

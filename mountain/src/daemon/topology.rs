@@ -511,14 +511,17 @@ impl Daemon {
         let left = self
             .firewall
             .left(topology, &reserves(topology, &self.config));
+        let is_outdated = self.firewall.is_outdated();
         if let Some(placer) = &mut self.placer {
             placer.leave_new(left);
+            placer.wait_for_firewall(is_outdated);
             return placer.update(topology, groups, &known);
         }
         let mode = self.placing_mode();
         let made = Placer::new(&self.config.placement, &self.config.rule).and_then(|mut placer| {
             placer.set_mode(mode);
             placer.leave_new(left);
+            placer.wait_for_firewall(is_outdated);
             placer.update(topology, groups, &known)?;
             Ok(placer)
         });

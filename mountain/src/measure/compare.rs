@@ -111,7 +111,8 @@ pub struct Compared {
 /// A row of one run against the first run's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Against {
-    /// Change of the value; `None` from 0 or where one is missing. Counts: per answer.
+    /// Change of the value; `None` from 0 or where one is missing. Counts: per answer. Of Min, Max and Max−Min of parts: of
+    /// what `compared_by` names.
     pub percent: Option<f64>,
     /// In the row's unit; `None` with too few samples.
     pub difference: Option<RowDifference>,
@@ -346,9 +347,13 @@ impl<'a> Judge<'a> {
         let sides = 0..self.measured.len();
         let against = |side: usize| {
             let difference = self.difference(i, first, side);
-            let (a, b) = match first.unit {
-                Unit::Count => (self.comparable(i, 0), self.comparable(i, side)),
-                _ => (self.value(i, 0), self.value(i, side)),
+            // Of counts and of extremes of parts, the value itself hangs on the length of the run.
+            let of_parts = EXTREMES.contains(&first.name.as_str());
+            let by_length =
+                first.unit == Unit::Count || of_parts && self.compared_by(first).is_some();
+            let (a, b) = match by_length {
+                true => (self.comparable(i, 0), self.comparable(i, side)),
+                false => (self.value(i, 0), self.value(i, side)),
             };
             Against {
                 percent: (a.zip(b).filter(|(a, _)| *a != 0.0)).map(|(a, b)| 100.0 * (b - a) / a),

@@ -286,6 +286,7 @@ impl Placer {
     pub(crate) fn follow_preferred(&mut self, alive: [Option<bool>; 2]) {
         if std::mem::replace(&mut self.preferred, alive) != alive {
             self.programs.set_preferred(alive);
+            self.set_paused();
         }
     }
 

@@ -433,7 +433,7 @@ fn rank(rule: &IpRule) -> u8 {
 ///
 /// Routes come before the rules that lead to them, and go after. What stays is not touched, but a rule that
 /// has to stand behind a new one, or behind one of others, is added anew, as the kernel puts a new one behind those
-/// of its priority.
+/// of its priority. So is one of IPv6, where a table of ours gets its default route back.
 pub(crate) fn changes(found: &Found, wanted: &Routing) -> Changes {
     let mut changes = Changes::default();
     let there = &found.routing;
@@ -464,7 +464,26 @@ pub(crate) fn changes(found: &Found, wanted: &Routing) -> Changes {
             }
         }
         let new = want.into_iter().filter(|rule| !kept.contains(rule));
+        let added = changes.add_rules.len();
         changes.add_rules.extend(new);
+        // By IPv6, sockets that have looked a route up in another table, while ours was empty, go on by that until a rule
+        // comes or goes: routes of one table do not touch what was found in another.
+        let is_default = |route: &UplinkRoute| {
+            route.ipv6 && route.host.is_none() && matches!(route.to, To::Gateway { .. })
+        };
+        let is_filled = |table: u32| {
+            let mut routes = there.routes.iter();
+            routes.any(|route| is_default(route) && route.table == table)
+        };
+        let mut defaults = wanted.routes.iter().filter(|route| is_default(route));
+        let is_due = ipv6 && defaults.any(|route| !is_filled(route.table));
+        if let Some(last) = kept
+            .last()
+            .filter(|_| is_due && changes.add_rules.len() == added)
+        {
+            changes.add_rules.push(*last);
+            changes.remove_rules.push(*last);
+        }
     }
     let missing = wanted.routes.iter().filter(|r| !there.routes.contains(r));
     changes.add_routes = missing.cloned().collect();

@@ -75,6 +75,7 @@ impl Placer {
             },
             left: (self.said_left.iter().chain(&self.forwarding.left))
                 .cloned()
+                .chain(self.told_waiting())
                 .collect(),
             unresolved: self.unresolved.clone(),
             connections_reset: self.dead.reset as u64,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! New flows that are left to the kernel for the time being: while the routing is being read again, and
+//! New flows that are left to the kernel for the time being: while the routing or the firewall is being read again, and
 //! families for which the kernel prefers another way.
 
 use std::collections::VecDeque;
@@ -11,6 +11,8 @@ use super::status::Suspension;
 use super::Placer;
 use crate::topology::Topology;
 
+/// Longer than this reading the firewall is told.
+const LONG: Duration = Duration::from_secs(1);
 /// So far back a change of the routing may have happened when it becomes known.
 const NOTICED: Duration = Duration::from_millis(50);
 
@@ -45,8 +47,10 @@ pub(super) struct Suspensions {
     pub(super) families: Vec<Suspension>,
     /// No new flow is placed, as the routing is being read again.
     paused: bool,
-    /// No new flow is placed, as the firewall's rules are being read again.
-    waits_for_firewall: bool,
+    /// Since when no new flow is placed, as the firewall's rules are being read again.
+    waits_since: Option<Instant>,
+    /// That this takes long was told.
+    said_long: bool,
     pub(super) looks: Looks,
     /// Flows of IPv4 and of IPv6 that were placed between a change and the pause, at most.
     between: [u64; 2],
@@ -73,26 +77,45 @@ impl Placer {
         self.set_paused();
     }
 
-    /// Places no new flow while it `waits`: others' rules have changed, and are not read yet.
+    /// Places no new flow while it `waits`, and the uplinks that the kernel takes live: others' rules have changed, and are
+    /// not read yet.
     pub(crate) fn wait_for_firewall(&mut self, waits: bool) {
-        if std::mem::replace(&mut self.suspensions.waits_for_firewall, waits) != waits {
+        let since = &mut self.suspensions.waits_since;
+        if since.is_some() != waits {
+            *since = waits.then(Instant::now);
             self.set_paused();
         }
+    }
+
+    /// That others' rules have been read for long, or change all the time.
+    pub(super) fn told_waiting(&self) -> Option<String> {
+        let since = self.suspensions.waits_since;
+        let told = "new connections are left to the kernel: the firewall's rules have changed and are still being read";
+        since
+            .filter(|at| at.elapsed() >= LONG)
+            .map(|_| told.to_owned())
     }
 
     /// Has the programs place new flows, or not.
     pub(super) fn set_paused(&mut self) {
         let Suspensions {
             paused,
-            waits_for_firewall,
+            waits_since,
             ..
         } = self.suspensions;
-        let is_paused = paused || waits_for_firewall || self.left.all.is_some();
+        // On an uplink that is dead they would only be lost.
+        let is_dead = self.preferred.contains(&Some(false));
+        let waits = waits_since.is_some() && !is_dead;
+        let is_paused = paused || waits || self.left.all.is_some();
         self.programs.set_paused(is_paused);
     }
 
-    /// Takes note of how many flows were placed. To be called at each tick.
+    /// Takes note of how many flows were placed, and says if they wait for long. To be called at each tick.
     pub(crate) fn look_at_counters(&mut self) {
+        if let Some(told) = self.told_waiting().filter(|_| !self.suspensions.said_long) {
+            info!("{told} (told once)");
+            self.suspensions.said_long = true;
+        }
         if !self.suspensions.paused {
             let placed = self.placed_by_family();
             self.suspensions.looks.note(Instant::now(), placed);

@@ -172,11 +172,14 @@ impl Path {
     }
 }
 
+#[derive(Default)]
 struct Group {
     members: Vec<JudgedPath>,
     scale: Option<rule::Scale>,
     /// When a path was left last.
     left_us: Option<u64>,
+    /// When our flows last wanted more than the paths in use carry.
+    needed_us: Option<u64>,
     spread: Option<rule::Spread>,
 }
 
@@ -250,20 +253,16 @@ impl Policy {
                 ..JudgedPath::default()
             },
         };
-        let mut new = |ids: Vec<usize>| Group {
-            members: ids
-                .into_iter()
-                .take(MAX_GROUP_PATHS)
-                .map(&mut member)
-                .collect(),
-            scale: None,
-            left_us: None,
-            spread: None,
+        let mut new = |ids: Vec<usize>| {
+            let members = ids.into_iter().take(MAX_GROUP_PATHS);
+            Group {
+                members: members.map(&mut member).collect(),
+                ..Group::default()
+            }
         };
-        let groups = groups.into_iter().zip(same);
-        self.groups = groups
-            .map(|(ids, same)| same.unwrap_or_else(|| new(ids)))
-            .collect();
+        let each = groups.into_iter().zip(same);
+        let each = each.map(|(ids, same)| same.unwrap_or_else(|| new(ids)));
+        self.groups = each.collect();
         let all = |g: &Group| ((1u32 << g.members.len()) - 1) as u16;
         let verdict = |g: &Group| PathMasks {
             latency: all(g),
@@ -334,9 +333,8 @@ impl Policy {
         for path in 0..self.paths.len() {
             self.look(path, now_us);
         }
-        let groups = (0..self.groups.len())
-            .map(|g| self.decide(g, now_us))
-            .collect();
+        let all = 0..self.groups.len();
+        let groups = all.map(|g| self.decide(g, now_us)).collect();
         let verdict = PolicyVerdict { groups };
         self.judge_outcomes(now_us);
         if verdict == self.verdict {

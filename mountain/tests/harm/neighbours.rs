@@ -109,6 +109,29 @@ fn a_gateway_that_was_replaced_while_it_was_silent_is_found() {
     wait_until("it is found", FOUND, || entry(&net).contains(mac));
 }
 
+/// The same where the kernel does not doubt the old entry. So it is as long as TCP runs that was moved away: its
+/// acknowledgements confirm the gateway that the kernel has for it. Here the entry is taken to be reachable for an hour.
+#[test]
+fn a_gateway_that_was_replaced_is_found_although_the_kernel_does_not_ask() {
+    let net = Net::new();
+    let key = "net.ipv4.neigh.u1.base_reachable_time_ms";
+    net.client.sysctl(key, "3600000");
+    net.client.mountain_ok("up");
+    net.wait_good();
+    let hook = "filter hook output priority 0";
+    net.server.chain("arp t out", hook, "drop");
+    let mac = "02:00:00:00:01:01";
+    net.server.ip(&format!("link set s1 address {mac}"));
+    thread::sleep(Duration::from_secs(5));
+    let before = entry(&net);
+    assert!(before.contains("REACHABLE"), "{before}");
+    assert!(!before.contains(mac), "{before}");
+    net.server.run("nft flush chain arp t out");
+    net.server
+        .run("nft add rule arp t out arp operation request drop");
+    wait_until("it is found", FOUND, || entry(&net).contains(mac));
+}
+
 /// The same by routes of IPv4 by gateways of IPv6 (RFC 8950): no address of the path's is of the gateway's family.
 #[test]
 fn a_silent_gateway_of_the_other_family_is_found() {

@@ -301,6 +301,29 @@ fn only_what_differs_is_changed() {
 }
 
 #[test]
+fn the_last_rule_is_added_anew_where_a_table_of_ipv6_gets_its_default_route_back() {
+    let wanted = plan(&home()).routing;
+    for ipv6 in [false, true] {
+        let is_it = |r: &UplinkRoute| {
+            r.ipv6 == ipv6 && r.host.is_none() && matches!(r.to, To::Gateway { .. })
+        };
+        let mut without = wanted.clone();
+        let at = without
+            .routes
+            .iter()
+            .position(is_it)
+            .expect("a default route");
+        without.routes.remove(at);
+        let change = changes(&without, &wanted);
+        assert_eq!(change.add_routes.len(), 1);
+        let last = wanted.rules.iter().rfind(|rule| rule.ipv6 == ipv6);
+        let expected = Vec::from_iter(last.filter(|_| ipv6).copied());
+        assert_eq!(change.add_rules, expected);
+        assert_eq!(change.remove_rules, expected);
+    }
+}
+
+#[test]
 fn rules_that_do_not_begin_with_main_are_added_anew() {
     let wanted = plan(&home()).routing;
     let mut without = wanted.clone();

@@ -10,14 +10,14 @@ use super::rule::MEMORY_US;
 /// Time in which the weight of a rate falls to 1/e, and for which one that filled the path counts, µs.
 const RATE_US: f64 = 1e6;
 /// Share of what a path can carry from which our traffic fills it.
-const FILLS: f64 = 0.7;
+pub(super) const FILLS: f64 = 0.7;
 /// On a path of unknown capacity less than this fills nothing, bit/s.
 const FLOOR_BPS: f64 = 2e6;
 
 /// Our own rates on one path, in bit/s.
 #[derive(Clone, Debug, Default)]
 pub struct OurRates {
-    capacity_bps: Option<f64>,
+    pub(super) capacity_bps: Option<f64>,
     at_us: Option<u64>,
     pub rate_bps: f64,
     pub latency_bps: f64,
@@ -27,11 +27,6 @@ pub struct OurRates {
     /// When latency flows last sent, or started, and when anything did.
     latency_at_us: Option<u64>,
     any_at_us: Option<u64>,
-}
-
-/// Whether our own rate fills what carries so much, where that is not known for sure.
-pub(crate) fn fills(rate_bps: f64, room_bps: f64) -> bool {
-    rate_bps >= FLOOR_BPS && rate_bps >= FILLS * room_bps
 }
 
 impl OurRates {
@@ -51,10 +46,8 @@ impl OurRates {
         self.latency_bps += (latency_bps - self.latency_bps) * new;
         let faded = self.peak_bps * (-passed_us / MEMORY_US).exp2();
         self.peak_bps = faded.max(self.rate_bps);
-        let is_full = self
-            .capacity_bps
-            .is_some_and(|room| rate_bps >= FILLS * room);
-        if is_full || fills(rate_bps, self.reference_bps()) {
+        let known = self.capacity_bps.is_some() || rate_bps >= FLOOR_BPS;
+        if known && rate_bps >= FILLS * self.reference_bps() {
             self.filled_at_us = Some(at_us);
         }
         if rate_bps > 0.0 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! What the policy says of itself: decisions with their grounds, outcomes, status.
 
-use super::probes::{Fate, Probe, LEAST_ANSWERS};
+use super::probes::{Fate, Probe, LEAST_ANSWERS, WINDOW_US};
 use super::rule::{JudgedPath, Standing};
 use super::{Group, Mode, Path, PathMasks, Policy};
 use crate::steer::explain::{
@@ -115,11 +115,18 @@ impl Policy {
         };
         let average = ms(gr.median_us - cost_us);
         let is_reserve = self.is_reserve(g, m, gr);
+        let steady = member
+            .steady_since_us
+            .filter(|_| path.load.capacity_bps.is_some());
+        let is_steady = steady.is_some_and(|t| now_us >= t + WINDOW_US);
         let mut text = match (to, gr.cause) {
             (_, Some(Cause::Late | Cause::Cost | Cause::Long)) if is_reserve => format!(
                 "{name} is a reserve: {with_cost}it takes {} more than {best}; {latest}",
                 more(gr.cost_us, gr.best_cost_us)
             ),
+            (Use::BulkOnly, Some(Cause::Late | Cause::Cost | Cause::Long)) if is_steady => {
+                format!("{name} is longer, but takes bulk flows: they fill {best}; {latest}")
+            }
             (Use::LeastBad, _) => format!("no path is good; {name} is the least bad now: {latest}"),
             _ if !path.usable => format!("{name} is down: {}", path.why_unusable),
             (Use::All, Some(_)) if matches!(member.standing, Standing::Out(_)) => {
@@ -162,7 +169,9 @@ impl Policy {
             }
             (_, None) => format!("{name} is good: {latest}, on average {average}"),
         };
-        let load = gr.load.filter(|_| !is_reserve);
+        let load = gr
+            .load
+            .filter(|_| !is_reserve && !(to == Use::BulkOnly && is_steady));
         if let (Use::BulkOnly | Use::Nothing, Some(load)) = (to, load) {
             let rate = format!(
                 "{:.1} of {:.1} Mbit/s",
@@ -189,7 +198,9 @@ impl Policy {
         let configured_us = self.paths[member.path].input.cost_us;
         let fits = |cost_us: f64| {
             let best_us = gr.best_cost_us?;
-            Some(cost_us - configured_us <= best_us + gr.threshold_us?)
+            let most_us = self.groups[g].scale?.r_us;
+            let is_long = gr.median_us - configured_us > gr.best_median_us? + most_us;
+            Some(!is_long && cost_us - configured_us <= best_us + most_us)
         };
         let is_out = matches!(member.standing, Standing::Out(_)) && member.view.alive;
         is_out && configured_us > 0.0 && gr.cost_us.and_then(fits) == Some(true)

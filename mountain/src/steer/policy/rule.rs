@@ -13,7 +13,7 @@
 //! ```
 //!
 //! A path is left at once when its present delay exceeds another's by more than d, after the other's patience when
-//! its cost does, and at flowlets when its median has exceeded the least one by more than r for the
+//! its cost does, and 0.4 of what losses weigh in that, and at flowlets when its median has exceeded the least one by more than r for the
 //! window. It joins when its cost and its median are within r of the least ones for its patience. When
 //! no path is left, the one of the lowest cost is a stopgap.
 //!
@@ -21,13 +21,14 @@
 
 use rand::RngExt;
 
-use super::load::fills;
+use super::load::FILLS;
 use super::pace::IDLE_US;
 use super::probes::{Judge, Now, LATE_US, LEAST_ANSWERS, WINDOW_US};
 use super::{Mode, PathMasks, Policy, RECENT_US};
 use crate::steer::explain::Cause;
 
-/// The threshold is at least this share of the median, by which an overdue probe will be later still, ...
+/// The threshold is at least this share of the median, by which an overdue probe will be later still, and by which a lossy
+/// path has to be worse than another lossy one, ...
 const D_SHARE: f64 = 0.4;
 /// ... and so many times the jitter.
 const D_JITTER: f64 = 3.0;
@@ -170,7 +171,8 @@ impl Policy {
             self.spread(g, &scale, now_us);
             self.stand(g, scale, now_us);
         }
-        let mut v = self.masks(g, now_us);
+        let need_bps = self.need(g, now_us);
+        let mut v = self.masks(g, need_bps, now_us);
         if self.is_unknown(g, now_us) {
             (v.latency, v.bulk, v.ejected, v.full) = (0, 0, 0, 0);
         } else {
@@ -278,7 +280,7 @@ impl Policy {
             .enumerate()
             .filter(|(j, m)| *j != i && m.view.known && m.view.alive && (m.in_use() || open));
         // When all turn late at once, the cause is common, and leaving one of them helps nobody.
-        let best = least(others.map(|(_, m)| m.view.sure_us));
+        let best = least(others.map(|(_, m)| m.view.sure_us.max(m.view.cost_us)));
         best.is_some_and(|best| me.view.present_us > best + scale.d_us)
     }
 
@@ -385,7 +387,8 @@ impl Policy {
         let shortest = shortest.unwrap_or(f64::INFINITY);
         let patience_us = cheapest.map_or(0, |m| m.patience_us(now_us));
         let v = me.view;
-        let dear = v.cost_us > least_cost + scale.d_us;
+        let lost_us = cheapest.map_or(0.0, |m| m.view.cost_us - m.view.present_us);
+        let dear = v.cost_us > least_cost + scale.d_us + D_SHARE * lost_us;
         let dear = since(me.dear_since_us, dear, now_us);
         let long = v.known && v.median_us > shortest + scale.r_us;
         let long = since(me.long_since_us, long, now_us);
@@ -419,34 +422,43 @@ impl Policy {
         next
     }
 
-    fn masks(&self, g: usize, now_us: u64) -> PathMasks {
+    /// What one of the paths in use carries at most, bit/s, while our flows want more than they do, and for the window
+    /// after that. Only by configured capacities: a constant rate looks as if it filled a path of unknown capacity.
+    fn need(&mut self, g: usize, now_us: u64) -> Option<f64> {
+        let (paths, group) = (&self.paths, &mut self.groups[g]);
+        let load = |m: &JudgedPath| &paths[m.path].load;
+        let used = group.members.iter().filter(|m| m.in_use() && m.view.alive);
+        let each: Vec<f64> = used.map(|m| load(m).capacity_bps).collect::<Option<_>>()?;
+        let ours_bps: f64 = group.members.iter().map(|m| load(m).rate_bps).sum();
+        if ours_bps >= FILLS * each.iter().sum::<f64>() {
+            group.needed_us = Some(now_us);
+        }
+        group.needed_us.filter(|t| now_us < t + WINDOW_US)?;
+        each.into_iter().reduce(f64::max)
+    }
+
+    fn masks(&self, g: usize, need_bps: Option<f64>, now_us: u64) -> PathMasks {
         let mut v = PathMasks::default();
-        let (mut filled, mut joined, mut ours_bps, mut room_bps) = (0, 0, 0.0, 0.0);
+        let (mut filled, mut joined, mut longer) = (0, 0, 0);
         let spread = self.groups[g].spread.is_some_and(|s| !s.over);
         for (i, m) in self.groups[g].members.iter().enumerate() {
-            let bit = 1 << i;
             if !m.view.alive {
                 continue;
             }
-            v.alive |= bit;
+            let bit = |is: bool| u16::from(is) << i;
+            v.alive |= bit(true);
             let load = &self.paths[m.path].load;
-            ours_bps += load.rate_bps;
-            if m.in_use() {
-                v.latency |= bit;
-                room_bps += load.reference_bps();
-            }
-            if m.standing == Standing::In || lasts(m.steady_since_us, WINDOW_US, now_us) {
-                joined |= bit;
-            }
-            if load.fills(now_us) {
-                filled |= bit;
-            }
+            v.latency |= bit(m.in_use());
+            let is_good = m.standing == Standing::In || lasts(m.fit_since_us, WINDOW_US, now_us);
+            joined |= bit(is_good);
+            // On one that is thinner as well, a single flow would fare worse.
+            let carries = |bps| load.capacity_bps.is_some_and(|own| own >= FILLS * bps);
+            let is_needed = need_bps.is_some_and(carries);
+            longer |= bit(is_needed && lasts(m.steady_since_us, WINDOW_US, now_us));
+            filled |= bit(load.fills(now_us));
             // More flows have come to one that is crowded than it carries: each goes where its hash has it.
-            if spread && m.in_use()
-                || matches!(m.standing, Standing::Out(Cause::Late | Cause::Lost))
-            {
-                v.ejected |= bit;
-            }
+            let is_left = matches!(m.standing, Standing::Out(Cause::Late | Cause::Lost));
+            v.ejected |= bit(spread && m.in_use() || is_left);
         }
         if v.latency == 0 {
             // Too little is known of those that answer: the kernel's choice among them.
@@ -454,9 +466,8 @@ impl Policy {
         }
         // A stopgap is one for latency flows. It may carry little, and bulk flows have what they want elsewhere.
         // But beside a full path they do not wait for all of another's patience: a relapse costs them little. Nor do
-        // they mind a longer way, as long as all of them would fill those that latency flows use.
-        let has_need = filled != 0 || fills(ours_bps, room_bps);
-        v.bulk = [v.latency, joined | filled][usize::from(has_need)];
+        // they mind a longer way.
+        v.bulk = longer | [v.latency, joined | filled][usize::from(filled != 0)];
         if v.bulk & !filled != 0 {
             // They may all have begun on one of them, while another was out.
             v.full = v.bulk & filled;

@@ -132,48 +132,69 @@ fn bulk_beside_a_full_path_does_not_wait_for_all_of_the_patience() {
 
 #[test]
 fn bulk_takes_a_longer_path_beside_a_full_one_and_leaves_it_when_it_is_not_needed() {
-    let longer = |t: u64| 10_000 + u32::from(t % (8 * S) > 7 * S) * 40_000;
-    for (name, extra, cost_us, percent) in [
-        ("longer", Some(10_000), 0.0, 0),
-        ("named as dear", Some(10_000), 10_000.0, 0),
-        ("lossy", Some(10_000), 0.0, 5),
-        ("far longer", Some(120_000), 0.0, 0),
-        ("unsteady", None, 0.0, 0),
+    let spikes = |t: u64| 10_000 + u32::from(t % (8 * S) > 7 * S) * 40_000;
+    let both = [Some(10_000_000), Some(8_000_000)];
+    for (name, extra, cost_us, percent, capacities) in [
+        ("longer", Some(10_000), 0.0, 0, both),
+        ("named as dear", Some(10_000), 10_000.0, 0, both),
+        ("lossy", Some(10_000), 0.0, 5, both),
+        ("far longer", Some(120_000), 0.0, 0, both),
+        ("unsteady", None, 0.0, 0, both),
+        (
+            "thinner",
+            Some(10_000),
+            0.0,
+            0,
+            [Some(10_000_000), Some(2_000_000)],
+        ),
+        ("unknown", Some(10_000), 0.0, 0, [None; 2]),
+        (
+            "the other unknown",
+            Some(10_000),
+            0.0,
+            0,
+            [Some(10_000_000), None],
+        ),
     ] {
         let mut rng = StdRng::seed_from_u64(2);
         let second: Model = Box::new(move |t| {
-            let us = 20_000 + extra.unwrap_or_else(|| longer(t));
+            let us = 20_000 + extra.unwrap_or_else(|| spikes(t));
             (rng.random_range(0..100) >= percent).then_some((us, us))
         });
         let mut sim = loaded([constant(20_000), second]);
         sim.with_costs([0.0, cost_us]);
+        sim.with_capacities(capacities);
         let (mut needed, mut full) = (0, 0);
         sim.run(120 * S, |s| {
-            // Path 0 is full until some go by path 1, and what they want together is needed for long.
+            // Path 0 is full until some go by path 1. Later both together would not fill path 0.
             let beside = s.mask().bulk == 0b11;
-            let ours = [[9.5, 0.0], [6.0, 3.5]][usize::from(beside)];
             let ours = match s.now {
                 ..15_000_000 => [0.1, 0.0],
-                ..80_000_000 => ours,
-                _ => [2.5, 0.0],
+                ..80_000_000 if beside => [6.0, 3.5],
+                ..80_000_000 => [9.5, 0.0],
+                _ => [1.0, 2.5],
             };
             egress(s, 0, ours[0], 0.1);
-            egress(s, 1, ours[1], 0.0);
+            egress(s, 1, if name == "thinner" { 0.0 } else { ours[1] }, 0.0);
             if s.now >= 30 * S {
                 assert_eq!(s.mask().latency, 0b01, "{name}:\n{}", s.explain());
                 needed += u64::from(beside && s.now < 80 * S);
                 full += u64::from(beside && s.now < 80 * S && s.mask().full == 0b01);
             }
         });
-        let all = (80 * S - 30 * S) / TICK;
+        let (all, is_it) = ((80 * S - 30 * S) / TICK, name == "longer");
         assert_eq!(
             needed,
-            if name == "longer" { all } else { 0 },
+            if is_it { all } else { 0 },
             "{name}:\n{}",
             sim.explain()
         );
         assert_eq!(full, 0, "{name}: none of those on path 0 need to leave");
-        assert_eq!(sim.mask().bulk, 0b01, "{name}:\n{}", sim.explain());
+        if name != "unknown" && name != "the other unknown" {
+            assert_eq!(sim.mask().bulk, 0b01, "{name}:\n{}", sim.explain());
+        }
+        let takes = sim.explain().contains("takes bulk flows");
+        assert_eq!(takes, is_it, "{name}:\n{}", sim.explain());
     }
 }
 

@@ -386,3 +386,23 @@ fn a_target_that_never_answers_leaves_the_choice_to_the_kernel() {
     let v = sim.mask();
     assert_eq!((v.latency, v.alive), (0b10, 0b10), "{}", sim.explain());
 }
+
+/// Both are bad, and by which more is chance.
+#[test]
+fn two_lossy_paths_are_not_changed_for_each_other_all_the_time() {
+    for base_ms in [20_u32, 60] {
+        for percents in [[5, 5], [10, 10], [10, 12], [20, 20], [30, 30]] {
+            let mut moves: Vec<f64> = (0..5u64)
+                .map(|seed| {
+                    let path =
+                        |i: usize| lossy(2 * seed + i as u64, base_ms * 1000, move |_| percents[i]);
+                    let mut sim = Sim::new(vec![path(0), path(1)], seed);
+                    sim.run(600 * S, |_| {});
+                    changes(&sim) as f64 / 10.0
+                })
+                .collect();
+            moves.sort_by(f64::total_cmp);
+            assert!(moves[2] <= 1.0, "{percents:?} at {base_ms} ms: {moves:?}");
+        }
+    }
+}

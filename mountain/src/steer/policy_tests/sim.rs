@@ -148,6 +148,13 @@ impl<'a> Sim<'a> {
         self.read_again();
     }
 
+    pub(crate) fn with_capacities(&mut self, capacities_bps: [Option<u64>; 2]) {
+        let each = self.inputs.iter_mut().zip(capacities_bps);
+        each.for_each(|(input, capacity_bps)| input.capacity_bps = capacity_bps);
+        let (groups, paths) = (self.groups.clone(), self.inputs.clone());
+        self.policy = Policy::new(groups, paths, 1);
+    }
+
     pub(crate) fn with_metered(&mut self, metered: [bool; 2]) {
         let each = self.inputs.iter_mut().zip(metered);
         each.for_each(|(input, metered)| input.metered = metered);
