@@ -171,7 +171,7 @@ impl Policy {
         };
         let load = gr
             .load
-            .filter(|_| !is_reserve && !(to == Use::BulkOnly && is_steady));
+            .filter(|_| !(is_reserve || to == Use::BulkOnly && is_steady));
         if let (Use::BulkOnly | Use::Nothing, Some(load)) = (to, load) {
             let rate = format!(
                 "{:.1} of {:.1} Mbit/s",

@@ -170,8 +170,8 @@ fn bulk_takes_a_longer_path_beside_a_full_one_and_leaves_it_when_it_is_not_neede
             let beside = s.mask().bulk == 0b11;
             let ours = match s.now {
                 ..15_000_000 => [0.1, 0.0],
-                ..80_000_000 if beside => [6.0, 3.5],
-                ..80_000_000 => [9.5, 0.0],
+                15_000_000..80_000_000 if beside => [6.0, 3.5],
+                15_000_000..80_000_000 => [9.5, 0.0],
                 _ => [1.0, 2.5],
             };
             egress(s, 0, ours[0], 0.1);
