@@ -192,18 +192,16 @@ impl Policy {
         text
     }
 
-    /// Whether a path is out for nothing but its configured cost.
+    /// Whether a path is out as it costs more than the threshold by configuration alone, and is neither lossy nor late by its
+    /// own standards.
     fn is_reserve(&self, g: usize, m: usize, gr: &Grounds) -> bool {
         let member = &self.groups[g].members[m];
+        let JudgedPath { standing, view, .. } = member;
         let configured_us = self.paths[member.path].input.cost_us;
-        let fits = |cost_us: f64| {
-            let best_us = gr.best_cost_us?;
-            let most_us = self.groups[g].scale?.r_us;
-            let is_long = gr.median_us - configured_us > gr.best_median_us? + most_us;
-            Some(!is_long && cost_us - configured_us <= best_us + most_us)
-        };
-        let is_out = matches!(member.standing, Standing::Out(_)) && member.view.alive;
-        is_out && configured_us > 0.0 && gr.cost_us.and_then(fits) == Some(true)
+        let is_well =
+            |d_us| configured_us > d_us && !view.sudden && view.cost_us - view.present_us <= d_us;
+        let is_out = matches!(standing, Standing::Out(_)) && view.alive;
+        is_out && gr.threshold_us.is_some_and(is_well)
     }
 
     /// What has to come true before a path that was left is used again.
