@@ -462,7 +462,7 @@ impl Daemon {
         self.held_cgroups = self.firewall.cgroups();
         self.say_held_cgroups();
         self.leave_new();
-        // What has come since the first line is told again.
+        // A change that was announced since then wakes the loop again.
         if let Some(placer) = self.placer.as_mut().filter(|_| !is_outdated) {
             placer.wait_for_firewall(false);
         }

@@ -518,11 +518,7 @@ fn extremes_are_of_parts_that_have_enough_answers_and_say_so() {
         ..
     } = row(&unlike, "Max").against_first[0].clone();
     let estimate = difference.unwrap().interval.estimate;
-    assert_eq!(
-        percent.unwrap() > 0.0,
-        estimate > 0.0,
-        "of what is compared"
-    );
+    assert_eq!(percent.unwrap() > 0.0, estimate > 0.0, "the same sign");
     // One that has hardly any answers takes no row from the others.
     let c = c(delays(1000, 1), lost(delays(600, 6), 3));
     let of = |against: usize| row(&c, "Max").against_first[against].verdict;

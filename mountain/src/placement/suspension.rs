@@ -11,7 +11,7 @@ use super::status::Suspension;
 use super::Placer;
 use crate::topology::Topology;
 
-/// Longer than this reading the firewall is told.
+/// `status` names a wait for the firewall that lasts longer.
 const LONG: Duration = Duration::from_secs(1);
 /// So far back a change of the routing may have happened when it becomes known.
 const NOTICED: Duration = Duration::from_millis(50);

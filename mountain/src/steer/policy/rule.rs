@@ -13,7 +13,7 @@
 //! ```
 //!
 //! A path is left at once when its present delay exceeds another's by more than d, after the other's patience when
-//! its cost does, and 0.4 of what losses weigh in that, and at flowlets when its median has exceeded the least one by more than r for the
+//! its cost does, and by 0.4 of the losses' part of that one, and at flowlets when its median has exceeded the least one by more than r for the
 //! window. It joins when its cost and its median are within r of the least ones for its patience. When
 //! no path is left, the one of the lowest cost is a stopgap.
 //!
