@@ -57,19 +57,19 @@ fn poke(net: &Home, servers: &[&str]) {
     assert!(command.status().unwrap().success());
 }
 
-/// A flow that entered a tunnel: destination, protocol, source port.
-type Entered = BTreeSet<(IpAddr, u8, u16)>;
+/// Destination, source, protocol, source port of a flow that entered a tunnel.
+type Flow = (IpAddr, IpAddr, u8, u16);
 
 /// A VPN's device with a program behind it that swallows and remembers all; it goes with the value.
 struct Tunnel {
-    entered: Arc<Mutex<Entered>>,
+    entered: Arc<Mutex<BTreeSet<Flow>>>,
     _program: Worker<()>,
 }
 
 impl Tunnel {
     /// `dev`: `tun0` or `tap0`, with addresses 10.9.0.2/24 and fd09::2/64.
     fn open(ns: &Ns, dev: &'static str) -> Self {
-        let entered = Arc::<Mutex<Entered>>::default();
+        let entered = Arc::<Mutex<BTreeSet<Flow>>>::default();
         let mut file = ns.with(|| tun::attach(dev));
         let remembered = Arc::clone(&entered);
         let program = Worker::start(move |stop| {
@@ -104,18 +104,26 @@ impl Tunnel {
     }
 }
 
-fn flow_of(packet: &[u8]) -> Option<(IpAddr, u8, u16)> {
+/// Of both uplinks' addresses: flows from different ones may have the same port.
+fn flow_of(packet: &[u8]) -> Option<Flow> {
     let packet = SlicedPacket::from_ip(packet).ok()?;
-    let to: IpAddr = match packet.net? {
-        NetSlice::Ipv4(v4) => v4.header().destination_addr().into(),
-        NetSlice::Ipv6(v6) => v6.header().destination_addr().into(),
+    let [from, to]: [IpAddr; 2] = match packet.net? {
+        NetSlice::Ipv4(v4) => {
+            let ip = v4.header();
+            [ip.source_addr().into(), ip.destination_addr().into()]
+        }
+        NetSlice::Ipv6(v6) => {
+            let ip = v6.header();
+            [ip.source_addr().into(), ip.destination_addr().into()]
+        }
         NetSlice::Arp(_) => return None,
     };
-    match packet.transport? {
-        TransportSlice::Tcp(tcp) => Some((to, 6, tcp.source_port())),
-        TransportSlice::Udp(udp) => Some((to, 17, udp.source_port())),
-        _ => None,
-    }
+    let (protocol, port) = match packet.transport? {
+        TransportSlice::Tcp(tcp) => (6, tcp.source_port()),
+        TransportSlice::Udp(udp) => (17, udp.source_port()),
+        _ => return None,
+    };
+    Some((to, from, protocol, port))
 }
 
 /// Counts what reaches the providers for the server's service.

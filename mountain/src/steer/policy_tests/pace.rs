@@ -64,7 +64,10 @@ fn a_reserve_is_probed_as_on_an_idle_host_until_it_is_needed() {
     assert_eq!(sim.mask().latency, 0b10);
     assert_eq!(interval_ms(&sim), [500, 10]);
     let why = &sim.policy.decisions().last().unwrap().why;
-    assert!(why.contains("with its cost of 100.0 ms 1"), "{why}");
+    assert!(
+        why.contains("with its cost of 100.0 ms it takes 1"),
+        "{why}"
+    );
     dark.set(true);
     sim.run(21 * S, |_| {});
     assert_eq!(sim.mask().latency, 0b01, "{}", sim.explain());
