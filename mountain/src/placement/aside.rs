@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Work that would keep the daemon's loop from measuring, beside it: calls of nft(8), and going through connections without
-//! a mark.
+//! Work that would keep the daemon's loop from measuring, beside it: calls of nft(8), and deleting connections.
 
 use std::thread::JoinHandle;
 
@@ -29,6 +28,16 @@ impl<T: Send + 'static> Aside<T> {
     pub(super) fn begin(&mut self, work: impl FnOnce() -> Result<T> + Send + 'static) {
         self.wait();
         self.0 = Some(std::thread::spawn(work));
+    }
+
+    /// Begins when what is under way has ended, whose result is lost.
+    pub(super) fn begin_next(&mut self, work: impl FnOnce() -> Result<T> + Send + 'static) {
+        let before = self.0.take();
+        self.begin(move || {
+            // It has said itself what became of it, but for a panic, which is on standard error.
+            drop(before.map(JoinHandle::join));
+            work()
+        });
     }
 
     /// The result of what has ended since the last call.
@@ -62,5 +71,19 @@ mod tests {
         go.send(7).unwrap();
         assert_eq!(aside.wait().unwrap().unwrap(), 7);
         assert!(!aside.is_busy() && aside.ended().is_none());
+    }
+
+    #[test]
+    fn work_follows_other_work_without_being_waited_for() {
+        let mut aside = Aside::default();
+        let (go, wait) = channel::<u32>();
+        let (tell, told) = channel();
+        let tell_later = tell.clone();
+        aside.begin_next(move || Ok(tell.send(wait.recv()?)?));
+        aside.begin_next(move || Ok(tell_later.send(8)?));
+        assert!(told.try_recv().is_err(), "the second one waits");
+        go.send(7).unwrap();
+        aside.wait().unwrap().unwrap();
+        assert_eq!(told.iter().collect::<Vec<_>>(), [7, 8]);
     }
 }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, Result};
 use ipnet::IpNet;
 use tracing::{info, warn};
 
@@ -34,6 +34,8 @@ pub(crate) struct Dead {
     /// Those whose connections are reset, and when these were looked for last.
     stuck: Vec<usize>,
     looked_at: Option<Instant>,
+    /// Has forwarded flows leave them.
+    pub(super) leaving: Aside<()>,
     /// Tells nft of them.
     setting: Aside<()>,
     /// Connections of this host that were reset.
@@ -90,6 +92,9 @@ impl Placer {
     /// go on from another address are deleted in connection tracking, and the next packet is placed anew, those of
     /// connections that were never answered at once; TCP connections are reset after `reset_stuck_s`. To be called several times a second.
     pub(crate) fn give_up_dead(&mut self) {
+        if self.dead.leaving.ended().is_some() {
+            self.recall();
+        }
         // nft may have made the table meanwhile.
         let is_made = self.forwarding.making.is_ended();
         if is_made || self.forwarding.is_attaching && self.ends_attaching() {
@@ -127,7 +132,7 @@ impl Placer {
     }
 
     /// Has forwarded flows begin anew that an uplink keeps; `why`: what has become of it.
-    pub(super) fn leave_uplink(&mut self, id: usize, which: Forgotten, why: &str) {
+    pub(super) fn leave_uplink(&mut self, id: usize, which: Forgotten, why: &'static str) {
         if self.forwarding.table.is_none() {
             return;
         }
@@ -135,6 +140,7 @@ impl Placer {
         let others = self.uplinks.iter().filter(|(other, _)| **other != id);
         let elsewhere: BTreeSet<IpAddr> = others.flat_map(|(_, u)| u.addresses.clone()).collect();
         let elsewhere = &elsewhere - &uplink.addresses.iter().copied().collect();
+        let (ipv6, mark, own) = (uplink.ipv6, uplink.mark, uplink.addresses.clone());
         let mask = self.config.mark_mask.bits();
         if which == Forgotten::All {
             self.programs.forget_connections();
@@ -142,37 +148,42 @@ impl Placer {
         // What has gone another way all the same, as by a routing rule of the owner's, is not stuck. Nor is what was
         // not placed here, but came in by an uplink, or was passed on by a bridge. Its other end knows no other address.
         let may_keep = self.config.forward == Forward::Always;
-        let came_in = |flow: &Ends| uplink.addresses.contains(&flow.to);
-        let is_there = |flow: &Ends| {
-            let is_placed = may_keep || flow.source != flow.from;
-            is_placed && !came_in(flow) && !elsewhere.contains(&flow.from)
-        };
-        let marked = conntrack::forget_marked(uplink.ipv6, uplink.mark, mask, which, is_there);
         // What is older than the table bears no mark, nor does what was left to the kernel while this uplink was alive. It
         // goes on by another one if the programs would place it there.
         let is_kernels = self.preferred[usize::from(uplink.ipv6)] == Some(false);
-        let held = self.held_nets();
-        let within =
-            |nets: &[IpNet], address: &IpAddr| nets.iter().any(|net| net.contains(address));
-        let is_placed = |flow: &Ends| {
-            let is_ours = !within(&self.not_ours, &flow.to) && !within(&held, &flow.source);
-            is_ours && is_private(flow.source) && flow.source != flow.from && !came_in(flow)
-        };
+        let (held, not_ours) = (self.held_nets(), self.not_ours.clone());
         // A rule of the owner's may lead it by this uplink again.
         let may_go = which != Forgotten::Begun
             && is_kernels
             && self.forwarding.is_placing
             && !self.has_fib_rules;
-        let forget = |n| match may_go {
-            true => Ok(n + conntrack::forget_unmarked(&uplink.addresses, is_placed)?),
-            false => Ok(n),
+        let forget = move || -> Result<usize> {
+            let came_in = |flow: &Ends| own.contains(&flow.to);
+            let is_there = |flow: &Ends| {
+                let is_placed = may_keep || flow.source != flow.from;
+                is_placed && !came_in(flow) && !elsewhere.contains(&flow.from)
+            };
+            let marked = conntrack::forget_marked(ipv6, mark, mask, which, is_there)?;
+            if !may_go {
+                return Ok(marked);
+            }
+            let within =
+                |nets: &[IpNet], address: &IpAddr| nets.iter().any(|net| net.contains(address));
+            let is_placed = |flow: &Ends| {
+                let is_ours = !within(&not_ours, &flow.to) && !within(&held, &flow.source);
+                is_ours && is_private(flow.source) && flow.source != flow.from && !came_in(flow)
+            };
+            Ok(marked + conntrack::forget_unmarked(&own, is_placed)?)
         };
-        match marked.and_then(forget) {
-            Ok(0) => {}
-            Ok(n) => info!("{n} forwarded flows leave an uplink that {why}"),
-            Err(e) => warn!("{e:#}"),
-        }
-        self.recall();
+        // Probes go on meanwhile: 20,000 take 0.2 s.
+        self.dead.leaving.begin_next(move || {
+            match forget() {
+                Ok(0) => {}
+                Ok(n) => info!("{n} forwarded flows leave an uplink that {why}"),
+                Err(e) => warn!("{e:#}"),
+            }
+            Ok(())
+        });
     }
 
     fn reset_stuck(&mut self, is_deciding: bool) {

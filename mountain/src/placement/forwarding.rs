@@ -336,7 +336,10 @@ impl Placer {
     /// how they began, as those of an earlier run.
     pub(super) fn recall(&mut self) {
         let is_seeing = self.forwarding.is_attached && !self.forwarding.is_attaching;
-        if !is_seeing || !(self.programs.has_forgotten() | self.forwarding.has_missed) {
+        // What leaves an uplink is not to be known any more.
+        let is_leaving = self.dead.leaving.is_busy();
+        if !is_seeing || is_leaving || !(self.programs.has_forgotten() | self.forwarding.has_missed)
+        {
             return;
         }
         self.forwarding.has_missed = false;

@@ -457,6 +457,7 @@ impl Drop for Placer {
         self.programs.detach();
         self.forwarding.wait();
         self.forwarding.forgetting.wait();
+        self.dead.leaving.wait();
         if self.leaves {
             return;
         }
