@@ -223,6 +223,10 @@ impl Daemon {
             let mut dark = self.memory[path].dark.unwrap_or(Kept { since, ask_at });
             if dark.ask_at <= now {
                 self.ask_everyone(path);
+                // The kernel leaves it only when its entry has failed.
+                if self.is_left_by_kernel(path) {
+                    self.verify_entry(path);
+                }
                 dark.asked(now);
             }
             self.memory[path].dark = Some(dark);
@@ -233,6 +237,14 @@ impl Daemon {
         let gateway = self.paths.gateway(path);
         let forgotten = gateway.map(|(ifindex, ip)| netlink::forget_neighbour(ifindex, ip));
         if let Some(Err(e)) = forgotten {
+            tracing::debug!(path = self.paths.name(path), "{e:#}");
+        }
+    }
+
+    fn verify_entry(&self, path: usize) {
+        let gateway = self.paths.gateway(path);
+        let verified = gateway.map(|(ifindex, ip)| netlink::verify_neighbour(ifindex, ip));
+        if let Some(Err(e)) = verified {
             tracing::debug!(path = self.paths.name(path), "{e:#}");
         }
     }

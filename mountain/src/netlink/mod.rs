@@ -40,7 +40,9 @@ pub(crate) use link::{
 pub use link::{link, Link};
 pub use monitor::{Change, Monitor};
 pub use neighbour::resolve_neighbour;
-pub(crate) use neighbour::{forget_neighbour, has_neighbour, keep_neighbour, neighbour_usable};
+pub(crate) use neighbour::{
+    forget_neighbour, has_neighbour, keep_neighbour, neighbour_usable, verify_neighbour,
+};
 pub(crate) use path_metrics::PathMetrics;
 pub(crate) use qdisc::{filtered_at_egress, qdisc_kinds, qdiscs, QdiscKinds, Qdiscs};
 pub(crate) use route::{egress_route, local_networks, policy_rules, route_to, ways};

@@ -180,6 +180,34 @@ pub(crate) fn keep_neighbour(ifindex: u32, gateway: IpAddr, mac: [u8; 6]) -> Res
     keep().with_context(|| format!("cannot keep the entry of {gateway} on device {ifindex}"))
 }
 
+/// Has the kernel ask a gateway whether it is still where its entry says, which fails if it does not answer. One that is
+/// asked already, or that an administrator or the kernel looks after, is left alone.
+///
+/// What confirms an entry while it is in use (`sk_confirm_neigh`, include/net/sock.h) keeps the kernel from asking, but does
+/// not end it (`neigh_timer_handler`, net/core/neighbour.c).
+///
+/// # Errors
+/// When the device is gone, or without CAP_NET_ADMIN.
+pub(crate) fn verify_neighbour(ifindex: u32, gateway: IpAddr) -> Result<()> {
+    let verify = || -> io::Result<()> {
+        let mut socket = Socket::open()?;
+        let Some(entry) = get(&mut socket, ifindex, gateway)? else {
+            return Ok(());
+        };
+        let is_unasked = entry.state & (NUD_REACHABLE | NUD_STALE | NUD_DELAY) != 0;
+        if let (Some(mac), true, false) = (entry.mac, is_unasked, entry.managed) {
+            let is_router = entry.flags & libc::NTF_ROUTER;
+            let mut message = message(ifindex, gateway, NUD_PROBE, is_router);
+            push_attribute(&mut message, NDA_LLADDR, &mac);
+            // Replaces no address that was learned meanwhile.
+            let told = socket.request(RTM_NEWNEIGH, 0, &message);
+            unless(told, &[libc::ENOENT])?;
+        }
+        Ok(())
+    };
+    verify().with_context(|| format!("cannot have {gateway} asked on device {ifindex}"))
+}
+
 /// Deletes an entry that the kernel has not confirmed, as it does itself when a device loses its carrier.
 ///
 /// # Errors

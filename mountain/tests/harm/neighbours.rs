@@ -50,6 +50,32 @@ fn a_dead_gateway_that_the_kernel_itself_leaves_gets_no_entry() {
     }
 }
 
+/// The same while TCP that was moved away confirms the entry. Here it is taken to be reachable for an hour.
+#[test]
+fn the_kernel_learns_of_a_dead_gateway_that_it_leaves_itself() {
+    let net = Net::new();
+    net.client
+        .sysctl("net.ipv4.neigh.u1.base_reachable_time_ms", "3600000");
+    net.client.sysctl("net.ipv4.fib_multipath_use_neigh", "1");
+    net.client.mountain_ok("up");
+    net.wait_good();
+    // One that answers, behind which all is dark, keeps its entry.
+    let hook = "filter hook input priority 0";
+    net.server.chain("ip t in", hook, "iif s1 drop");
+    thread::sleep(FAILS_TWICE);
+    let text = entry(&net);
+    assert!(!is_unusable(&text), "it answers: {text}");
+    net.server.run("nft flush chain ip t in");
+    net.wait_good();
+    let hook = "filter hook output priority 0";
+    net.server.chain("arp t out", hook, "drop");
+    net.server.run("nft add rule ip t in iif s1 drop");
+    wait_until("it has failed", FAILS_TWICE, || is_unusable(&entry(&net)));
+    net.server.run("nft flush chain ip t in");
+    net.server.run("nft flush chain arp t out");
+    net.wait_used("u1");
+}
+
 /// The owner has replaced the router, and flushes what the host knows of it.
 #[test]
 fn a_gateway_with_another_address_is_found_after_a_flush() {
