@@ -218,12 +218,19 @@ kind = "game"
         let bulk = "[[workload]]\nkind = \"bulk\"\nrate_mbit = inf\n";
         let e = error(&format!("{GOOD}{bulk}"));
         assert!(e.contains("workload[1].rate_mbit: is not in"), "{e}");
+        for late in ["-1", "1e9", "nan"] {
+            let bulk = format!("[[workload]]\nkind = \"bulk\"\nbegins_s = {late}\n");
+            let e = error(&format!("{GOOD}{bulk}"));
+            let fault = "workload[1].begins_s: has to be within the segment";
+            assert!(e.contains(fault), "{e}");
+        }
         for tiny in ["1e-300", "0", "0.0007", "nan"] {
             let e = error(&GOOD.replace("every_s = 3", &format!("every_s = {tiny}")));
             assert!(e.contains("every_s: has to be at least 0.0008"), "{e}");
         }
         for (kind, key) in [
             ("game", "rate_mbit = 1"),
+            ("game", "begins_s = 1"),
             ("bulk", "rate_hz = 50"),
             ("request-response", "rate_mbit = 1"),
             ("short", "flows = 3"),

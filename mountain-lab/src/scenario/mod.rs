@@ -302,8 +302,8 @@ impl WorkloadKind {
     pub fn keys(self) -> &'static [&'static str] {
         match self {
             Self::Game => &["flows", "rate_hz", "payload_bytes", "dscp"],
-            Self::Bulk => &["flows", "rate_mbit", "congestion", "dscp"],
-            Self::RequestResponse => &["flows", "congestion", "dscp"],
+            Self::Bulk => &["flows", "rate_mbit", "congestion", "dscp", "begins_s"],
+            Self::RequestResponse => &["flows", "congestion", "dscp", "begins_s"],
             Self::Short | Self::Sessions => &["rate_hz", "payload_bytes"],
             Self::Foreign => &["rate_mbit", "path"],
         }
@@ -327,6 +327,9 @@ pub struct WorkloadSpec {
     pub congestion: String,
     pub rate_mbit: Option<f64>,
     pub path: Option<String>,
+    /// From the start of the traffic on; connections are made at once, and send nothing until then.
+    #[serde(default)]
+    pub begins_s: f64,
 }
 
 /// What a key is that is not set.

@@ -145,6 +145,8 @@ impl Scenario {
         need(rate, "rate_mbit", "is not in 0.008..=10000")?;
         let dscp = w.dscp.is_none_or(|dscp| dscp < 64);
         need(dscp, "dscp", "is not in 0..=63")?;
+        let begins = (0.0..self.segment_seconds()).contains(&w.begins_s);
+        need(begins, "begins_s", "has to be within the segment")?;
         let path = w.path.as_deref();
         if w.kind != WorkloadKind::Foreign {
             let what = "only foreign load is bound to a path";

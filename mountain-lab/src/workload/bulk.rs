@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, Context, Result};
 
@@ -46,6 +46,8 @@ pub struct BulkConfig {
     pub flows: u32,
     /// What each does.
     pub pattern: Pattern,
+    /// So long after they were connected they begin.
+    pub begins: Duration,
     /// Congestion control of the client; `None`: the kernel's default.
     pub congestion: Option<String>,
     /// DSCP of the client's packets.
@@ -160,10 +162,10 @@ pub fn start(cfg: BulkConfig) -> Result<Bulk> {
     })?;
     for stream in streams {
         let port = stream.local_addr()?.port();
-        let (stop, pattern) = (bulk.acceptor.order(), cfg.pattern);
+        let (stop, pattern, begins) = (bulk.acceptor.order(), cfg.pattern, cfg.begins);
         let thread = Builder::new()
             .name("bulk-client".into())
-            .spawn(move || run_client(stream, pattern, &stop))?;
+            .spawn(move || run_client(stream, begins, pattern, &stop))?;
         bulk.clients.push((port, thread));
     }
     Ok(bulk)
@@ -286,7 +288,16 @@ fn serve(
 }
 
 /// Why it ended before the order to stop.
-fn run_client(mut stream: TcpStream, pattern: Pattern, stop: &AtomicBool) -> Option<String> {
+fn run_client(
+    mut stream: TcpStream,
+    begins: Duration,
+    pattern: Pattern,
+    stop: &AtomicBool,
+) -> Option<String> {
+    let begin = Instant::now() + begins;
+    while Instant::now() < begin && !stop.load(Ordering::Relaxed) {
+        std::thread::sleep(Duration::from_millis(2));
+    }
     let ended = match pattern {
         Pattern::Saturating => stream::send(&mut stream, usize::MAX, stop),
         Pattern::Paced { rate_bps } => stream::send_paced(&mut stream, rate_bps, 100, stop),

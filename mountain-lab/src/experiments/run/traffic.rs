@@ -2,6 +2,7 @@
 //! All traffic of one segment: started together, stopped together.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use anyhow::Result;
 use mountain_lab::workload::bulk::{self, Bulk, BulkConfig, BulkReport, Pattern};
@@ -183,6 +184,7 @@ fn bulk_config(scenario: &Scenario, hosts: &Hosts, w: &WorkloadSpec, port: u16) 
             },
             (_, None) => Pattern::Saturating,
         },
+        begins: Duration::from_secs_f64(w.begins_s),
         congestion: Some(w.congestion.clone()),
         dscp: w.dscp,
         sent: Some((hosts.emulator.path(), hosts.devices("eu"))),

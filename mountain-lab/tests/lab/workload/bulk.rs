@@ -21,6 +21,7 @@ fn bulk_config(net: &Net, v6: bool, port: u16, pattern: Pattern) -> BulkConfig {
         ends: net.ends(v6, port),
         flows: 4,
         pattern,
+        begins: Duration::ZERO,
         congestion: None,
         dscp: None,
         sent: None,
@@ -42,6 +43,26 @@ fn run(cfg: BulkConfig, ms: u64) -> BulkReport {
     let running = bulk::start(cfg).unwrap();
     sleep(Duration::from_millis(ms));
     running.stop().unwrap()
+}
+
+#[test]
+fn bulk_that_begins_later_is_connected_and_silent_until_then() {
+    let net = Net::new();
+    let begins = Duration::from_millis(600);
+    let config = || BulkConfig {
+        begins,
+        ..bulk_config(&net, false, 7009, paced(2_000_000))
+    };
+    let silent = run(config(), 300);
+    assert_eq!(silent.flows.len(), 4);
+    assert!(silent
+        .flows
+        .iter()
+        .all(|flow| bytes(flow) == 0 && flow.error.is_none()));
+    let report = run(config(), 1_500);
+    let until_ns = report.start_ns + begins.as_nanos() as u64;
+    assert_eq!(report.goodput_bps(report.start_ns, until_ns), 0.0);
+    assert!(report.flows.iter().all(|flow| bytes(flow) > 0));
 }
 
 #[test]
