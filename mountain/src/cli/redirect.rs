@@ -535,7 +535,12 @@ fn watch(restore_first: Option<&ConfigFile>) -> Result<()> {
     let mut missing = restore_first.map_or_else(|| Ok(Vec::new()), restore)?;
     let stop = signals::told(&signals::asks_daemon_to_end())?;
     let say = |line: &str| eprintln!("mountain: {line}");
-    let had_others = !missing.is_empty() && !Store::open()?.is_empty();
+    let in_force = Store::open()?.len();
+    let rules = count(in_force, "rule");
+    say(&format!(
+        "{rules} in force; Ctrl-C or SIGTERM ends this, and rules stay by nft"
+    ));
+    let had_others = !missing.is_empty() && in_force > 0;
     let mut failed = String::new();
     let late = || {
         let Some(config) = restore_first.filter(|_| !missing.is_empty()) else {

@@ -15,6 +15,7 @@ use std::env::var_os;
 use std::ffi::OsStr;
 use std::fmt::{self, Arguments};
 use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::signal::{raise, signal, SigHandler, Signal};
@@ -80,8 +81,14 @@ pub(crate) fn raw(text: &str) {
         let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
         let _ = raise(Signal::SIGPIPE);
     }
+    // `mountain-lab` prints by this as well.
+    let program = std::env::args_os().next().unwrap_or_default();
+    let name = Path::new(&program)
+        .file_name()
+        .unwrap_or("mountain".as_ref());
+    let name = name.to_string_lossy();
     error_print(format_args!(
-        "mountain: cannot write to standard output: {error}\n"
+        "{name}: cannot write to standard output: {error}\n"
     ));
     std::process::exit(1);
 }
