@@ -151,6 +151,7 @@ fn without_effect(topology: &Topology, config: &Config) -> Option<&'static str> 
 
 /// Whether the path and the cgroup that a rule names are there.
 fn applies(rule: &RuleConfig, names: &[String]) -> anyhow::Result<()> {
+    rule.matches.ensure_possible()?;
     if let RuleUse::Path(name) = &rule.wants {
         anyhow::ensure!(
             names.iter().any(|path| means(name, path)),

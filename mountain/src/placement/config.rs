@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::bail;
 use ipnet::IpNet;
 use serde::de::{Deserializer, Error};
 use serde::Deserialize;
@@ -181,6 +182,32 @@ pub struct Match {
     /// Destination.
     #[serde(deserialize_with = "prefix")]
     pub prefix: Option<IpNet>,
+}
+
+/// Protocols that have no ports (IANA, Protocol Numbers).
+const WITHOUT_PORTS: [libc::c_int; 7] = [
+    libc::IPPROTO_ICMP,
+    libc::IPPROTO_IGMP,
+    libc::IPPROTO_IPIP,
+    libc::IPPROTO_GRE,
+    libc::IPPROTO_ESP,
+    libc::IPPROTO_AH,
+    libc::IPPROTO_ICMPV6,
+];
+
+impl Match {
+    /// Whether any packet may meet all of the conditions.
+    ///
+    /// # Errors
+    /// Why none does.
+    pub(crate) fn ensure_possible(&self) -> anyhow::Result<()> {
+        let proto = self.proto.map(|proto| proto.0);
+        let is_portless = |proto: &u8| WITHOUT_PORTS.contains(&(*proto).into());
+        if let (Some(proto), Some(_)) = (proto.filter(is_portless), self.ports) {
+            bail!("protocol {proto} has no ports: leave out match.ports");
+        }
+        Ok(())
+    }
 }
 
 fn port_range<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Range>, D::Error> {

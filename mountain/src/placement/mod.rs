@@ -380,6 +380,7 @@ impl Placer {
 
     fn bpf_rule(&self, rule: &RuleConfig) -> Result<PlacementRule> {
         let m = &rule.matches;
+        m.ensure_possible()?;
         let wants = match &rule.wants {
             RuleUse::Steadiest => Wants::Steadiest,
             RuleUse::Bulk => Wants::Bulk,

@@ -323,6 +323,11 @@ fn a_check_reads_the_configuration_as_up_would() {
             false,
         ),
         (
+            "[[rule]]\nmatch = { proto = 47, ports = 1723 }\nuse = \"bulk\"\n",
+            "rule 1 is not in force: protocol 47 has no ports",
+            false,
+        ),
+        (
             "[start]\ncgroup = \"/sys/fs/cgroup/nosuch\"\n",
             "there is no cgroup /sys/fs/cgroup/nosuch",
             true,

@@ -154,6 +154,12 @@ fn flow(dice: &mut Dice, host: &Host, id: u16) -> Flow {
         (By::Socket(socket), TCP) if one_way || is_unanswered(host, socket, ipv6) => UDP,
         _ => proto,
     };
+    // Mountain's rules have the kernel look the routes of such sockets up anew, as any change of the routing does, and with a
+    // source by now it does not insist on their device.
+    let is_looked_up = match &by {
+        By::Socket(socket) => ipv6 && socket.connected && socket.unicast.is_some(),
+        _ => false,
+    };
     let large = dice.one_in(6);
     Flow {
         id,
@@ -166,7 +172,7 @@ fn flow(dice: &mut Dice, host: &Host, id: u16) -> Flow {
             true if large => dice.pick(&[1380, 1460, 3000]),
             _ => 16 + 4 * dice.below(20),
         },
-        old: dice.one_in(2),
+        old: dice.one_in(2) && !is_looked_up,
         by,
     }
 }
