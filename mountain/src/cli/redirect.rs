@@ -87,6 +87,7 @@ enum Command {
     /// carries those that no filter, NAT or shaper could concern. Within a second of a change that
     /// could concern one, nft has it back with its running flows. The faster backend ends with this
     /// command, also by `kill -9`.
+    #[command(mut_arg("config", |config| config.requires("restore")))]
     Watch {
         /// Add the rules of the configuration file first, as `restore` does
         #[arg(long)]

@@ -200,6 +200,9 @@ fn options_that_make_no_sense_are_refused_with_what_is_missing() {
     let del = said(&["redirect", "del", "--all-namespaces"]);
     assert_has(&del, &["required", "\n  --all\n"]);
     assert!(!del.contains("\n  --proto"), "{del}");
+    // It would read no file.
+    let watch = said(&["redirect", "watch", "--config", "/nonexistent"]);
+    assert_has(&watch, &["required", "\n  --restore\n"]);
     // None of many decisions would look like none at all.
     assert_has(&said(&["explain", "-n", "0"]), &["0 is not in 1.."]);
 }
