@@ -123,14 +123,14 @@ static __always_inline bool mtn_is_preferred_alive(__u32 ipv6)
 
 /*
  * May the destination be a provider's own, which is not there, or not the same, by another uplink? So may private
- * networks (a modem's page, television), a translator to IPv4 (64:ff9b::/96, RFC 6052; 64:ff9b:1::/48, RFC 8215), and
- * DNS servers (ports 53 and 853), many of which answer their customers only.
+ * networks (a modem's page, television), and a translator to IPv4 (64:ff9b::/96, RFC 6052; 64:ff9b:1::/48, RFC 8215). So may
+ * servers of DNS and NTP (ports 53, 853 and 123) that a provider names, many of which answer its customers only.
  */
 static __always_inline bool mtn_is_to_provider(const struct mtn_flow_key *key)
 {
 	__u16 port = bpf_ntohs(key->dport);
 
-	if (port == 53 || port == 853)
+	if (port == 53 || port == 853 || port == 123)
 		return true;
 	if (!key->ipv6)
 		return mtn_is_private4(bpf_ntohl(key->daddr[0]));
@@ -141,12 +141,12 @@ static __always_inline bool mtn_is_to_provider(const struct mtn_flow_key *key)
 
 /*
  * Does a connection need the kernel's path, because of its port? Some are about other packets, which only the kernel
- * places. Those are of GRE (PPTP, RFC 2637; forwarded ones, too), and of this host's sockets with ports of their own: media
- * that RTSP (RFC 7826; also 322 and 8554), SIP (RFC 3261; also the ports behind its own, and those of FreePBX) and H.323 have
- * agreed on. Many servers want all from one address. mtr (to port 1) and hping3 (to 11111) ask so for the source of their raw packets, and
- * send nothing by the socket. Programs that want to know this host's address ask for it likewise: to port 80, 9 (discard),
- * 1 or 0, at which no UDP is served. A peer of BGP (RFC 4271) or multihop BFD (RFC 5883) takes no other address than the
- * one that it has been told. Nor does who gets mail by SMTP (RFC 5321): the domain names the servers that may send (SPF,
+ * places. Those are of GRE (PPTP, RFC 2637; forwarded ones, too), and of this host's sockets with ports of their own. These
+ * have media that RTSP (RFC 7826; also 322 and 8554), SIP (RFC 3261; also the ports behind its own, and those of FreePBX) and
+ * H.323 have agreed on. Many servers want all from one address. mtr (to port 1) and hping3 (to 11111) ask so for the source of
+ * their raw packets, and send nothing by the socket. Programs that want to know this host's address ask for it likewise: to port
+ * 80, 9 (discard), 1 or 0, at which no UDP is served, or to 10002 and 65530, as much copied code does. A peer of BGP
+ * (RFC 4271) or multihop BFD (RFC 5883) takes no other address than the one that it has been told. Nor does who gets mail by SMTP (RFC 5321): the domain names the servers that may send (SPF,
  * RFC 7208), and their addresses have names. Mail from another one is refused for good.
  */
 static __always_inline bool mtn_is_signalling(const struct mtn_flow_key *key, const bool local)
@@ -160,7 +160,7 @@ static __always_inline bool mtn_is_signalling(const struct mtn_flow_key *key, co
 	if (key->proto == IPPROTO_TCP && port == 179)
 		return true;
 	if (key->proto == IPPROTO_UDP &&
-	    (port <= 1 || port == 9 || port == 80 || port == 4784 || port == 11111))
+	    (port <= 1 || port == 9 || port == 80 || port == 4784 || port == 10002 || port == 11111 || port == 65530))
 		return true;
 	return port == 322 || port == 554 || port == 8554 || port == 1720 ||
 	       (port >= 5060 && port <= 5099) || port == 5160 || port == 5161;

@@ -62,8 +62,10 @@ pub(crate) struct PathMark {
     pub salt: u32,
     /// Source of datagrams; `None` while it is not known.
     pub source: Option<IpAddr>,
-    /// Whether new flows may choose it.
+    /// Whether new flows may choose it, ...
     pub open: bool,
+    /// ... or only while no member of its group that they may choose is alive.
+    pub spare: bool,
 }
 
 /// The loaded programs with their links.
@@ -77,8 +79,9 @@ pub(crate) struct PlacementPrograms {
     has_forgotten: bool,
     skel: skel::PlacementSkel<'static>,
     groups: Vec<Vec<usize>>,
-    /// Bits of the paths that new flows may choose.
+    /// Bits of the paths that new flows may choose, and of the spare ones.
     open: u64,
+    spare: u64,
     dests: tries::Shared,
 }
 
@@ -101,6 +104,7 @@ impl PlacementPrograms {
             skel,
             groups: Vec::new(),
             open: 0,
+            spare: 0,
             dests,
         };
         let netns_cookie =
@@ -411,8 +415,11 @@ impl PlacementPrograms {
 
     /// Writes what marks each path, by id; the others are no paths any more.
     pub(crate) fn set_paths(&mut self, marks: &BTreeMap<usize, PathMark>) {
-        let open = marks.iter().filter(|(_, path)| path.open);
-        self.open = open.fold(0, |bits, (id, _)| bits | 1u64 << (id % MAX_PATHS));
+        let bits = |test: fn(&PathMark) -> bool| {
+            let these = marks.iter().filter(|(_, path)| test(path));
+            these.fold(0, |bits, (id, _)| bits | 1u64 << (id % MAX_PATHS))
+        };
+        (self.open, self.spare) = (bits(|path| path.open), bits(|path| path.spare));
         let bss = self.bss();
         for (id, path) in bss.paths.iter_mut().enumerate() {
             let (mark, salt, addr) = marks.get(&id).map_or_else(Default::default, |m| {
@@ -534,19 +541,27 @@ impl PlacementPrograms {
             return;
         };
         // What is on a closed path stays there, as long as it is alive.
-        let (mut open, mut alive) = (0, self.alive());
+        let (mut open, mut spare, mut alive) = (0, 0, self.alive());
         for (i, path) in members.iter().enumerate().take(MAX_GROUP_PATHS) {
             let bit = 1u64 << (path % MAX_PATHS);
             open |= u16::from(self.open & bit != 0) << i;
+            spare |= u16::from(self.spare & bit != 0) << i;
             match masks.alive >> i & 1 {
                 1 => alive |= bit,
                 _ => alive &= !bit,
             }
         }
+        let all = open | spare;
+        let open = match masks.alive & open {
+            0 => all,
+            _ => open,
+        };
         let word = encode::masks(PathMasks {
             latency: masks.latency & open,
             bulk: masks.bulk & open,
-            alive: masks.alive & open,
+            // A rule that names a spare one has it used.
+            alive: masks.alive & all,
+            ejected: masks.ejected | all & !open,
             ..masks
         });
         let bss = self.bss();

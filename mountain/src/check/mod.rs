@@ -126,19 +126,25 @@ pub type TryLoad<'a> = &'a dyn Fn(&Topology) -> anyhow::Result<String>;
 
 /// Checks what `up`, the command line that would start steering here, is about: the calling thread's
 /// network namespace with this configuration; and whether the program can be loaded if `try_load` is
-/// given. `running`: what the daemon says that runs here. Adds to what `report` already holds.
+/// given. Adds to what `report` already holds.
 pub fn check_into(
     report: &mut Report,
     config: &Config,
     up: &str,
     try_load: Option<TryLoad<'_>>,
-    running: Option<&Status>,
+    running: Running<'_>,
 ) {
     check_privileges(report);
-    if running.is_none() {
+    if !matches!(running, Running::Says(_)) {
         check_files(report);
+    }
+    if matches!(running, Running::Nobody) {
         check_left(report);
     }
+    let running = match running {
+        Running::Says(status) => Some(status),
+        Running::Nobody | Running::Unknown => None,
+    };
     check_run(report);
     check_kernel(report);
     for hint in &config.hints {
@@ -210,6 +216,16 @@ fn check_files(report: &mut Report) {
             descriptors::HOW,
         );
     }
+}
+
+/// The daemon of this network namespace.
+pub enum Running<'a> {
+    /// This is what it says.
+    Says(&'a Status),
+    /// There is none.
+    Nobody,
+    /// It does not answer, or may not be asked.
+    Unknown,
 }
 
 /// Rules and tables without a daemon, which nobody keeps up.

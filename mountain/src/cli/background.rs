@@ -49,12 +49,16 @@ pub(super) fn run(config: Option<&Path>) -> Result<()> {
         .stdout(log.try_clone()?)
         .stderr(log);
     let signals = SigSet::thread_get_mask()?;
-    // SAFETY: both are async-signal-safe and have no other effect on this process.
+    // SAFETY: all are async-signal-safe and have no other effect on this process.
     unsafe {
         command.pre_exec(move || {
             // What is blocked here below would be for the daemon, too.
             signals.thread_set_mask()?;
             nix::unistd::setsid()?;
+            // The caller's own, such as a lock of flock(1) or a pipe that somebody reads to its end. What is needed
+            // until the daemon has been executed stays open until then.
+            let (last, flags) = (libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
+            libc::syscall(libc::SYS_close_range, 3, last, flags);
             Ok(())
         });
     }

@@ -457,15 +457,17 @@ fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {
         Config::default()
     });
     // What runs here is judged as it was started.
-    let running = RunDir::of_this_namespace().and_then(|run_dir| run_dir.status());
-    let running = running.unwrap_or_else(|e| {
-        // That somebody is not root is another finding.
-        if nix::unistd::geteuid().is_root() {
-            report.push("daemon", check::Level::Warn, format!("{e:#}"), "");
-        }
-        None
-    });
-    let adopt = adopt || running.as_ref().is_some_and(|status| status.adopts);
+    let asked = RunDir::of_this_namespace().and_then(|run_dir| run_dir.status());
+    let running = match &asked {
+        Ok(Some(status)) => check::Running::Says(status),
+        Ok(None) => check::Running::Nobody,
+        Err(_) => check::Running::Unknown,
+    };
+    // That somebody is not root is another finding.
+    if let (Err(e), true) = (&asked, nix::unistd::geteuid().is_root()) {
+        report.push("daemon", check::Level::Warn, format!("{e:#}"), "");
+    }
+    let adopt = adopt || matches!(running, check::Running::Says(status) if status.adopts);
     let mut up = "mountain up".to_owned();
     if adopt && !config.placement.adopt {
         up += " --adopt";
@@ -475,7 +477,6 @@ fn check(json: bool, adopt: bool, file: Option<&Path>) -> Result<ExitCode> {
     }
     config.placement.adopt |= adopt;
     let try_load = |topology: &Topology| try_load(topology, &config);
-    let running = running.as_ref();
     check::check_into(&mut report, &config, &up, Some(&try_load), running);
     match json {
         true => print_json(&report)?,

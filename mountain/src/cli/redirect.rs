@@ -536,12 +536,14 @@ fn watch(restore_first: Option<&ConfigFile>) -> Result<()> {
     let mut missing = restore_first.map_or_else(|| Ok(Vec::new()), restore)?;
     let stop = signals::told(&signals::asks_daemon_to_end())?;
     let say = |line: &str| eprintln!("mountain: {line}");
-    let in_force = Store::open()?.len();
-    let rules = count(in_force, "rule");
-    say(&format!(
-        "{rules} in force; Ctrl-C or SIGTERM ends this, and rules stay by nft"
-    ));
-    let had_others = !missing.is_empty() && in_force > 0;
+    // Another command may be at it.
+    if let Ok(store) = Store::open_within(SHORT) {
+        let rules = count(store.len(), "rule");
+        say(&format!(
+            "{rules} in force; Ctrl-C or SIGTERM ends this, and rules stay by nft"
+        ));
+    }
+    let had_others = !missing.is_empty() && !Store::open()?.is_empty();
     let mut failed = String::new();
     let late = || {
         let Some(config) = restore_first.filter(|_| !missing.is_empty()) else {

@@ -161,8 +161,8 @@ pub(crate) fn status_text(status: &Status) -> String {
         {
             let _ = writeln!(
                 out,
-                "left to the kernel: flows to private networks and DNS servers, which may be its uplink's provider's own \
-                 (a [[rule]] decides otherwise)"
+                "left to the kernel: flows to private networks, DNS and time servers, which may be its uplink's provider's \
+                 own (a [[rule]] decides otherwise)"
             );
         }
         push_held_addresses(&mut out, &placement.held_addresses);

@@ -110,7 +110,8 @@ impl SnatSources {
         if self.said.len() < SAID_MAX && self.said.insert(source) {
             info!(
                 "flows from {source} stay where they are: replies to it come by an \
-                 uplink or a default route. If all uplinks accept this address, add it to `movable_sources`"
+                 uplink or a default route, or it is in an uplink's network. If all uplinks accept this address, add it to \
+                 `movable_sources`"
             );
         }
     }
@@ -163,6 +164,7 @@ impl SnatSources {
 fn is_movable(
     source: IpAddr,
     devices: &[u32],
+    uplink_nets: &[IpNet],
     configured: &[IpNet],
     look_ups: &mut Option<RouteLookUps>,
 ) -> Result<bool> {
@@ -176,7 +178,11 @@ fn is_movable(
     let route = look_ups.to(source);
     Ok(
         match route.with_context(|| format!("cannot look up the route to {source}"))? {
-            RouteTo::Host => true,
+            // An address in an uplink's network is that uplink's, also where only a local route brings it here.
+            RouteTo::Host => {
+                let near = uplink_nets.iter().any(|net| net.contains(&source));
+                !near || devices.len() == 1
+            }
             // An address that NAT gives and that is on no device is routed as anything else is.
             RouteTo::Nowhere | RouteTo::Broadcast | RouteTo::Out { default: true, .. } => false,
             RouteTo::Out { first, .. } => !devices.contains(&first.ifindex),
@@ -199,6 +205,7 @@ impl Daemon {
 
     fn try_look_for_snat_sources(&mut self) -> Result<()> {
         let devices = self.paths.devices();
+        let uplink_nets = &self.paths.topology().uplink_nets;
         let Some(steer) = &mut self.steer else {
             return Ok(());
         };
@@ -209,7 +216,7 @@ impl Daemon {
         sources.extend(steer.asked());
         let mut look_ups = None;
         let (movable, mut judged) = t.judge(sources, now, |source| {
-            is_movable(source, &devices, configured, &mut look_ups)
+            is_movable(source, &devices, uplink_nets, configured, &mut look_ups)
         });
         for source in movable {
             if let Some(since_ns) = t.permit(source, now) {

@@ -77,7 +77,7 @@ pub struct Link {
     pub pppoe: Option<String>,
     /// Routing table of a VRF device.
     pub vrf_table: Option<u32>,
-    /// Where the packets of a tunnel go that names the device below it.
+    /// Where the packets of a tunnel go that names the device below it, or a mark for its routing.
     pub tunnel: Option<Tunnel>,
 }
 
@@ -88,11 +88,13 @@ impl Link {
     }
 }
 
-/// A tunnel's ends. The kernel routes what it sends by the device that the tunnel names.
+/// A tunnel's ends. The kernel routes what it sends by the device that the tunnel names, and by its mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tunnel {
-    /// Index of that device.
+    /// Index of that device; 0: none.
     pub over: u32,
+    /// That mark, which is not the packet's own; 0: none.
+    pub mark: u32,
     /// This end; `None`: any.
     pub local: Option<IpAddr>,
     /// The other end; `None`: any number of them.
@@ -101,21 +103,27 @@ pub struct Tunnel {
 
 impl Tunnel {
     fn decode(kind: &str, data: &Attributes<'_>) -> Option<Self> {
-        // IFLA_GRE_*, IFLA_IPTUN_*, IFLA_VTI_*, IFLA_VXLAN_*: the device, this end, and the other one.
-        let (over, local, remote): (u16, &[u16], &[u16]) = match kind {
-            "gre" | "gretap" | "erspan" | "ip6gre" | "ip6gretap" | "ip6erspan" => (1, &[6], &[7]),
-            "ipip" | "sit" | "ip6tnl" => (1, &[2], &[3]),
-            "vti" | "vti6" => (1, &[4], &[5]),
+        // IFLA_GRE_*, IFLA_IPTUN_*, IFLA_VTI_* (linux/if_tunnel.h), IFLA_VXLAN_* (linux/if_link.h): the device, the mark (of VTI
+        // its output key, `vti_tunnel_xmit` in net/ipv4/ip_vti.c), this end, and the other one.
+        let (over, mark, local, remote): (u16, Option<u16>, &[u16], &[u16]) = match kind {
+            "gre" | "gretap" | "erspan" | "ip6gre" | "ip6gretap" | "ip6erspan" => {
+                (1, Some(20), &[6], &[7])
+            }
+            "ipip" | "sit" | "ip6tnl" => (1, Some(20), &[2], &[3]),
+            "vti" | "vti6" => (1, Some(3), &[4], &[5]),
             // Its forwarding table has the other ends.
-            "vxlan" => (3, &[4, 17], &[]),
+            "vxlan" => (3, None, &[4, 17], &[]),
             _ => return None,
         };
+        let number = |kind: u16| data.u32(kind).unwrap_or(0);
+        let (over, mark) = (number(over), mark.map_or(0, number));
         let address = |kinds: &[u16]| {
             let found = kinds.iter().find_map(|kind| data.ip(*kind));
             found.filter(|address| !address.is_unspecified())
         };
-        Some(Self {
-            over: data.u32(over).filter(|over| *over != 0)?,
+        (over != 0 || mark != 0).then(|| Self {
+            over,
+            mark,
             local: address(local),
             remote: address(remote),
         })
@@ -377,10 +385,24 @@ mod tests {
         let expected = |remote: Option<IpAddr>| {
             Some(Tunnel {
                 over: 2,
+                mark: 0,
                 local: Some(here.into()),
                 remote,
             })
         };
+        let marked = Tunnel {
+            over: 0,
+            mark: 5,
+            local: Some(here.into()),
+            remote: Some(there.into()),
+        };
+        let five = 5u32.to_ne_bytes();
+        for (kind, local, remote, mark) in
+            [("ip6gre", 6, 7, 20), ("ipip", 2, 3, 20), ("vti", 4, 5, 3)]
+        {
+            let list = [(local, here), (remote, there), (mark, five)];
+            assert_eq!(tunnel(kind, &list), Some(marked.clone()), "{kind}");
+        }
         let gre = [(1, two), (6, here), (7, there)];
         assert_eq!(tunnel("gre", &gre), expected(Some(there.into())));
         let to_any = [(1, two), (2, here), (3, [0; 4])];

@@ -18,6 +18,7 @@ use super::wire::{ip_bytes, push_attribute, u16_at, u32_at, unless, Attributes, 
 // linux/neighbour.h
 const NDA_FLAGS_EXT: u16 = 15;
 const NTF_EXT_MANAGED: u32 = 1;
+const NTF_EXT_LEARNED: u8 = 1 << 4;
 
 const NUD_USABLE: u16 =
     NUD_REACHABLE | NUD_STALE | NUD_DELAY | NUD_PROBE | NUD_NOARP | NUD_PERMANENT;
@@ -181,7 +182,7 @@ pub(crate) fn keep_neighbour(ifindex: u32, gateway: IpAddr, mac: [u8; 6]) -> Res
 }
 
 /// Has the kernel ask a gateway whether it is still where its entry says, which fails if it does not answer. One that is
-/// asked already, or that an administrator or the kernel looks after, is left alone.
+/// asked already, or that an administrator, a routing daemon or the kernel looks after, is left alone.
 ///
 /// What confirms an entry while it is in use (`sk_confirm_neigh`, include/net/sock.h) keeps the kernel from asking, but does
 /// not end it (`neigh_timer_handler`, net/core/neighbour.c).
@@ -195,7 +196,8 @@ pub(crate) fn verify_neighbour(ifindex: u32, gateway: IpAddr) -> Result<()> {
             return Ok(());
         };
         let is_unasked = entry.state & (NUD_REACHABLE | NUD_STALE | NUD_DELAY) != 0;
-        if let (Some(mac), true, false) = (entry.mac, is_unasked, entry.managed) {
+        let is_kept = entry.managed || entry.flags & NTF_EXT_LEARNED != 0;
+        if let (Some(mac), true, false) = (entry.mac, is_unasked, is_kept) {
             let is_router = entry.flags & libc::NTF_ROUTER;
             let mut message = message(ifindex, gateway, NUD_PROBE, is_router);
             push_attribute(&mut message, NDA_LLADDR, &mac);

@@ -30,7 +30,7 @@ impl<T: Send + 'static> Aside<T> {
         self.0 = Some(std::thread::spawn(work));
     }
 
-    /// Begins when what is under way has ended, whose result is lost.
+    /// Begins once the work that is under way is done, and drops its result.
     pub(super) fn begin_next(&mut self, work: impl FnOnce() -> Result<T> + Send + 'static) {
         let before = self.0.take();
         self.begin(move || {
@@ -58,6 +58,7 @@ impl<T: Send + 'static> Aside<T> {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::channel;
+    use std::time::Duration;
 
     use super::*;
 
@@ -81,7 +82,8 @@ mod tests {
         let tell_later = tell.clone();
         aside.begin_next(move || Ok(tell.send(wait.recv()?)?));
         aside.begin_next(move || Ok(tell_later.send(8)?));
-        assert!(told.try_recv().is_err(), "the second one waits");
+        let is_silent = told.recv_timeout(Duration::from_millis(50)).is_err();
+        assert!(is_silent, "the second one waits");
         go.send(7).unwrap();
         aside.wait().unwrap().unwrap();
         assert_eq!(told.iter().collect::<Vec<_>>(), [7, 8]);

@@ -184,15 +184,13 @@ pub struct Match {
     pub prefix: Option<IpNet>,
 }
 
-/// Protocols that have no ports (IANA, Protocol Numbers).
-const WITHOUT_PORTS: [libc::c_int; 7] = [
-    libc::IPPROTO_ICMP,
-    libc::IPPROTO_IGMP,
-    libc::IPPROTO_IPIP,
-    libc::IPPROTO_GRE,
-    libc::IPPROTO_ESP,
-    libc::IPPROTO_AH,
-    libc::IPPROTO_ICMPV6,
+/// Protocols that have ports (`mtn_has_ports()`, bpf/common/parse.h).
+const WITH_PORTS: [libc::c_int; 5] = [
+    libc::IPPROTO_TCP,
+    libc::IPPROTO_UDP,
+    libc::IPPROTO_UDPLITE,
+    libc::IPPROTO_SCTP,
+    libc::IPPROTO_DCCP,
 ];
 
 impl Match {
@@ -202,7 +200,7 @@ impl Match {
     /// Why none does.
     pub(crate) fn ensure_possible(&self) -> anyhow::Result<()> {
         let proto = self.proto.map(|proto| proto.0);
-        let is_portless = |proto: &u8| WITHOUT_PORTS.contains(&(*proto).into());
+        let is_portless = |proto: &u8| !WITH_PORTS.contains(&(*proto).into());
         if let (Some(proto), Some(_)) = (proto.filter(is_portless), self.ports) {
             bail!("protocol {proto} has no ports: leave out match.ports");
         }

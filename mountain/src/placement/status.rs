@@ -73,7 +73,9 @@ impl Placer {
                 true => self.programs.attached(),
                 false => Vec::new(),
             },
-            left: (self.said_left.iter().chain(&self.forwarding.left))
+            left: (self.said_left.iter())
+                .chain(&self.forwarding.left)
+                .chain(&self.closed)
                 .cloned()
                 .chain(self.told_waiting())
                 .collect(),

@@ -38,6 +38,27 @@ fn only_default_routes_of_groups_that_start_are_destinations() {
 }
 
 #[test]
+fn sites_and_special_networks_are_only_the_kernels() {
+    let uplink = |addresses: &[&str]| Path {
+        addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
+        ..Path::plain(1, "fe80::1")
+    };
+    let paths = [
+        uplink(&["2001:db8:1:2::3", "2001:db8:1:9::3", "fd00::1"]),
+        uplink(&["2001:db8:7::1"]),
+    ];
+    let expected = [
+        "200::/7",
+        "2001:db8:1::/48",
+        "2001:db8:7::/48",
+        "5f00::/16",
+        "fec0::/10",
+    ];
+    assert_eq!(only_the_kernels(true, paths.iter()), nets(&expected));
+    assert_eq!(only_the_kernels(false, [].iter()), nets(&["240.0.0.0/4"]));
+}
+
+#[test]
 fn the_kernel_tells_the_source_of_a_device() {
     assert_eq!(source_by("nonesuch", false), None);
 }

@@ -447,6 +447,7 @@ impl<'a> Builder<'a> {
         for index in 0..self.topology.groups.len() {
             self.topology.groups[index].told_by = self.told_by(&self.topology.groups[index]);
         }
+        self.topology.uplink_nets = uplink_nets(self.snapshot, &devices);
         if self.topology.has_placed() {
             // An uplink is none of the inner devices while it rests.
             let resting = self.topology.suspended.iter().flat_map(|s| &s.paths);

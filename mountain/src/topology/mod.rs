@@ -276,8 +276,8 @@ pub struct Topology {
     pub inner_devices: Vec<u32>,
     /// Ethernet addresses of these bridges. Frames to other addresses are passed on.
     pub inner_bridges: BTreeSet<[u8; 6]>,
-    /// Likewise: networks that the uplinks' addresses are in. A forwarded packet from there is right on that
-    /// uplink only.
+    /// Networks that the uplinks' addresses are in. A forwarded packet from there is right on that uplink only, and so is what
+    /// a local route brings here.
     pub uplink_nets: Vec<IpNet>,
     /// Likewise: private networks behind this host, from which forwarded packets come, those on a link first. Those of
     /// few addresses are told together.

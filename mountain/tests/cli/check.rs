@@ -7,7 +7,7 @@ use crate::support::assert_has;
 use crate::support::netns::{nets, Net, TWO_HOPS, TWO_HOPS_V6};
 use crate::support::tcx::link_passing;
 use mountain::bpf::hooks::{DeviceHook, Order};
-use mountain::check::{check_into, Item, Level, Report, TryLoad};
+use mountain::check::{check_into, Item, Level, Report, Running, TryLoad};
 use mountain::config::Config;
 use mountain::placement::config::{Forward, PlacementConfig};
 use mountain::topology::Topology;
@@ -19,7 +19,7 @@ fn check() -> Report {
 
 fn check_with(config: &Config, up: &str, try_load: Option<TryLoad<'_>>) -> Report {
     let mut report = Report::default();
-    check_into(&mut report, config, up, try_load, None);
+    check_into(&mut report, config, up, try_load, Running::Nobody);
     report
 }
 

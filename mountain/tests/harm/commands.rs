@@ -347,6 +347,21 @@ fn a_check_reads_the_configuration_as_up_would() {
 }
 
 #[test]
+fn a_check_calls_nothing_left_behind_while_a_daemon_does_not_answer() {
+    let net = two_providers();
+    net.client.mountain_ok("up --adopt");
+    let check = || stdout(&net.client.mountain("check --adopt"));
+    let pid = Pid::from_raw(net.client.pid());
+    kill(pid, Signal::SIGSTOP).unwrap();
+    let silent = check();
+    kill(pid, Signal::SIGCONT).unwrap();
+    assert!(!silent.contains("left behind"), "{silent}");
+    net.client.end_daemon(Signal::SIGKILL);
+    assert_has(&check(), &["left behind"]);
+    net.client.mountain_ok("down");
+}
+
+#[test]
 fn what_stands_for_more_than_it_says_is_refused() {
     let net = Net::new();
     for (from, to) in [

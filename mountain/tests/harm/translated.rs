@@ -268,3 +268,57 @@ fn translated_flows_stay_although_a_tunnel_has_all_the_internet() {
     thread::sleep(HALF);
     traffic.during(HALF).assert_lost("translated flows stay");
 }
+
+/// Addresses of a network that a provider has given, by a local route instead of one by one: they are right on its uplink
+/// alone. Those of a network of the host's own may move.
+#[test]
+fn a_source_that_a_local_route_brings_here_stays_in_its_uplinks_network() {
+    const PORTS: [u16; 2] = [7301, 7302];
+    let net = Net::new();
+    let sources = [
+        ("10.30.0.64/26", "10.30.0.70:0"),
+        ("192.0.2.64/26", "192.0.2.70:0"),
+    ];
+    let rules = PORTS.map(|port| format!("iifname s1 udp dport {port} counter\n"));
+    let hook = "filter hook prerouting priority -300";
+    net.server.chain("inet q in", hook, &rules.concat());
+    let mut sockets = Vec::new();
+    for ((network, source), port) in sources.into_iter().zip(PORTS) {
+        net.client.ip(&format!("route add local {network} dev lo"));
+        for _ in 0..FLOWS {
+            let socket = net.client.udp(source);
+            socket.connect((SERVER4, port)).unwrap();
+            sockets.push(socket);
+        }
+    }
+    net.client.mountain_ok("up");
+    net.wait_good();
+    let send = |rounds| {
+        for _ in 0..rounds {
+            sockets.iter().for_each(|s| drop(s.send(b"x")));
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let by_u1 = || {
+        let counted = || net.server.counted("chain inet q in");
+        let before = counted();
+        send(20);
+        thread::sleep(HALF);
+        let after = counted();
+        [after[0] - before[0], after[1] - before[1]]
+    };
+    // Until the sources are judged.
+    send(150);
+    let all = 20 * u64::from(FLOWS);
+    let healthy = by_u1();
+    assert!(healthy[0] < all, "the test proves nothing: {healthy:?}");
+    net.blackhole(0);
+    wait_until("those that may leave have left", LEAVE, || {
+        by_u1()[1] == all
+    });
+    let stayed = by_u1()[0];
+    assert!(
+        stayed <= healthy[0],
+        "the others stay: {stayed}, {healthy:?}"
+    );
+}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Two providers, and what only one of them may have: private networks, DNS servers. Such flows are left to the kernel,
+//! Two providers, and what only one of them may have: private networks, DNS servers, a site of this host's. Such flows are left to the kernel,
 //! and so is MPTCP.
 
 use std::net::SocketAddr;
@@ -10,13 +10,14 @@ use crate::net::*;
 use crate::support::*;
 
 /// Destinations that the first provider leads to the server, and their ports.
-const ITS_OWN: [(&str, u16); 6] = [
+const ITS_OWN: [(&str, u16); 7] = [
     ("192.168.100.1", PORT),
     ("fd98::1", PORT),
     ("64:ff9b::c633:6401", PORT),
     ("64:ff9b:1::c633:6401", PORT),
     (SERVER[0], 53),
     (SERVER[1], 853),
+    (SERVER[0], 123),
 ];
 /// Some that look like these.
 const OTHERS: [&str; 2] = ["192.169.100.1", "64:ff9b:2::c633:6401"];
@@ -70,9 +71,9 @@ fn what_may_be_a_providers_own_is_left_to_the_kernel_while_its_uplink_is_alive()
     net.wait_forwarding();
     assert_placed(&net, 8, [8, 0]);
     let counted = net.counter("pass_provider");
-    assert!(counted >= 6 * 5 * 8, "{counted}");
+    assert!(counted >= 7 * 5 * 8, "{counted}");
     let said = net.home.run(&format!("{MOUNTAIN} status"));
-    let expected = "left to the kernel: flows to private networks and DNS servers";
+    let expected = "left to the kernel: flows to private networks, DNS and time servers";
     assert_has(&said, &[expected]);
     for address in SERVER.into_iter().chain(OTHERS) {
         net.flows().open_by_both(&KINDS, address);
@@ -94,6 +95,63 @@ fn what_may_be_a_providers_own_is_left_to_the_kernel_while_its_uplink_is_alive()
     assert_placed(&net, 8, [8, 0]);
     assert_eq!(by_uplink(&resolver.ask()), [1, 0], "a socket that asks on");
     assert_eq!(net.refused(), 0);
+}
+
+/// The provider of an uplink gives out a global address of IPv6 as well.
+fn give_global(net: &Home, uplink: usize) {
+    let net48 = format!("2001:db8:4{uplink}");
+    net.providers
+        .ip(&format!("-6 addr add {net48}::1/64 dev r{uplink} nodad"));
+    let address = format!("{net48}::2");
+    for rule in [
+        format!("strict iifname r{uplink} ip6 saddr {address} accept"),
+        format!("nat oifname w ip6 saddr {address} snat to 2001:db8:50::1{uplink}"),
+    ] {
+        net.providers
+            .run(&format!("nft insert rule inet providers {rule}"));
+    }
+    net.home
+        .ip(&format!("-6 addr add {address}/64 dev u{uplink} nodad"));
+}
+
+#[test]
+fn an_uplink_without_a_global_address_gets_no_new_flow_while_another_one_has_one() {
+    let net = Home::new().running();
+    let open = |kind: &str| by_uplink(&net.flows().open(kind, EACH, SERVER[1]));
+    give_global(&net, 0);
+    for kind in KINDS {
+        wait_until("new flows stay out of it", LEAVE, || {
+            open(kind) == [EACH, 0]
+        });
+    }
+    let status = stdout(&net.home.mountain("status"));
+    let told =
+        "u1: no new flow is placed there while another uplink is alive: it has only unique local";
+    assert_has(&status, &[told]);
+    let refused = net.refused();
+    net.flows().open_by_both(&["tcp"], SERVER[0]);
+    // Its router may translate, and no other one is left.
+    lose_the_kernels_uplink(&net);
+    for kind in KINDS {
+        assert_eq!(open(kind), [0, EACH], "{kind}");
+    }
+    net.no_blackhole();
+    net.wait_good();
+    assert_eq!(open("tcp"), [EACH, 0]);
+    give_global(&net, 1);
+    wait_until("both are used", LEAVE, || open("tcp")[1] >= 8);
+
+    // Another network of the first provider's, behind its router: its firewall takes nothing from outside.
+    let its = "2001:db8:40:5::1";
+    let rule = format!("ip6 daddr {its} dnat to [{}]:{PORT}", SERVER[1]);
+    let rule = format!("meta l4proto {{ tcp, udp }} {rule}");
+    let hook = "nat hook prerouting priority dstnat";
+    net.providers.chain("inet led in", hook, &rule);
+    for kind in KINDS {
+        net.flows().assert_opens_at(kind, 8, (its, PORT), [8, 0]);
+        net.flows().open_by_both(&[kind], SERVER[1]);
+    }
+    assert_eq!(net.refused(), refused);
 }
 
 #[test]
@@ -154,7 +212,7 @@ fn signalling_goes_where_the_kernel_has_the_packets_that_it_is_about() {
     }
     assert_eq!(net.counter("pass_signalling"), 7 * 2 * 8);
     // As mtr and hping3 ask for the source of their raw packets, and others for this host's address.
-    for port in [1, 9, 80, 11_111] {
+    for port in [1, 9, 80, 10_002, 11_111, 65_530] {
         for server in SERVER {
             let (mut flows, to) = (net.flows(), (server, port));
             flows.assert_opens_at("udp", 8, to, [8, 0]);

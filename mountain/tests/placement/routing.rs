@@ -297,6 +297,8 @@ fn an_uplink_whose_address_is_deprecated_is_not_chosen() {
             by_uplink(&new.open(kind, EACH, SERVER[1])) == [EACH, 0]
         });
     }
+    // What begins before the change is read may have the other uplink's address there.
+    let refused = net.refused();
     assert_eq!(old.ask(), before, "what has it goes on");
     let rules = net.home.ip("-6 rule");
     assert!(rules.contains("from fd41::2 lookup 197"), "{rules}");
@@ -307,7 +309,7 @@ fn an_uplink_whose_address_is_deprecated_is_not_chosen() {
         new.close();
         by_uplink(&new.open("tcp", EACH, SERVER[1]))[1] >= 8
     });
-    assert_eq!(net.refused(), 0);
+    assert_eq!(net.refused(), refused);
 
     // Nor is such an address a source of new exchanges: temporary ones become so each day (RFC 8981).
     let mut all_answered = || {

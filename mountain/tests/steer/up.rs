@@ -85,6 +85,18 @@ fn up_then_down_leaves_the_host_as_it_was() {
     assert_eq!(net.client.fingerprint(), before);
 }
 
+/// Such as the lock of a script that starts it.
+#[test]
+fn the_daemon_keeps_no_file_of_its_callers_open() {
+    let net = Net::new();
+    let lock = std::env::temp_dir().join(format!("mtt-lock-{}", std::process::id()));
+    let up = format!("flock {} {MOUNTAIN} up", lock.display());
+    net.client.run(&up);
+    net.client.run(&format!("flock -n {} true", lock.display()));
+    net.client.mountain_ok("down");
+    std::fs::remove_file(&lock).unwrap();
+}
+
 #[test]
 fn kill_9_leaves_traffic_to_the_kernel_and_the_next_up_takes_over() {
     let net = Net::steered();

@@ -88,15 +88,15 @@ pub(super) fn is_in_some(nets: &BTreeSet<(u32, IpNet)>, paths: &[Path], address:
     !near.is_empty() && !alike.all(|path| near.contains(&path.key.ifindex))
 }
 
-/// Of tunnels that name one of these devices: where they lead, or the addresses that they send from, where that is
-/// anywhere or a prefix of a group's own.
+/// Of tunnels that name one of these devices, or a mark by which they may be routed: where they lead. Where that is anywhere, or
+/// a prefix of a group's own: the addresses that they send from.
 pub(super) fn tunnels(
     snapshot: &Snapshot,
     devices: &BTreeSet<u32>,
     adopted: &BTreeMap<IpNet, u32>,
 ) -> (BTreeSet<IpNet>, BTreeSet<IpAddr>) {
     let tunnels = snapshot.links.values().filter_map(|l| l.tunnel.as_ref());
-    let bound = tunnels.filter(|tunnel| devices.contains(&tunnel.over));
+    let bound = tunnels.filter(|tunnel| tunnel.mark != 0 || devices.contains(&tunnel.over));
     let ends = snapshot.tunnel_ends.iter();
     let near = ends.filter(|(over, _)| devices.contains(over));
     let mut to: BTreeSet<IpNet> = near.map(|(_, end)| IpNet::from(*end)).collect();

@@ -141,11 +141,12 @@ fn tunnels_that_name_an_uplink_keep_to_it() {
     let mut add = |ifindex: u32, over: u32, remote: &str| {
         let tunnel = Tunnel {
             over,
+            mark: if over == 0 { ifindex / 10 } else { 0 },
             local: Some(Ipv4Addr::new(10, 7, 0, ifindex as u8).into()),
             remote: remote.parse().ok(),
         };
         let link = Link {
-            tunnel: Some(tunnel).filter(|tunnel| tunnel.over != 0),
+            tunnel: Some(tunnel).filter(|tunnel| tunnel.over != 0 || tunnel.mark != 0),
             ..Link::default()
         };
         snapshot.links.insert(ifindex, link);
@@ -158,6 +159,8 @@ fn tunnels_that_name_an_uplink_keep_to_it() {
         (6, 9, "10.1.0.6"),
         (7, 2, "10.1.0.7"),
         (8, 2, "10.2.0.8"),
+        (11, 0, "10.1.0.11"),
+        (12, 0, "any"),
     ] {
         add(ifindex, over, remote);
     }
@@ -170,8 +173,8 @@ fn tunnels_that_name_an_uplink_keep_to_it() {
     };
     let topology = build(&snapshot, &filter);
     let not_ours: Vec<String> = topology.not_ours.iter().map(IpNet::to_string).collect();
-    assert_eq!(not_ours, ["10.1.0.4/32", "10.1.0.9/32"]);
-    let bound: [IpAddr; 2] = [5, 7].map(|n| Ipv4Addr::new(10, 7, 0, n).into());
+    assert_eq!(not_ours, ["10.1.0.4/32", "10.1.0.9/32", "10.1.0.11/32"]);
+    let bound: [IpAddr; 3] = [5, 7, 12].map(|n| Ipv4Addr::new(10, 7, 0, n).into());
     let why = "to many ends, and to one that a multipath route is for";
     assert_eq!(topology.uplink_bound_sources, bound, "{why}");
 }

@@ -154,8 +154,8 @@ fn flow(dice: &mut Dice, host: &Host, id: u16) -> Flow {
         (By::Socket(socket), TCP) if one_way || is_unanswered(host, socket, ipv6) => UDP,
         _ => proto,
     };
-    // Mountain's rules have the kernel look the routes of such sockets up anew, as any change of the routing does, and with a
-    // source by now it does not insist on their device.
+    // Mountain's rules have the kernel look up the routes of such sockets anew, as any change of the routing does. They have a
+    // source by now, so that it does not insist on their device.
     let is_looked_up = match &by {
         By::Socket(socket) => ipv6 && socket.connected && socket.unicast.is_some(),
         _ => false,
