@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Of what placement makes of groups.
 
+use super::destinations::only_the_kernels;
 use super::*;
 use crate::topology::Group;
 
