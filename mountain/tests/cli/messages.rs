@@ -193,7 +193,9 @@ fn assert_ends(service: &str, output: &Output) {
 #[test]
 fn options_that_make_no_sense_are_refused_with_what_is_missing() {
     let said = |args: &[&str]| {
-        let output = Command::new(MOUNTAIN).args(args).output().unwrap();
+        // One that is not refused might go on for ever.
+        let command = [&["10", MOUNTAIN], args].concat();
+        let output = Command::new("timeout").args(command).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         stderr(&output)
     };
