@@ -240,7 +240,7 @@ fn check_names_rules_by_which_marks_or_uplinks_matter() {
 /// A rule may send into a tunnel, or stop, what Mountain would place elsewhere. Elements of sets come and go all day.
 #[test]
 fn what_begins_while_a_changed_firewall_is_read_is_the_kernels() {
-    const RULES: usize = 5_000;
+    const RULES: usize = 30_000;
     let net = Home::new();
     let rule = "ip saddr 192.0.2.1 ip daddr 192.0.2.2 drop\n";
     let rules = rule.repeat(RULES);
@@ -253,12 +253,21 @@ fn what_begins_while_a_changed_firewall_is_read_is_the_kernels() {
     net.home.nft("add element inet large known { 192.0.2.3 }");
     flows.open_by_both(&["tcp"], SERVER[0]);
     // Until all is read, which takes a while.
-    thread::sleep(Duration::from_secs(2));
+    thread::sleep(Duration::from_secs(4));
     let drops = "oifname u1 tcp dport 7100 drop";
     let hook = "filter hook output priority 0";
-    net.home.chain("inet owner judges", hook, drops);
-    // On a busy machine the daemon hears of it some ms late; reading all takes a second.
-    thread::sleep(Duration::from_millis(100));
-    flows.assert_opens("tcp", EACH, SERVER[0], [EACH, 0]);
-    wait_until("it is read", LEAVE, || !net.placement().left.is_empty());
+    let are_all_left = || {
+        net.home.chain("inet owner judges", hook, drops);
+        let opened = net.flows().open("tcp", EACH, SERVER[0]);
+        wait_until("it is read", LEAVE, || !net.placement().left.is_empty());
+        by_uplink(&opened) == [EACH, 0]
+    };
+    // On a busy machine the daemon hears of it some ms late.
+    let is_any_in_time = (0..3).any(|_| {
+        let in_time = are_all_left();
+        net.home.run("nft delete table inet owner");
+        wait_until("it is over", LEAVE, || net.placement().left.is_empty());
+        in_time
+    });
+    assert!(is_any_in_time);
 }
