@@ -146,8 +146,9 @@ static __always_inline bool mtn_is_to_provider(const struct mtn_flow_key *key)
  * H.323 have agreed on. Many servers want all from one address. mtr (to port 1) and hping3 (to 11111) ask so for the source of
  * their raw packets, and send nothing by the socket. Programs that want to know this host's address ask for it likewise: to port
  * 80, 9 (discard), 1 or 0, at which no UDP is served, or to 10002 and 65530, as much copied code does. A peer of BGP
- * (RFC 4271) or multihop BFD (RFC 5883) takes no other address than the one that it has been told. Nor does who gets mail by SMTP (RFC 5321): the domain names the servers that may send (SPF,
- * RFC 7208), and their addresses have names. Mail from another one is refused for good.
+ * (RFC 4271) or multihop BFD (RFC 5883) takes no other address than the one that it has been told. Nor does who gets mail by
+ * SMTP (RFC 5321): the domain names the servers that may send (SPF, RFC 7208), and their addresses have names. Mail from
+ * another one is refused for good.
  */
 static __always_inline bool mtn_is_signalling(const struct mtn_flow_key *key, const bool local)
 {

@@ -175,7 +175,7 @@ impl Placer {
             };
             Ok(marked + conntrack::forget_unmarked(&own, is_placed)?)
         };
-        // Probes go on meanwhile: 20,000 take 0.2 s.
+        // Tens of thousands take a while, in which probes go on.
         self.dead.leaving.begin_next(move || {
             match forget() {
                 Ok(0) => {}
