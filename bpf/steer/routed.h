@@ -138,6 +138,7 @@ __noinline int mtn_is_selected(struct __sk_buff *skb, struct mtn_pkt *pkt, __u64
 	__u32 iif = skb->ingress_ifindex ? skb->ingress_ifindex : LOOPBACK_IFINDEX;
 	struct mtn_flow_key was;
 	int translated;
+	__u32 *kind;
 	__u32 uid;
 
 	if (!pkt)
@@ -147,8 +148,15 @@ __noinline int mtn_is_selected(struct __sk_buff *skb, struct mtn_pkt *pkt, __u64
 		return 1;
 	was = pkt->key;
 	translated = mtn_as_routed(&was, nfct, iif);
-	if (translated <= 0)
-		return translated < 0;
+	if (translated < 0)
+		return 1;
+	if (!translated) {
+		/* From an address of this host: IPsec has made it of a packet that came in, and sent it as the host's own. */
+		kind = iif == LOOPBACK_IFINDEX ? NULL : mtn_source_kind(&was);
+		if (!kind || *kind != MTN_SOURCE_OWN)
+			return 0;
+		iif = LOOPBACK_IFINDEX;
+	}
 	return mtn_selected_elsewhere(&was, skb->mark, iif, uid, pkt->dsfield);
 }
 

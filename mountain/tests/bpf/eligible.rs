@@ -230,6 +230,40 @@ fn ip_rules_keep_their_packets() {
     });
 }
 
+/// IPsec sends what it makes of forwarded packets as this host's own: to the kernel's rules that came in by lo.
+#[test]
+fn rules_for_the_hosts_own_packets_keep_what_ipsec_makes_of_forwarded_ones() {
+    with_rig(settings(), |mut rig| {
+        let esp = |source| Ip::v4(ESP, vec![0; 40]).from(source);
+        let [own, other] = ["10.1.2.3", "10.1.2.4"];
+        let sources = Sources {
+            own: vec![own.parse().unwrap()],
+            movable: vec!["10.1.2.4/32".parse().unwrap()],
+            ..Sources::default()
+        };
+        let rule = |iif| fib_rule(|r| r.iif = Some(iif));
+        for (rules, moved) in [
+            (vec![], [1, 1, 1]),
+            (vec![rule(1)], [0, 1, 0]),
+            (vec![rule(78)], [0, 0, 1]),
+        ] {
+            let set = rig.steer.set_topology(&rig_groups(), &[], &rules, &sources);
+            set.unwrap();
+            rig.masks(only(1));
+            let by = |source, ctx| {
+                rig.clear_flows();
+                rig.send_ctx(0, &esp(source).on(0), ctx)
+            };
+            let came = Ctx::came_by(78);
+            assert_eq!(
+                [by(own, came), by(other, came), by(own, PLAIN)],
+                moved,
+                "{rules:?}"
+            );
+        }
+    });
+}
+
 /// Where the ports would be, the kernel compares an ICMP type for some senders and nothing for others.
 #[test]
 fn rules_by_port_keep_packets_that_have_none() {
