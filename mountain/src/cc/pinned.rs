@@ -26,15 +26,14 @@ use anyhow::{bail, ensure, Context, Result};
 use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::Flock;
 use nix::sys::statfs::{statfs, BPF_FS_MAGIC};
 
 use super::scope::ScopeState;
 use super::{flows, types, Behaviour, Loaded};
 use crate::bpf::read_from;
-use crate::host::atomic_file;
-use crate::host::folder;
 use crate::host::namespaces::{named, this_namespace, within};
+use crate::host::{atomic_file, folder, lock};
 
 const BPFFS: &str = "/sys/fs/bpf";
 const RUN: &str = "/run/mountain";
@@ -108,8 +107,7 @@ impl Pinned {
             .map_err(|e| folder::cannot_make(&path, e))?;
         // Who may open it may also hold it for ever.
         file.set_permissions(fs::Permissions::from_mode(0o600))?;
-        Flock::lock(file, FlockArg::LockExclusive)
-            .map_err(|(_, e)| anyhow::anyhow!("cannot lock {}: {e}", path.display()))
+        lock::wait_for(file, &path)
     }
 
     /// What has to be put back at the end; nothing where nothing is on record.

@@ -116,6 +116,10 @@ impl Cc {
             Command::Enable(enable) => enable.run(),
             Command::Disable { name } => disable(&name.name),
             Command::Status { name, json } => {
+                let pinned = Pinned::new(&name.name)?;
+                // What another command has half done is nobody's status.
+                let lock = pinned.is_enabled().then(|| pinned.lock());
+                let _lock = lock.transpose()?;
                 let status = status(&name.name)?;
                 match json {
                     true => return print_json(&serde_json::to_value(&status)?),

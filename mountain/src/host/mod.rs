@@ -11,6 +11,7 @@ pub mod cgroup;
 pub mod descriptors;
 pub(crate) mod folder;
 pub(crate) mod kernel;
+pub(crate) mod lock;
 pub mod namespaces;
 pub mod program;
 pub(crate) mod signals;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The lock of the store: one command at a time, and nobody but root.
 
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::fs::{DirBuilder, File, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -14,6 +14,7 @@ use nix::fcntl::{Flock, FlockArg};
 
 use crate::host::atomic_file::is_at;
 use crate::host::folder;
+use crate::host::lock::holder;
 
 /// How long a command waits for others to finish.
 pub const WAIT: Duration = Duration::from_secs(5);
@@ -71,30 +72,5 @@ pub(crate) fn make_locked(dir: &Path, wait: Duration) -> Result<Flock<File>> {
         if let Some(lock) = lock(dir, wait)? {
             return Ok(lock);
         }
-    }
-}
-
-/// Names the process that has locked a file, by /proc/locks.
-fn holder(path: &Path) -> String {
-    let Ok(meta) = path.metadata() else {
-        return "another process".to_owned();
-    };
-    let (major, minor) = (
-        nix::sys::stat::major(meta.dev()),
-        nix::sys::stat::minor(meta.dev()),
-    );
-    let at = format!("{major:02x}:{minor:02x}:{}", meta.ino());
-    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
-    let pid = locks.lines().find_map(|line| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let is_it = words.get(1) == Some(&"FLOCK") && words.get(5) == Some(&at.as_str());
-        is_it.then(|| words[4].to_owned())
-    });
-    match pid {
-        Some(pid) => {
-            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            format!("process {pid} ({})", name.trim().escape_default())
-        }
-        None => "another process".to_owned(),
     }
 }
