@@ -431,7 +431,10 @@ fn describe(group: &Group, topology: &Topology, new: NewFlows) -> String {
         other => format!(" in table {other}"),
     };
     let kind = match group.kind.places() {
-        true => format!("; {}", crate::placement::kind_text(group.kind, new)),
+        true => format!(
+            "; {}",
+            crate::placement::kind_text(group.kind, group.members.len(), new)
+        ),
         false => String::new(),
     };
     format!("{}{table}: {}{kind}", prefixes.join(", "), hops.join(", "))

@@ -193,6 +193,7 @@ fn push_group(out: &mut String, number: usize, group: &GroupStatus, status: &Sta
         true => NewFlows::Choose,
         false => NewFlows::Left,
     };
+    let paths = group.members.len();
     let _ = writeln!(
         out,
         "\ngroup {number}: {} (table {}){}",
@@ -201,8 +202,8 @@ fn push_group(out: &mut String, number: usize, group: &GroupStatus, status: &Sta
         match group.kind {
             Kind::Move => String::new(),
             Kind::PlaceAndMove if group.held.is_none() =>
-                format!(", {}", kind_text(group.kind, new)),
-            Kind::PlaceAndMove | Kind::Place => format!(", {}", kind_text(Kind::Place, new)),
+                format!(", {}", kind_text(group.kind, paths, new)),
+            Kind::PlaceAndMove | Kind::Place => format!(", {}", kind_text(Kind::Place, paths, new)),
         }
     );
     if let Some(held) = &group.held {

@@ -600,8 +600,8 @@ fn source_by(ifname: &str, ipv6: bool) -> Option<IpAddr> {
     (!source.is_unspecified()).then_some(source)
 }
 
-/// How a kind of group reads.
-pub(crate) fn kind_text(kind: Kind, new: NewFlows) -> &'static str {
+/// How a kind of group of so many paths reads.
+pub(crate) fn kind_text(kind: Kind, paths: usize, new: NewFlows) -> &'static str {
     match (kind, new) {
         (Kind::Move, _) => "running flows move",
         (Kind::PlaceAndMove, NewFlows::Choose) => {
@@ -610,6 +610,7 @@ pub(crate) fn kind_text(kind: Kind, new: NewFlows) -> &'static str {
         (Kind::PlaceAndMove, NewFlows::Left) => {
             "flows without an uplink's address move, others are left to the kernel"
         }
+        (Kind::Place, NewFlows::Choose) if paths == 1 => "the only uplink at the moment",
         (Kind::Place, NewFlows::Choose) => "new flows choose",
         (Kind::Place, NewFlows::Left) => "flows are left to the kernel",
     }

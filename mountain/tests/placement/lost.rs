@@ -162,12 +162,16 @@ fn forwarded_connections_go_on_when_the_other_uplink_comes_back() {
     let net = Home::with_config(BY_U1).with_lan().running();
     let mut flows = net.inner_flows();
     flows.assert_opens("tcp", EACH, SERVER[0], [0, EACH]);
-    let opened = flows.ask();
+    let mut opened = flows.ask();
     for _ in 0..2 {
         lose_first(&net);
-        let said = "IPv4: u1 is the only uplink at the moment";
+        let said = "group 0: 0.0.0.0/0 (table main), the only uplink at the moment";
         net.home.mountain_says("status", said);
         assert_eq!(flows.ask(), opened);
+        // What begins now has no other uplink either, and stays.
+        opened.extend(flows.open("tcp", 2, SERVER[0]));
+        opened.extend(flows.open("udp", 2, SERVER[0]));
+        assert_eq!(by_uplink(&opened), [0, opened.len()]);
         first_comes_back(&net, &mut flows, &opened);
     }
     assert_eq!(flows.ask(), opened);

@@ -85,7 +85,7 @@ fn busy_connections_of_an_earlier_run_go_on_by_an_uplink_that_came_back() {
     net.home.ip("route del default dev u1");
     net.start();
     let paths = || net.home.status().paths.len();
-    wait_until("the uplink is away", LEAVE, || paths() == 2);
+    wait_until("the uplink is away", LEAVE, || paths() == 3);
     net.home.ip(&format!("route add {} dev u1", routes.trim()));
     net.wait_good();
     net.wait_forwarding();

@@ -19,7 +19,7 @@ impl Daemon {
                 destinations_told(&g.prefixes),
                 g.table,
                 members.join(", "),
-                placement::kind_text(g.kind, self.config.placement.new_flows())
+                placement::kind_text(g.kind, g.members.len(), self.config.placement.new_flows())
             )
         });
         let groups: Vec<String> = groups.collect();

@@ -149,12 +149,15 @@ impl Policy {
         let counted = self.paths.iter().any(|p| p.load.is_counted());
         let rest_us = now_us.saturating_sub(WINDOW_US);
         let idle = counted && !self.paths.iter().any(|p| p.load.has_any(rest_us));
+        // Where there is nothing to choose, the state of the only one is no news.
+        let mut chosen = self.groups.iter().filter(|g| g.members.len() > 1);
+        let alone = !chosen.any(|g| g.members.iter().any(|m| m.path == path));
         let young = p.probes.newest().take(LEAST_ANSWERS).count() < LEAST_ANSWERS;
         // Nobody pays for probes of a reserve.
         let spare = p.input.metered && p.input.cost_us > 0.0 && !p.load.has_latency(rest_us);
         (p.pace.limit_us).max(match p.load.has_latency(now_us.saturating_sub(JUST_US)) {
-            true if !p.input.metered => FAST_US,
-            _ if (idle || spare) && !young => IDLE_US,
+            true if !p.input.metered && !alone => FAST_US,
+            _ if (idle || spare || alone) && !young => IDLE_US,
             _ => USUAL_US,
         })
     }

@@ -51,6 +51,16 @@ fn metered_paths_are_never_probed_fast() {
     assert_eq!(interval_ms(&sim), [50, 10]);
 }
 
+/// While its provider is the only one of two.
+#[test]
+fn a_path_without_another_is_probed_as_on_an_idle_host() {
+    let mut sim = Sim::new(vec![noisy(1)], 1);
+    sim.run(5 * S, |s| quiet(s, 1e5));
+    assert_eq!(interval_ms(&sim), [500]);
+    let group = sim.policy.current().groups[0];
+    assert_eq!((group.alive, group.latency, group.bulk), (1, 1, 1));
+}
+
 /// A modem beside a line: it is there when the line is not, and costs next to nothing until then.
 #[test]
 fn a_reserve_is_probed_as_on_an_idle_host_until_it_is_needed() {

@@ -214,19 +214,6 @@ impl Builder<'_> {
             }
             return;
         }
-        if let (Ok(()), [last]) = (&preferred, &uplinks.paths[..]) {
-            self.keep_last(best, last);
-        }
-        if defaults.len() < 2 {
-            return;
-        }
-        // Those are for `adopt`, which says why it did not take them.
-        if defaults.iter().any(|route| route.multipath) {
-            if let Err(reason) = preferred {
-                self.suspend_for(ipv6, uplinks.paths, reason);
-            }
-            return;
-        }
         let paths: Vec<&Path> = uplinks.paths.iter().collect();
         let diverted = match rules::diversion(snapshot, ipv6) {
             Some(rule) => Some((
@@ -238,6 +225,19 @@ impl Builder<'_> {
             )),
             None => self.policed(ipv6, &paths),
         };
+        if let (Ok(()), [last]) = (&preferred, &uplinks.paths[..]) {
+            self.keep_last(best, last, diverted.is_some());
+        }
+        if defaults.len() < 2 {
+            return;
+        }
+        // Those are for `adopt`, which says why it did not take them.
+        if defaults.iter().any(|route| route.multipath) {
+            if let Err(reason) = preferred {
+                self.suspend_for(ipv6, uplinks.paths, reason);
+            }
+            return;
+        }
         let told = uplinks.check().and_then(|()| self.check_throws(ipv6));
         let adopted = match (told, preferred, diverted) {
             (Ok(()), Ok(()), None) if !filter.adopt => Err(format!(
@@ -482,16 +482,18 @@ impl Builder<'_> {
         self.suspend(ipv6, paths, reason.why, whole);
     }
 
-    /// Keeps what running flows stand on while one is left of the uplinks that they chose from. It says what the main
-    /// table says; but when the others are back, the kernel may prefer one of them, and by the time that is read, what
-    /// goes on sending would have gone there.
-    fn keep_last(&mut self, best: &Route, last: &Path) {
+    /// Goes on with the one that is left of the uplinks that running flows chose from. It says what the main table says;
+    /// but when the others are back, the kernel may prefer one of them, and what has begun meanwhile would go there.
+    fn keep_last(&mut self, best: &Route, last: &Path, is_diverted: bool) {
         let ipv6 = best.is_ipv6();
         let stands = self.placed[usize::from(ipv6)].is_some()
             && self.check_throws(ipv6).is_ok()
             && self.check_marks(ipv6).is_ok()
             && self.check_rules(best).is_ok();
-        if stands {
+        if stands && !is_diverted && !best.multipath {
+            // All that is left to forbid it is too little room.
+            let _ = self.adopt_uplinks(best, vec![last.clone()]);
+        } else if stands {
             let why = format!(
                 "{} is the only uplink at the moment: new flows go where the kernel sends them",
                 last.ifname

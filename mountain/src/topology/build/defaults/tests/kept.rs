@@ -10,12 +10,16 @@ fn an_uplink_that_is_gone_or_has_no_address_leaves_the_others_whole() {
         let chosen = || Some([2, 3].into());
         let placed = [chosen().filter(|_| placed), chosen()];
         let topology = build_on(snapshot, &filter(|f| f.adopt = true), &placed);
-        assert_eq!(topology.groups, []);
         let suspended = topology.suspended.iter();
         let kept = suspended.flat_map(|s| s.paths.iter().map(|p| (p.ifname.clone(), s.whole)));
-        kept.collect::<Vec<_>>()
+        let groups = 0..topology.groups.len();
+        let chosen = groups.map(|group| devices(&topology, group).join(" "));
+        (kept.collect::<Vec<_>>(), chosen.collect::<Vec<_>>())
     };
-    let lte = |whole| [("lte".to_owned(), whole)];
+    let lte = |whole| (vec![("lte".to_owned(), whole)], vec![]);
+    let nothing = (vec![], vec![]);
+    // New flows choose it alone: what begins now is to stay there.
+    let chosen = (vec![], vec!["lte".to_owned()]);
     let without_route = |mut home: Snapshot| {
         home.routes.retain(|route| route.hops[0].ifindex != 2);
         home
@@ -24,11 +28,18 @@ fn an_uplink_that_is_gone_or_has_no_address_leaves_the_others_whole() {
         home.addresses.retain(|address| address.ifindex != 2);
         home
     };
-    assert_eq!(kept_of(&without_route(home()), true), lte(true));
-    assert_eq!(kept_of(&without_route(home()), false), []);
+    assert_eq!(kept_of(&without_route(home()), true), chosen);
+    assert_eq!(kept_of(&without_route(home()), false), nothing);
     let beside_vpn = |metric| kept_of(&without_route(with_vpn("tun", metric)), true);
     assert_eq!(beside_vpn(50), lte(false));
-    assert_eq!(beside_vpn(700), lte(true));
+    assert_eq!(beside_vpn(700), chosen);
+    let mut policed = without_route(home());
+    policed.policies.insert(Policy {
+        to: "0.0.0.0/0".parse().unwrap(),
+        device: None,
+        marked: 0,
+    });
+    assert_eq!(kept_of(&policed, true), lte(true));
 
     assert_eq!(kept_of(&without_address(home()), true), lte(true));
     assert_eq!(kept_of(&without_address(home()), false), lte(false));
