@@ -118,7 +118,7 @@ impl Hosts {
 
     /// Service address of the server, which is not private: what goes there may choose its uplink.
     pub fn server_addr(&self) -> IpAddr {
-        self.pick("198.18.99.1", "2001:db8:99::1")
+        self.pick("203.0.113.1", "2001:db8:99::1")
     }
 
     /// Addresses of the reference path's two ends.

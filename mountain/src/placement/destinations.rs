@@ -10,9 +10,16 @@ use super::PlacementPath;
 use crate::bpf::ProgramGroup;
 use crate::topology::{is_private, Kind, Path, Topology};
 
-/// What is on no provider's Internet, but may be behind the uplink that the kernel takes: reserved (RFC 1112), site-local
-/// (RFC 3879), SRv6's segments (RFC 9602), and what Yggdrasil uses.
-const SPECIAL: [&str; 4] = ["240.0.0.0/4", "fec0::/10", "5f00::/16", "200::/7"];
+/// What is on no provider's Internet, but may be behind the uplink that the kernel takes: for benchmarks (RFC 2544), from
+/// where proxies give fake addresses by default, reserved (RFC 1112), site-local (RFC 3879), SRv6's segments (RFC 9602), and
+/// what Yggdrasil uses.
+const SPECIAL: [&str; 5] = [
+    "198.18.0.0/15",
+    "240.0.0.0/4",
+    "fec0::/10",
+    "5f00::/16",
+    "200::/7",
+];
 /// Usual length of the longest prefix that a whole site has (RFC 6177).
 const SITE: u8 = 48;
 

@@ -56,7 +56,8 @@ fn sites_and_special_networks_are_only_the_kernels() {
         "fec0::/10",
     ];
     assert_eq!(only_the_kernels(true, paths.iter()), nets(&expected));
-    assert_eq!(only_the_kernels(false, [].iter()), nets(&["240.0.0.0/4"]));
+    let reserved = ["198.18.0.0/15", "240.0.0.0/4"];
+    assert_eq!(only_the_kernels(false, [].iter()), nets(&reserved));
 }
 
 #[test]

@@ -231,7 +231,7 @@ fn what_comes_from_a_device_above_is_counted_there_alone() {
             }
             net.client.bring_up(name, address);
             net.client.ip(&format!("{known} {name}"));
-            let route = format!("198.18.98.0/24 via 10.30.0.2 dev {name} metric 500");
+            let route = format!("203.0.113.0/24 via 10.30.0.2 dev {name} metric 500");
             net.client.ip(&format!("route append {route}"));
             let above = ProgramPath {
                 ifindex: ifindex(name),

@@ -83,7 +83,7 @@ fn without_a_multipath_route_it_says_what_is_missing() {
 #[test]
 fn with_wait_it_adopts_the_route_that_comes_later() {
     let mut net = Net::new();
-    net.client.ip("route del 198.18.98.0/24");
+    net.client.ip("route del 203.0.113.0/24");
     net.client.ip("-6 route del 2001:db8:98::/64");
     let log = net.start("up --foreground --wait");
     wait_said(&log, "waiting for one");
@@ -314,9 +314,9 @@ fn targets(net: &Net, prefix: &str) -> Vec<String> {
 fn two_gateways_on_one_device_are_each_measured() {
     let mut net = Net::new();
     net.server.ip("addr add 10.30.0.3/24 dev s0");
-    net.client.ip("route replace 198.18.98.0/24 src 10.98.0.1 \
+    net.client.ip("route replace 203.0.113.0/24 src 10.98.0.1 \
          nexthop via 10.30.0.2 dev u0 nexthop via 10.30.0.3 dev u0");
-    let config = "[[path]]\ndev = \"u0\"\nprobe_target = \"198.18.98.1\"\n";
+    let config = "[[path]]\ndev = \"u0\"\nprobe_target = \"203.0.113.1\"\n";
     let log = net.start_configured(config);
     wait_said(
         &log,
@@ -340,9 +340,9 @@ fn two_gateways_on_one_device_are_each_measured() {
 #[test]
 fn a_far_target_for_one_path_of_a_route_is_doubted() {
     let mut net = Net::new();
-    let config = "[[path]]\ndev = \"u0\"\nprobe_target = \"198.18.98.1\"\n";
+    let config = "[[path]]\ndev = \"u0\"\nprobe_target = \"203.0.113.1\"\n";
     let log = net.start_configured(config);
-    wait_said(&log, "u0 is measured to 198.18.98.1, u1 to its gateway");
+    wait_said(&log, "u0 is measured to 203.0.113.1, u1 to its gateway");
     wait_said(&log, "give all paths of the route the same `probe_target`");
 }
 
@@ -351,11 +351,11 @@ fn unreachable_probe_targets_are_said_and_routing_goes_on() {
     let mut net = Net::new();
     // Addresses behind the gateways that nobody has.
     let log = net.start_configured(
-        "[[path]]\ndev = \"u0\"\nprobe_target = \"198.18.98.200\"\n\
-         [[path]]\ndev = \"u1\"\nprobe_target = \"198.18.98.201\"\n",
+        "[[path]]\ndev = \"u0\"\nprobe_target = \"203.0.113.200\"\n\
+         [[path]]\ndev = \"u1\"\nprobe_target = \"203.0.113.201\"\n",
     );
     let traffic = Traffic::start(&net, SERVER4, 20);
-    for target in ["198.18.98.200", "198.18.98.201"] {
+    for target in ["203.0.113.200", "203.0.113.201"] {
         wait_said(&log, &format!("to {target} was answered"));
     }
     // These may all be on one path now: the one that was given up last.
@@ -408,10 +408,10 @@ fn a_status_right_after_the_start_says_that_measuring_has_just_begun() {
 #[test]
 fn route_narrows_what_is_adopted() {
     let net = Net::new();
-    net.client.mountain_ok("up --route 198.18.0.0/16");
+    net.client.mountain_ok("up --route 203.0.0.0/16");
     let groups = net.client.status().groups;
     assert_eq!(groups.len(), 1, "{groups:#?}");
-    assert_eq!(groups[0].prefixes[0].to_string(), "198.18.98.0/24");
+    assert_eq!(groups[0].prefixes[0].to_string(), "203.0.113.0/24");
     net.client.mountain_ok("down");
     net.client
         .mountain_fails("up --route 10.77.0.0/16", "no multipath route");
@@ -466,7 +466,7 @@ fn a_path_of_several_groups_is_judged_in_each() {
     };
     let left = ("reserve".to_owned(), Use::Nothing);
     wait_until("each group leaves its dearer path", 2 * LEAVE, || {
-        state("198.18.98.0/24", "u0") == left && state("10.97.0.0/24", "u2") == left
+        state("203.0.113.0/24", "u0") == left && state("10.97.0.0/24", "u2") == left
     });
     assert_eq!(state("10.97.0.0/24", "u0"), ("good".into(), Use::All));
     let status = net.client.mountain_ok("status");
@@ -481,7 +481,7 @@ fn a_path_of_several_groups_is_judged_in_each() {
         ],
     );
     let decisions = [
-        "u0 for 198.18.98.0/24: all -> nothing",
+        "u0 for 203.0.113.0/24: all -> nothing",
         "u2 for 10.97.0.0/24: all -> nothing",
     ];
     assert_has(&net.client.mountain_ok("explain"), &decisions);

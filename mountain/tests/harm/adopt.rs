@@ -27,7 +27,7 @@ const EACH: usize = 12;
 /// TCP, connected UDP, datagrams of unconnected sockets.
 const KINDS: usize = 3;
 /// A second address of the server, of each family.
-const OTHER: [&str; 2] = ["198.18.50.3", "2001:db8:50::3"];
+const OTHER: [&str; 2] = ["198.51.100.3", "2001:db8:50::3"];
 
 /// Begins flows and does not wait for answers.
 const POKE: &str = "
@@ -333,7 +333,7 @@ fn a_vpns_own_connection_goes_on_and_other_flows_enter_it() {
     assert!(both_before.iter().all(is_answered), "{both_before:?}");
 
     let tunnel = Tunnel::open(&net.home, "tun0");
-    net.home.ip("route add 198.18.50.2 via 10.40.0.1 dev u0");
+    net.home.ip("route add 198.51.100.2 via 10.40.0.1 dev u0");
     net.home
         .ip("-6 route add 2001:db8:50::2 via fd40::1 dev u0");
     let kept = |family: &&str| {

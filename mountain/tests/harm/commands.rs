@@ -102,7 +102,7 @@ fn a_status_shows_flows_that_were_placed_and_plain_probes_as_round_trips() {
         // Nobody has to answer: the choice is taken when the socket connects.
         let _ = net.client.with(|| {
             let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
-            let connected = socket.connect("198.18.98.1:9000");
+            let connected = socket.connect("203.0.113.1:9000");
             connected.and_then(|()| socket.send(b"x"))
         });
         let paths = net.client.status().paths;
@@ -155,16 +155,14 @@ fn probes_go_on_while_nft_takes_its_time() {
     // Another uplink, for which there is no table to be made again.
     net.client.ip("link set u1 down");
     net.client.ip("link set u1 name u7");
-    wait_until("it is gone", LEAVE, || net.client.status().paths.is_empty());
+    let paths = || net.client.status().paths.len();
+    wait_until("it is gone", LEAVE, || paths() == 1);
     fs::write(&slow, "").unwrap();
     net.client.ip("link set u7 up");
     net.client
         .ip("route add default via 10.30.1.2 dev u7 metric 200");
     wait_until("nft is called", 6 * LEAVE, || runs.exists());
-    wait_until("the uplink is back", LEAVE, || {
-        let paths = net.client.status().paths;
-        paths.iter().any(|path| path.device == "u0")
-    });
+    wait_until("the uplink is back", LEAVE, || paths() == 2);
     let sent = || net.path("u0").probes.sent;
     let before = sent();
     wait_until("probes go on", LEAVE, || sent() > before + 2);
@@ -313,8 +311,8 @@ fn a_check_reads_the_configuration_as_up_would() {
     for (text, told, fails) in [
         ("[[path]]\ndev = \"nope0\"\n", "path 1 (nope0)", false),
         (
-            "[[path]]\ndev = \"u0\"\nprobe_target = \"198.18.98.1\"\n",
-            "u0 is measured to 198.18.98.1, u1 to its gateway",
+            "[[path]]\ndev = \"u0\"\nprobe_target = \"203.0.113.1\"\n",
+            "u0 is measured to 203.0.113.1, u1 to its gateway",
             false,
         ),
         (
@@ -333,7 +331,7 @@ fn a_check_reads_the_configuration_as_up_would() {
             true,
         ),
         (
-            "[steer]\nroutes = [\"198.18.0.0/16\"]\n",
+            "[steer]\nroutes = [\"203.0.0.0/16\"]\n",
             "no multipath route",
             true,
         ),
@@ -365,7 +363,7 @@ fn a_check_calls_nothing_left_behind_while_a_daemon_does_not_answer() {
 fn what_stands_for_more_than_it_says_is_refused() {
     let net = Net::new();
     for (from, to) in [
-        ("10.30.0.255:80", "198.18.98.1:80"),
+        ("10.30.0.255:80", "203.0.113.1:80"),
         ("10.30.0.1:80", "10.30.1.255:80"),
     ] {
         let rule = format!("--proto udp --from {from} --to {to}");
@@ -375,10 +373,10 @@ fn what_stands_for_more_than_it_says_is_refused() {
         }
     }
     for command in [
-        "up --route 198.18.98.1/16",
-        "cc enable --route 198.18.98.1/16",
+        "up --route 203.0.113.1/16",
+        "cc enable --route 203.0.113.1/16",
     ] {
-        net.client.mountain_fails(command, "write 198.18.0.0/16");
+        net.client.mountain_fails(command, "write 203.0.0.0/16");
     }
 }
 

@@ -247,7 +247,7 @@ fn forged_sources_do_not_take_translated_flows_off_their_uplink() {
     let rule = "iifname lan udp dport 9500-9600 snat to 192.0.2.77";
     net.client.chain("ip t out", hook, rule);
     // The server knows by which uplink it accepts that address: by the kernel's, u0.
-    net.client.ip("route replace 198.18.98.0/24 src 10.98.0.1 \
+    net.client.ip("route replace 203.0.113.0/24 src 10.98.0.1 \
          nexthop via 10.30.0.2 dev u0 weight 250 nexthop via 10.30.1.2 dev u1 weight 1");
     let _log = only_u1_is_good(&mut net);
     let (client, server) = (&net.client, &net.server);
@@ -293,7 +293,7 @@ fn packets_that_an_ip_rule_selects_keep_its_uplink() {
     client.wait_settled();
     let own = Ipv4Addr::new(10, 98, 0, 1);
     let with_tos = |tos| by_sockets_to(client, own, SERVER4, tos);
-    let kernel = client.ip("route get 198.18.98.1 from 10.98.0.1 tos 0x10");
+    let kernel = client.ip("route get 203.0.113.1 from 10.98.0.1 tos 0x10");
     assert_has(&kernel, &["dev u0"]);
     all_come_by(server, "s0", 9202, "TOS 0x10", with_tos(0x10));
     all_come_by(server, "s0", 9203, "TOS 0xb0", with_tos(0xb0));

@@ -163,7 +163,7 @@ fn a_gateway_that_was_replaced_is_found_although_the_kernel_does_not_ask() {
 fn a_silent_gateway_of_the_other_family_is_found() {
     let net = Net::new();
     net.client.ip("-6 route del 2001:db8:98::/64");
-    net.client.ip("route replace 198.18.98.0/24 src 10.98.0.1 \
+    net.client.ip("route replace 203.0.113.0/24 src 10.98.0.1 \
          nexthop via inet6 fd30:0::2 dev u0 nexthop via inet6 fd30:1::2 dev u1");
     for (name, value) in [
         ("base_reachable_time_ms", "1000"),

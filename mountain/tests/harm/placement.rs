@@ -25,7 +25,7 @@ pub const U1: &str = "10.30.1.1";
 /// Two uplinks with addresses of their own, and default routes that differ in metric.
 pub fn two_providers() -> Net {
     let net = Net::new();
-    net.client.ip("route del 198.18.98.0/24");
+    net.client.ip("route del 203.0.113.0/24");
     net.client.ip("-6 route del 2001:db8:98::/64");
     for (i, metric) in [(0, 100), (1, 600)] {
         let route = format!("default via 10.30.{i}.2 dev u{i} metric {metric}");

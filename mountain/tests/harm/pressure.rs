@@ -174,7 +174,7 @@ fn a_full_routing_table_that_changes_is_followed_and_blinds_nobody() {
     let mut net = Net::new();
     net.client.ip("route add default src 10.98.0.1 \
          nexthop via 10.30.0.2 dev u0 nexthop via 10.30.1.2 dev u1");
-    net.server.ip("addr add 198.18.98.200/32 dev lo");
+    net.server.ip("addr add 203.0.113.200/32 dev lo");
     let _log = only_u1_is_good(&mut net);
     let calm = probes_in(&net.client, WHILE);
 

@@ -171,7 +171,7 @@ fn flows_that_nobody_here_translates_are_left_to_the_kernel() {
 
 /// Has a rule lead packets to the server by u0 alone.
 fn lead_by_u0(net: &Net, rule: &str) {
-    let route = "route add 198.18.98.0/24 via 10.30.0.2 dev u0 src 10.98.0.1 table 100";
+    let route = "route add 203.0.113.0/24 via 10.30.0.2 dev u0 src 10.98.0.1 table 100";
     net.client.ip(route);
     let rule = format!("rule add priority 100 {rule} lookup 100");
     net.client.ip(&rule);
@@ -222,7 +222,7 @@ fn answers_that_a_rule_leads_by_their_source_stay_once_it_is_translated() {
     let rule = "ip daddr 10.98.0.1 udp dport 7100 dnat to 10.50.0.2:7200";
     client.chain("ip n pre", "nat hook prerouting priority -100", rule);
     net.steer();
-    let (asks, answers) = (net.server.udp("198.18.98.1:0"), lan.udp("10.50.0.2:7200"));
+    let (asks, answers) = (net.server.udp("203.0.113.1:0"), lan.udp("10.50.0.2:7200"));
     asks.connect("10.98.0.1:7100").unwrap();
     asks.send(&[1]).unwrap();
     let (_, asker) = answers.recv_from(&mut [0; 1]).expect("it is asked");
@@ -241,9 +241,9 @@ fn answers_that_a_rule_leads_by_their_source_stay_once_it_is_translated() {
 fn flows_that_a_rule_leads_by_their_port_stay_once_it_is_translated() {
     let net = Net::new();
     lead_by_u0(&net, "ipproto udp dport 7000");
-    let there = "ip daddr 198.18.98.1 udp dport 7000 dnat to :7001";
+    let there = "ip daddr 203.0.113.1 udp dport 7000 dnat to :7001";
     (net.client).chain("ip n out", "nat hook output priority -100", there);
-    let back = "ip daddr 198.18.98.1 udp dport 7001 dnat to :7000";
+    let back = "ip daddr 203.0.113.1 udp dport 7001 dnat to :7000";
     (net.server).chain("ip n pre", "nat hook prerouting priority -100", back);
     net.steer();
     assert_led(&net, &Traffic::start(&net, SERVER4, 20));

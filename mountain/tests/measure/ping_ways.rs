@@ -195,7 +195,7 @@ fn the_kernel_s_measure_is_the_path_s_delay_whatever_this_process_does() {
 fn a_path_of_the_daemon_is_measured_by_its_name() {
     let net = Net::new();
     let client = &net.client;
-    client.mountain_fails("ping 198.18.98.1 --path dsl", "not running");
+    client.mountain_fails("ping 203.0.113.1 --path dsl", "not running");
     // Two gateways on one device.
     net.server.ip("addr add 10.30.1.3/24 dev s1");
     client.ip("route add 10.97.0.0/24 nexthop via 10.30.1.2 dev u1 nexthop via 10.30.1.3 dev u1");
@@ -220,21 +220,21 @@ fn a_path_of_the_daemon_is_measured_by_its_name() {
     }
     let fails = |args: &str, why: &str| net.client.mountain_fails(&format!("ping {args}"), why);
     let known = "no path \"x\"; mountain knows dsl, lte, lte2";
-    fails("198.18.98.1 --path x", known);
-    fails("198.18.98.1 --path dsl --dev u0", "cannot be used with");
+    fails("203.0.113.1 --path x", known);
+    fails("203.0.113.1 --path dsl --dev u0", "cannot be used with");
     // The routes by u1 leave it to a hash which gateway is taken; the gateways themselves do not.
-    fails("198.18.98.1 --path lte", "share u1");
+    fails("203.0.113.1 --path lte", "share u1");
     fails("10.97.0.1 --path lte2", "share u1");
     ping(&net.client, "10.30.1.3 -c 5 -i 2ms --path lte2");
     ping(&net.client, &format!("{SERVER6} -c 5 -i 2ms --path lte"));
     // A neighbour is not behind the gateway, and what has no such route cannot be.
     fails("10.30.0.77 --path dsl", "on the link of u0");
     net.client
-        .ip("route add 198.18.98.1/32 via 10.30.0.9 dev u0");
+        .ip("route add 203.0.113.1/32 via 10.30.0.9 dev u0");
     let other = "by 10.30.0.9, not by the path's gateway 10.30.0.2";
-    fails("198.18.98.1 --path dsl", other);
+    fails("203.0.113.1 --path dsl", other);
     net.client
-        .ip("route del 198.18.98.1/32 via 10.30.0.9 dev u0");
+        .ip("route del 203.0.113.1/32 via 10.30.0.9 dev u0");
     net.client.ip("-6 rule add to 2001:db8:98::7 unreachable");
     let silent = "does not say how it sends to 2001:db8:98::7 over u0";
     fails("2001:db8:98::7 --path dsl", silent);
@@ -243,7 +243,7 @@ fn a_path_of_the_daemon_is_measured_by_its_name() {
     net.blackhole(0);
     let output = net
         .client
-        .mountain("ping 198.18.98.1 -c 5 -i 2ms --path dsl");
+        .mountain("ping 203.0.113.1 -c 5 -i 2ms --path dsl");
     assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
     ping(&net.client, &format!("{SERVER6} -c 5 -i 2ms --path lte"));
 }

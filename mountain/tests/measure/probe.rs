@@ -341,13 +341,13 @@ fn an_unreachable_target_is_said_and_sending_goes_on() {
     let net = Net::probed();
     // The server is also a router without a route.
     net.server.sysctl("net.ipv4.ip_forward", "1");
-    net.client.ip("route add 203.0.113.0/24 via 10.30.0.2");
+    net.client.ip("route add 198.51.100.0/24 via 10.30.0.2");
     net.client.within(async || {
         // A closed port, no route behind the gateway, a neighbour that does not exist, and one
         // that answers.
         let paths = [
             udp("u0", "10.30.0.2:9"),
-            icmp("u0", "203.0.113.1"),
+            icmp("u0", "198.51.100.1"),
             icmp("u0", "10.30.0.99"),
             icmp("u0", "10.30.0.2"),
         ];

@@ -185,7 +185,7 @@ fn a_flow_that_came_in_by_a_dead_uplink_waits_for_it() {
         translate,
     );
     net.up();
-    net.server.ip("route add 10.41.0.0/24 via 198.18.50.1");
+    net.server.ip("route add 10.41.0.0/24 via 198.51.100.1");
     let _serving = serve(net.lan.as_ref().unwrap(), PORT);
     let mut outside = net.flows_in(&net.server);
     let seen = outside.open_at("udp", 1, ("10.41.0.2", 8080));
@@ -197,7 +197,7 @@ fn a_flow_that_came_in_by_a_dead_uplink_waits_for_it() {
         by_uplink(&inner.ask()) == [EACH, 0]
     });
     let known = net.home.run("cat /proc/net/nf_conntrack");
-    assert_has(&known, &["src=198.18.50.2 dst=10.41.0.2"]);
+    assert_has(&known, &["src=198.51.100.2 dst=10.41.0.2"]);
     net.no_blackhole();
     wait_until("it goes on", 3 * LEAVE, || outside.ask() == seen);
 }

@@ -199,8 +199,8 @@ fn sockets_that_have_chosen_stay_with_their_choice() {
         );
     }
     // Nor do those of other namespaces.
-    let near = net.flows_in(&net.server).open("udp", 4, "198.18.50.1");
-    assert!(near.iter().all(|f| f.own == "198.18.50.2"), "{near:?}");
+    let near = net.flows_in(&net.server).open("udp", 4, "198.51.100.1");
+    assert!(near.iter().all(|f| f.own == "198.51.100.2"), "{near:?}");
     assert_eq!(net.counter("placed_connect"), 0, "none of these was placed");
     net.blackhole(0);
     let mut flows = net.flows();
@@ -578,7 +578,7 @@ fn what_the_firewall_gives_one_address_on_both_uplinks_is_left_to_the_kernel() {
         ),
         ("oifname u0 snat ip to 10.40.0.2", false),
         ("ip saddr 192.168.7.0/24 snat ip to 10.40.0.2", false),
-        ("ip daddr 198.18.50.99 snat ip to 10.40.0.2", false),
+        ("ip daddr 198.51.100.99 snat ip to 10.40.0.2", false),
     ] {
         let net = Home::new();
         let hook = "nat hook postrouting priority srcnat - 1";
@@ -627,15 +627,15 @@ fn connections_from_outside_are_answered_by_the_uplink_that_they_came_by() {
     let forward = "iifname { u0, u1 } tcp dport 8080 dnat ip to 192.168.7.2:7100";
     let at = "nat hook prerouting priority dstnat";
     net.home.chain("inet forward pre", at, forward);
-    net.server.ip("route add 10.41.0.0/24 via 198.18.50.1");
-    net.server.ip("route add 10.40.0.0/24 via 198.18.50.1");
+    net.server.ip("route add 10.41.0.0/24 via 198.51.100.1");
+    net.server.ip("route add 10.40.0.0/24 via 198.51.100.1");
     let mut outside = net.flows_in(&net.server);
     let mut answered = Vec::new();
     for address in OWN[0] {
         wait_until("the server on the inner network answers", LEAVE, || {
             let seen = outside.open_at("tcp", 1, (address, 8080));
             answered.push(seen[0].server.clone());
-            seen[0].server.as_deref() == Some("198.18.50.2")
+            seen[0].server.as_deref() == Some("198.51.100.2")
         });
     }
     let all = outside.ask();
@@ -647,7 +647,7 @@ fn connections_from_outside_are_answered_by_the_uplink_that_they_came_by() {
 #[test]
 fn rules_say_which_path() {
     let net = Home::with_config(
-        "[[rule]]\nmatch = { proto = \"tcp\", ports = 7100, prefix = \"198.18.50.0/24\" }\nuse = \"u1\"\n\
+        "[[rule]]\nmatch = { proto = \"tcp\", ports = 7100, prefix = \"198.51.100.0/24\" }\nuse = \"u1\"\n\
          [[rule]]\nmatch = { uid = 0, proto = \"udp\" }\nuse = \"nonesuch\"\n",
     ).running();
     let mut flows = net.flows();

@@ -2,13 +2,13 @@
 //! A home with two providers.
 //!
 //! ```text
-//!            u0 10.40.0.2 ── r0 10.40.0.1            w 198.18.50.1 ── 198.18.50.2
+//!            u0 10.40.0.2 ── r0 10.40.0.1            w 198.51.100.1 ── 198.51.100.2
 //!   [lan] ── home                          providers                  server
 //!            u1 10.41.0.2 ── r1 10.41.0.1
 //! ```
 //!
 //! Likewise fd40::, fd41::, 2001:db8:50::. The providers accept nothing but the address that they gave out, and
-//! translate it: to the server what comes by u0 is from 198.18.50.10, what comes by u1 from 198.18.50.11.
+//! translate it: to the server what comes by u0 is from 198.51.100.10, what comes by u1 from 198.51.100.11.
 //! Both default routes of the home are there, with metrics 100 and 600.
 
 use std::io::{BufRead, BufReader, Write};
@@ -28,12 +28,12 @@ pub const PORT: u16 = 7100;
 pub const EACH: usize = 40;
 /// What [`Flows::open`] opens.
 pub const KINDS: [&str; 3] = ["tcp", "udp", "msg"];
-pub const SERVER: [&str; 2] = ["198.18.50.2", "2001:db8:50::2"];
+pub const SERVER: [&str; 2] = ["198.51.100.2", "2001:db8:50::2"];
 const FLOWS: &str = include_str!("flows.py");
 
 /// What the server sees of a flow by each uplink, of each family.
 pub const SEEN: [[&str; 2]; 2] = [
-    ["198.18.50.10", "198.18.50.11"],
+    ["198.51.100.10", "198.51.100.11"],
     ["2001:db8:50::10", "2001:db8:50::11"],
 ];
 /// The home's address on each uplink.
@@ -69,9 +69,9 @@ impl Home {
         }
         providers.sysctl("net.ipv4.ip_forward", "1");
         providers.sysctl("net.ipv6.conf.all.forwarding", "1");
-        let exits = "198.18.50.1/24 198.18.50.10/24 198.18.50.11/24 2001:db8:50::1/64 2001:db8:50::10/64 2001:db8:50::11/64";
+        let exits = "198.51.100.1/24 198.51.100.10/24 198.51.100.11/24 2001:db8:50::1/64 2001:db8:50::10/64 2001:db8:50::11/64";
         let exits: Vec<&str> = exits.split(' ').collect();
-        let end: (_, &[&str]) = ("w", &["198.18.50.2/24", "2001:db8:50::2/64"]);
+        let end: (_, &[&str]) = ("w", &["198.51.100.2/24", "2001:db8:50::2/64"]);
         providers.wire(("w", &exits), &server, end);
         let group = cgroup.path().display();
         let config = config(&format!(
@@ -134,7 +134,7 @@ impl Home {
                iifname rI ip6 saddr != { ::, fd4I::2, fe80::/10 } counter drop\n",
         );
         let nat = each(
-            "  oifname w ip saddr 10.4I.0.2 snat to 198.18.50.1I\n  \
+            "  oifname w ip saddr 10.4I.0.2 snat to 198.51.100.1I\n  \
                oifname w ip6 saddr fd4I::2 snat to 2001:db8:50::1I\n",
         );
         let rules = format!(

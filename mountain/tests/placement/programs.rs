@@ -40,14 +40,14 @@ fn curl() {
         let output = run(&net, "curl", &args);
         output.status.success().then(|| text(&output))
     };
-    for url in ["http://198.18.50.2:7180/", "http://[2001:db8:50::2]:7180/"] {
+    for url in ["http://198.51.100.2:7180/", "http://[2001:db8:50::2]:7180/"] {
         let answers: Vec<String> = (0..TIMES).filter_map(|_| get(url, &[])).collect();
         let [a, b] = count(&answers);
         assert_eq!(a + b, TIMES, "{url}: {answers:?}");
         assert!(a > 0 && b > 0, "{url}: {a} and {b}");
     }
     net.blackhole(0);
-    for url in ["http://198.18.50.2:7180/", "http://[2001:db8:50::2]:7180/"] {
+    for url in ["http://198.51.100.2:7180/", "http://[2001:db8:50::2]:7180/"] {
         let answers: Vec<String> = (0..TIMES).filter_map(|_| get(url, &[])).collect();
         assert_eq!(count(&answers), [0, TIMES], "{url}: {answers:?}");
         // What names an uplink stays with it.
@@ -56,7 +56,7 @@ fn curl() {
         assert_eq!(by_u1, Some([0, 1]));
     }
     let args = ["-m", "2", "--interface", "10.40.0.2"];
-    assert_eq!(get("http://198.18.50.2:7180/", &args), None);
+    assert_eq!(get("http://198.51.100.2:7180/", &args), None);
     assert_eq!(net.refused(), 0);
 }
 
@@ -120,7 +120,7 @@ fn a_server_at_home_answers_from_the_address_that_was_asked() {
     net.up();
     for n in 0..2 {
         let server = &net.server;
-        server.ip(&format!("route add 10.4{n}.0.0/24 via 198.18.50.1"));
+        server.ip(&format!("route add 10.4{n}.0.0/24 via 198.51.100.1"));
         server.ip(&format!("-6 route add fd4{n}::/64 via 2001:db8:50::1"));
     }
     for address in OWN.iter().flatten() {

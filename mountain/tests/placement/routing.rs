@@ -59,7 +59,7 @@ fn rules_that_were_there_come_first() {
     let net = Home::new();
     // A table of the user's for the one server, and one for what bears a mark in all bits.
     net.table_55();
-    net.home.ip("rule add to 198.18.50.2 lookup 55");
+    net.home.ip("rule add to 198.51.100.2 lookup 55");
     net.home.ip("rule add fwmark 0x77 lookup main");
     net.up();
     let mut flows = net.flows();
@@ -68,7 +68,7 @@ fn rules_that_were_there_come_first() {
     assert_eq!(net.counter("placed_connect"), 0);
     assert!(net.counter("pass_fib_rule") > 0);
     flows.open_by_both(&["tcp"], SERVER[1]);
-    net.home.ip("rule del to 198.18.50.2 lookup 55");
+    net.home.ip("rule del to 198.51.100.2 lookup 55");
     wait_until("new flows choose", LEAVE, || {
         let opened = flows.open("msg", 16, SERVER[0]);
         flows.close();
@@ -94,25 +94,25 @@ fn a_rule_or_route_that_comes_later_decides_and_holds_for_running_exchanges() {
         net.home.ip(&format!("{kind} del {what}"));
         wait_until("and go back", LEAVE, || flows.ask() == opened);
     };
-    follow("rule", "to 198.18.50.2 lookup 55");
-    follow("route", "198.18.50.2 via 10.41.0.1 dev u1");
+    follow("rule", "to 198.51.100.2 lookup 55");
+    follow("route", "198.51.100.2 via 10.41.0.1 dev u1");
 
     // Of the priority that Mountain's own rules have: the kernel puts a later one behind them.
     net.home.wait_settled();
     flows.close();
     let rules = || net.home.ip("-4 rule");
     let (before, refused) = (rules(), net.refused());
-    net.home.ip("rule add pref 32765 to 198.18.50.2 lookup 55");
+    net.home.ip("rule add pref 32765 to 198.51.100.2 lookup 55");
     wait_until("Mountain's rules stand behind it", LEAVE, || {
         let rules = rules();
         let at = |what: &str| rules.lines().position(|rule| rule.contains(what));
-        at("to 198.18.50.2").unwrap() < at("uidrange").unwrap()
+        at("to 198.51.100.2").unwrap() < at("uidrange").unwrap()
             && rules.lines().count() == before.lines().count() + 1
     });
     net.home.wait_settled();
     flows.assert_all_open(16, SERVER[0], [0, 16]);
     assert_eq!(net.refused(), refused, "both are of one provider");
-    net.home.ip("rule del pref 32765 to 198.18.50.2 lookup 55");
+    net.home.ip("rule del pref 32765 to 198.51.100.2 lookup 55");
     assert_eq!(rules(), before, "in the same order, each once");
 }
 
@@ -205,7 +205,7 @@ fn a_mark_of_the_owners_keeps_all_its_bits() {
 #[test]
 fn a_rule_without_a_mark_matches_no_socket_with_one() {
     let net = Home::with_config(
-        "[[rule]]\nmatch = { prefix = \"198.18.50.0/24\" }\nuse = \"u1\"\n\
+        "[[rule]]\nmatch = { prefix = \"198.51.100.0/24\" }\nuse = \"u1\"\n\
          [[rule]]\nmatch = { mark = \"0x78\" }\nuse = \"u1\"\n",
     )
     .running();
@@ -247,7 +247,7 @@ fn of_overlapping_rules_the_first_decides() {
     let net = Home::with_config(
         "[[rule]]\nmatch = { proto = \"udp\", ports = \"7000-7100\" }\nuse = \"u1\"\n\
          [[rule]]\nmatch = { ports = \"7100-7200\" }\nuse = \"u0\"\n\
-         [[rule]]\nmatch = { prefix = \"198.18.0.0/16\" }\nuse = \"u1\"\n",
+         [[rule]]\nmatch = { prefix = \"198.51.0.0/16\" }\nuse = \"u1\"\n",
     )
     .running();
     let mut flows = net.flows();

@@ -149,7 +149,7 @@ fn a_next_hop_without_gateway_is_named_and_the_others_are_used() {
     let net = Net::new();
     net.client.ip("-6 route del 2001:db8:98::/64");
     let hops = "src 10.98.0.1 nexthop via 10.30.0.2 dev u0 nexthop dev u1";
-    let route = format!("route replace 198.18.98.0/24 {hops}");
+    let route = format!("route replace 203.0.113.0/24 {hops}");
     net.client.ip(&route);
     let said = net.client.mountain_fails("up", "no multipath route");
     assert_has(&said, &["next hop on u1 has no gateway"]);
@@ -178,7 +178,7 @@ fn while_the_daemon_stands_still_the_kernel_decides() {
         traffic.during(HALF).many_lost()
     });
     // What changes meanwhile is followed before anything is moved: here, a route into the black hole.
-    let route = "198.18.98.0/25 via 10.30.1.2 dev u1 src 10.98.0.1";
+    let route = "203.0.113.0/25 via 10.30.1.2 dev u1 src 10.98.0.1";
     net.client.ip(&format!("route add {route}"));
     drop(stopped);
     let counts = traffic.during(HALF);

@@ -154,11 +154,11 @@ fn sockets_that_chose_their_uplink_stay() {
 #[test]
 fn an_fwmark_rule_and_a_more_specific_route_keep_their_packets() {
     let net = Net::new();
-    net.server.ip("addr add 198.18.98.77/32 dev lo");
+    net.server.ip("addr add 203.0.113.77/32 dev lo");
     for line in [
         "rule add fwmark 0xca6c lookup 88 priority 90",
         "route add default via 10.30.1.2 dev u1 table 88",
-        "route add 198.18.98.64/26 via 10.30.1.2 dev u1 src 10.98.0.1",
+        "route add 203.0.113.64/26 via 10.30.1.2 dev u1 src 10.98.0.1",
     ] {
         net.client.ip(line);
     }
@@ -166,9 +166,9 @@ fn an_fwmark_rule_and_a_more_specific_route_keep_their_packets() {
     net.wait_good();
     net.lose(1);
     let ping = |args| net.client.pings(&format!("-c 3 -i 0.1 -W 1 {args}"));
-    let marked = ping("-m 51820 198.18.98.1");
+    let marked = ping("-m 51820 203.0.113.1");
     assert!(!marked, "marked packets stay on u1, into the black hole");
-    assert!(!ping("198.18.98.77"), "the more specific route stays on u1");
+    assert!(!ping("203.0.113.77"), "the more specific route stays on u1");
     assert!(ping(SERVER4), "others do not");
 }
 
@@ -212,7 +212,7 @@ fn large_packets_keep_working_when_the_other_path_is_smaller() {
     let net = Net::new();
     // The server's packets all come by the first path, and would not fit if that were the small one.
     let (large, small) = (0, 1);
-    let server = server_by(&net, large, "198.18.98.");
+    let server = server_by(&net, large, "203.0.113.");
     net.client.ip(&format!("link set u{small} mtu 1280"));
     let ping = |args: &str| answered(&net, args, &server);
     net.steer();
@@ -292,7 +292,7 @@ fn a_path_is_drained_by_its_weight() {
     let traffic = Traffic::start(&net, SERVER4, FLOWS);
     let before = traffic.during(HALF);
     assert!(before.by_both(), "{before:?}");
-    net.client.ip("route replace 198.18.98.0/24 src 10.98.0.1 \
+    net.client.ip("route replace 203.0.113.0/24 src 10.98.0.1 \
          nexthop via 10.30.0.2 dev u0 weight 255 nexthop via 10.30.1.2 dev u1 weight 1");
     let mut seen = Vec::new();
     wait_until("nearly all leave", LEAVE, || {
@@ -317,7 +317,7 @@ fn a_device_that_is_deleted_and_made_again_is_adopted_again() {
     });
     // The kernel drops an IPv4 multipath route with the first of its devices that is deleted.
     net.client
-        .ip("route replace 198.18.98.0/24 src 10.98.0.1 via 10.30.0.2 dev u0");
+        .ip("route replace 203.0.113.0/24 src 10.98.0.1 via 10.30.0.2 dev u0");
     traffic.during(HALF).assert_by(0, "u0 alone");
     net.join(1);
     net.multipath();
@@ -351,7 +351,7 @@ fn a_link_flap_moves_traffic_away_and_back() {
 /// Leaves one next hop of IPv4 and none of IPv6, as while BGP gives up a next hop and takes it again.
 fn without_multipath(net: &Net) {
     net.client
-        .ip("route replace 198.18.98.0/24 src 10.98.0.1 via 10.30.0.2 dev u0");
+        .ip("route replace 203.0.113.0/24 src 10.98.0.1 via 10.30.0.2 dev u0");
     net.client.ip("-6 route del 2001:db8:98::/64");
     wait_until("nothing is steered", LEAVE, || {
         net.client.status().paths.is_empty()

@@ -4,7 +4,7 @@
 //! ```text
 //!   client  u0 10.30.0.1 ---- 10.30.0.2 s0  server
 //!           u1 10.30.1.1 ---- 10.30.1.2 s1
-//!           lo 10.98.0.1    198.18.98.1 lo
+//!           lo 10.98.0.1    203.0.113.1 lo
 //! ```
 //!
 //! Likewise fd30:<i>::/64, fd98::1 and 2001:db8:98::1. Everything has a name of its own and goes in `Drop`.
@@ -52,7 +52,7 @@ pub use traffic::*;
 pub use worker::{Stop, Worker};
 
 pub const MOUNTAIN: &str = env!("CARGO_BIN_EXE_mountain");
-pub const SERVER4: &str = "198.18.98.1";
+pub const SERVER4: &str = "203.0.113.1";
 pub const SERVER6: &str = "2001:db8:98::1";
 pub const CLIENT4: &str = "10.98.0.1";
 /// Arguments of dnsmasq: a DNS server on port 5353 that knows what it is told and nothing of this machine's.
@@ -270,7 +270,7 @@ impl Net {
         }
         net.client.ip("addr add 10.98.0.1/32 dev lo");
         net.client.ip("addr add fd98:0::1/128 dev lo nodad");
-        net.server.ip("addr add 198.18.98.1/32 dev lo");
+        net.server.ip("addr add 203.0.113.1/32 dev lo");
         net.server.ip("addr add 2001:db8:98::1/128 dev lo nodad");
         net.client.sysctl("net.ipv4.fib_multipath_hash_policy", "1");
         net.client.sysctl("net.ipv6.fib_multipath_hash_policy", "1");
@@ -300,7 +300,7 @@ impl Net {
 
     /// The client's multipath routes to the server, both families.
     pub fn multipath(&self) {
-        self.client.ip("route replace 198.18.98.0/24 src 10.98.0.1 \
+        self.client.ip("route replace 203.0.113.0/24 src 10.98.0.1 \
              nexthop via 10.30.0.2 dev u0 nexthop via 10.30.1.2 dev u1");
         self.client
             .ip("-6 route replace 2001:db8:98::/64 src fd98:0::1 \

@@ -3,7 +3,7 @@
 //! connection. All that `mountain up` adds is compared with none of it.
 //!
 //! ```text
-//! inner 192.168.7.2 ── 192.168.7.1 home 10.40.0.2 ── 10.40.0.1 far, with 198.18.50.2
+//! inner 192.168.7.2 ── 192.168.7.1 home 10.40.0.2 ── 10.40.0.1 far, with 198.51.100.2
 //!                                       10.41.0.2 ── 10.41.0.1
 //! ```
 

@@ -125,7 +125,7 @@ fn answers_of_a_server_below_such_a_cgroup_stay() {
     // Nothing but those answers leaves.
     net.server.hole("tcp sport 7777");
     net.server
-        .ip("route replace 10.98.0.0/24 via 10.30.0.1 src 198.18.98.1");
+        .ip("route replace 10.98.0.0/24 via 10.30.0.1 src 203.0.113.1");
     let before = net.counter("pass_cgroup");
     let to = "10.98.0.1:7777".parse().unwrap();
     let heard = net

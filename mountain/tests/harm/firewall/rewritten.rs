@@ -18,7 +18,7 @@ fn packets_routed_by_a_mark_that_is_taken_off_stay() {
     let net = Net::steered();
     net.client.ip("rule add priority 100 fwmark 7 lookup 100");
     net.client
-        .ip("route add 198.18.98.0/24 via 10.30.0.2 dev u0 src 10.98.0.1 table 100");
+        .ip("route add 203.0.113.0/24 via 10.30.0.2 dev u0 src 10.98.0.1 table 100");
     net.client.nft(BY_MARK);
     net.client.nft(OFF);
     wait_held(&net, "inet off c handle");
@@ -33,7 +33,7 @@ fn packets_routed_by_a_mark_that_is_taken_off_stay() {
 }
 
 const FWMARK: &[&str] = &["rule add priority 100 fwmark 7 lookup 100"];
-const ROUTE_BY_TOS: &[&str] = &["route add 198.18.98.0/24 tos 0x10 via 10.30.0.2 dev u0"];
+const ROUTE_BY_TOS: &[&str] = &["route add 203.0.113.0/24 tos 0x10 via 10.30.0.2 dev u0"];
 const SOURCE: &[&str] = &["rule add priority 100 from 10.50.0.0/24 lookup 100"];
 const TOS: &[&str] = &["rule add priority 100 tos 0x10 lookup 100"];
 /// Tailscale's: what bears the mark uses the main table, as all else does, or nothing at all.

@@ -63,7 +63,7 @@ const KEYS: [[&str; 2]; 2] = [
 pub const VRF_TABLE: u32 = 50;
 /// Ends of the ESP tunnel, by family, and the destinations that it is for.
 const ESP: [[&str; 3]; 2] = [
-    ["10.98.0.1", "198.18.4.200", "198.18.4.0/24"],
+    ["10.98.0.1", "192.0.2.222", "192.0.2.192/27"],
     ["fd98::1", "2001:db8:4::200", "2001:db8:4::/48"],
 ];
 

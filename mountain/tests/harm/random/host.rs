@@ -118,7 +118,7 @@ pub const TUN: &str = "tun0";
 pub const SERVICE4: &str = "10.98.0.1";
 pub const SERVICE6: &str = "fd98::1";
 /// The address that source NAT gives.
-pub const TRANSLATED: &str = "192.0.2.77";
+pub const TRANSLATED: &str = "192.0.2.7";
 /// The ranges that are local as a whole.
 pub const RANGE4: &str = "198.51.100.0/26";
 pub const RANGE6: &str = "fd99::/64";
@@ -199,14 +199,14 @@ pub fn unspecified(ipv6: bool) -> IpAddr {
 
 pub fn prefix(k: usize, ipv6: bool) -> String {
     match ipv6 {
-        false => format!("198.18.{k}.0/24"),
+        false => format!("192.0.2.{}/27", 32 * (k + 2)),
         true => format!("2001:db8:{k}::/48"),
     }
 }
 
 pub fn destination(k: usize, n: u16, ipv6: bool) -> IpAddr {
     match ipv6 {
-        false => Ipv4Addr::new(198, 18, k as u8, n as u8).into(),
+        false => Ipv4Addr::new(192, 0, 2, 32 * (k as u8 + 2) + n as u8).into(),
         true => Ipv6Addr::new(0x2001, 0xdb8, k as u16, 0, 0, 0, 0, n).into(),
     }
 }
@@ -461,7 +461,7 @@ impl Host {
             self.add_random(dice, everywhere(ipv6), metric(5));
         }
         for k in 0..PREFIXES {
-            self.add_prefix(dice, prefix(k, ipv6), metric(3));
+            self.add_prefix(dice, k, ipv6, metric(3));
         }
         if self.has(Kind::Tun) && dice.one_in(3) {
             for half in match ipv6 {
@@ -497,17 +497,18 @@ impl Host {
         }
     }
 
-    /// Perhaps routes of its own for a destination's prefix, or for a part of it.
-    fn add_prefix(&mut self, dice: &mut Dice, prefix: String, metric: u32) {
-        let ipv6 = prefix.contains(':');
+    /// Perhaps routes of its own for the prefix of destination `k`, or for the second half of it.
+    fn add_prefix(&mut self, dice: &mut Dice, k: usize, ipv6: bool, metric: u32) {
+        let prefix = prefix(k, ipv6);
         match dice.below(5) {
             0 | 1 => self.add_multipath(dice, prefix.clone(), metric),
             2 => self.add_random(dice, prefix.clone(), metric),
             _ => {}
         }
-        let part = prefix
-            .replace(".0/24", ".128/25")
-            .replace("::/48", ":8000::/49");
+        let part = match ipv6 {
+            false => format!("192.0.2.{}/28", 32 * (k + 2) + 16),
+            true => prefix.replace("::/48", ":8000::/49"),
+        };
         match dice.below(12) {
             0 => self.add_multipath(dice, part, metric),
             1 | 2 => self.add_random(dice, part, metric),

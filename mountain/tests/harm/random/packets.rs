@@ -131,9 +131,9 @@ pub fn flows(host: &Host, count: usize) -> Vec<Flow> {
 fn flow(dice: &mut Dice, host: &Host, id: u16) -> Flow {
     let ipv6 = dice.one_in(3);
     // Of a destination's prefix, either half: more specific routes may have the second.
-    let n = dice.pick(&[1, 2, 3, 129, 130, if ipv6 { 0x8001 } else { 131 }]);
+    let n = dice.pick(&[1, 2, 3, 17, 18, if ipv6 { 0x8001 } else { 19 }]);
     let address = match (ipv6, n) {
-        (true, 129..=131) => {
+        (true, 17..=19) => {
             let k = dice.below(host::PREFIXES) as u16;
             Ipv6Addr::new(0x2001, 0xdb8, k, 0x8000, 0, 0, 0, n).into()
         }
