@@ -14,10 +14,14 @@ pub(crate) fn number(path: &str) -> Option<u32> {
     text(path)?.trim().parse().ok()
 }
 
+/// A device's switch of IPv4.
+pub(crate) fn number4(device: &str, name: &str) -> Option<u32> {
+    number(&format!("net/ipv4/conf/{device}/{name}"))
+}
+
 /// A device's switch of IPv4, or the one for all devices where that is larger.
 pub(crate) fn largest4(device: &str, name: &str) -> Option<u32> {
-    let of = |device| number(&format!("net/ipv4/conf/{device}/{name}"));
-    of(device).max(of("all"))
+    number4(device, name).max(number4("all", name))
 }
 
 /// Whether this network namespace forwards packets at all.

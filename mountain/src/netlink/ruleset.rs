@@ -97,6 +97,8 @@ pub enum Family {
     Inet,
     /// Hooks of single devices.
     Netdev,
+    /// Frames that go through bridges.
+    Bridge,
     /// Legacy iptables, legacy ip6tables.
     LegacyIp,
     /// Of IPv6.
@@ -111,6 +113,7 @@ impl Family {
             Self::Ip6 => "ip6",
             Self::Inet => "inet",
             Self::Netdev => "netdev",
+            Self::Bridge => "bridge",
             Self::LegacyIp => "iptables-legacy",
             Self::LegacyIp6 => "ip6tables-legacy",
         }
@@ -119,6 +122,8 @@ impl Family {
     fn sees(self, packets: Packets) -> bool {
         match self {
             Self::Inet | Self::Netdev => true,
+            // Not evaluated: which of them an IP packet meets depends on the way of its frame.
+            Self::Bridge => false,
             Self::Ip | Self::LegacyIp => packets == Packets::Ipv4,
             Self::Ip6 | Self::LegacyIp6 => packets == Packets::Ipv6,
         }

@@ -16,7 +16,7 @@ use super::dead::PATIENCE;
 use super::nft::MadeFor;
 use super::routing::MarkMask;
 use super::{but_for, nft, Placer};
-use crate::host::sysctl::{forwards, largest4};
+use crate::host::sysctl::{forwards, largest4, number4};
 use crate::netlink::conntrack::{self, Ends, Forgotten};
 use crate::netlink::{self, nft::TableCopy};
 use crate::topology::{is_private, Kind, Topology};
@@ -444,31 +444,58 @@ pub(crate) fn by_metric(topology: &Topology) -> Vec<String> {
     ipv4.map(|path| path.ifname.clone()).collect()
 }
 
-/// Those of these uplinks that drop the replies to forwarded connections. The kernel looks the way back up without the
-/// mark, so that it finds the preferred uplink.
+/// Whether the kernel forwards nothing that comes in by a device.
+fn is_closed(name: &str) -> bool {
+    number4(name, "forwarding") == Some(0)
+}
+
+/// Those of these uplinks that drop the replies to forwarded connections: what comes in there is not forwarded, or the
+/// kernel looks the way back up without the mark, so that it finds the preferred uplink.
 pub(crate) fn strict(uplinks: &[String]) -> Vec<String> {
     let is_strict = |name: &&String| {
-        largest4(name, "rp_filter") == Some(1) && largest4(name, "src_valid_mark") != Some(1)
+        let filters = largest4(name, "rp_filter") == Some(1);
+        is_closed(name) || filters && largest4(name, "src_valid_mark") != Some(1)
     };
     uplinks.iter().filter(is_strict).cloned().collect()
 }
 
 /// Why forwarded connections are left to the kernel, of uplinks that are [`strict`].
 pub(crate) fn why_strict(uplinks: &[String]) -> Option<String> {
-    let (verb, would) = match uplinks {
-        [] => return None,
-        [_] => ("filters", "there"),
-        _ => ("filter", "by them"),
+    let (closed, strict): (Vec<&String>, Vec<&String>) =
+        uplinks.iter().partition(|name| is_closed(name));
+    let told = |uplinks: &[&String], verbs: [&str; 2], setting: &str| {
+        let (verb, would) = match uplinks {
+            [] => return None,
+            [_] => (verbs[0], "there"),
+            _ => (verbs[1], "by them"),
+        };
+        let names: Vec<&str> = uplinks.iter().map(|name| name.as_str()).collect();
+        let remedies = names.iter();
+        let remedies =
+            remedies.map(|name| format!("net.ipv4.conf.{}.{setting}", name.replace('.', "/")));
+        let remedies: Vec<String> = remedies.collect();
+        Some(format!(
+            "{} {verb}, and would drop replies that come in {would}: `sysctl -w {}`",
+            names.join(", "),
+            remedies.join(" ")
+        ))
     };
-    let remedies = uplinks
-        .iter()
-        .map(|name| format!("net.ipv4.conf.{}.rp_filter=2", name.replace('.', "/")));
-    let remedies: Vec<String> = remedies.collect();
-    Some(format!(
-        "{} {verb} strictly (rp_filter = 1), and would drop replies that come in {would}: `sysctl -w {}`",
-        uplinks.join(", "),
-        remedies.join(" ")
-    ))
+    let filters = ["filters", "filter"].map(|verb| format!("{verb} strictly (rp_filter = 1)"));
+    let closes = ["does", "do"].map(|verb| format!("{verb} not forward (forwarding = 0)"));
+    let told = [
+        told(
+            &strict,
+            filters.each_ref().map(String::as_str),
+            "rp_filter=2",
+        ),
+        told(
+            &closed,
+            closes.each_ref().map(String::as_str),
+            "forwarding=1",
+        ),
+    ];
+    let told: Vec<String> = told.into_iter().flatten().collect();
+    (!told.is_empty()).then(|| told.join("; "))
 }
 
 /// Makes the table as it was. Each packet that is forwarded meanwhile may end its connection.

@@ -85,13 +85,14 @@ impl Left {
                 questions.iter().find_map(&answer)
             })
         };
-        let all = marks(true);
         let own = [false, true].map(|ipv6| {
             let leaving = |group| Question::of_leaving(group, topology, reserves);
             let questions = starting(topology).filter_map(leaving);
             let mut questions = questions.filter(|question| question.ipv6 == ipv6);
             questions.find_map(|question| answer(&question))
         });
+        let always = || own.iter().flatten().find(|why| why.always).cloned();
+        let all = marks(true).or_else(always);
         let lost = || {
             let mut questions = starting(topology).map(|group| Question::of_lost(group, topology));
             questions.find_map(|question| answer(&question))

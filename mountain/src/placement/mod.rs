@@ -18,6 +18,7 @@ mod held;
 mod in_use;
 mod left;
 pub(crate) mod nft;
+mod open;
 mod published;
 mod routing;
 mod status;
@@ -35,7 +36,7 @@ use anyhow::{Context, Result};
 use ipnet::IpNet;
 use tracing::{debug, info, warn};
 
-use crate::bpf::placement::{PathMark, PlacementPrograms, PlacementRule, PlacementSettings, Wants};
+use crate::bpf::placement::{PlacementPrograms, PlacementRule, PlacementSettings, Wants};
 use crate::bpf::tries::{Entries, Shared};
 use crate::bpf::{self, ProgramGroup, SteerMode};
 use crate::host::{cgroup, sysctl};
@@ -43,7 +44,7 @@ use crate::netlink;
 use crate::topology::{Kind, Path, PathMasks, Placed, Topology};
 use config::{NewFlows, PlacementConfig, RuleConfig, RuleUse, SpreadBy};
 use dead::Dead;
-use destinations::{destinations, local_only};
+use destinations::destinations;
 use forwarding::Forwarding;
 use gone::Gone;
 use held::Held;
@@ -186,63 +187,12 @@ impl Placer {
         }
         // Tables before marks, so that no mark leads nowhere.
         self.route(topology)?;
-        let (mut marks, mut closed) = (BTreeMap::new(), BTreeSet::new());
-        let before = std::mem::take(&mut self.uplinks);
-        let held = self.held.addresses();
-        let local_only = local_only(topology, known);
-        for (&id, path) in known {
-            let Some(&mark) = self.plan.marks.get(&path.index) else {
-                continue;
-            };
-            let uplink = &topology.paths[path.index];
-            // Where the kernel names no address of the uplink's, datagrams are its own business: another source
-            // than its choice may be one that nobody answers. Connections get theirs by the mark.
-            let source = source_by(&uplink.ifname, uplink.key.ipv6)
-                .filter(|source| uplink.addresses.contains(source));
-            let salt = path.salt;
-            let likely = source.or(uplink.addresses.first().copied());
-            let taken = uplink.taken.iter().find(|(a, _)| Some(*a) == likely);
-            if let Some((address, priority)) = taken {
-                closed.insert(format!(
-                    "{}: no new flow is placed there: the routing rule of priority {priority} takes packets from \
-                     {address} elsewhere",
-                    path.name
-                ));
-            }
-            let may = !uplink.fresh.is_empty() && taken.is_none();
-            let spare = may && local_only.contains(&path.index);
-            if spare {
-                closed.insert(format!(
-                    "{}: no new flow is placed there while another uplink is alive: it has only unique local addresses \
-                     (fc00::/7) for them, the other one has global ones",
-                    path.name
-                ));
-            }
-            let known = Uplink {
-                ifname: uplink.ifname.clone(),
-                mark,
-                ipv6: uplink.key.ipv6,
-                addresses: uplink.addresses.clone(),
-                open: may,
-            };
-            self.uplinks.insert(id, known);
-            let mark = PathMark {
-                mark,
-                salt,
-                source: source.filter(|source| !held.contains(source)),
-                open: may && !spare,
-                spare,
-            };
-            marks.insert(id, mark);
-        }
-        if marks_of(&before) != marks_of(&self.uplinks) {
+        let before = marks_of(&self.uplinks);
+        let marks = self.look_at_uplinks(topology, known);
+        if before != marks_of(&self.uplinks) {
             self.suspensions.looks.clear();
             self.forwarding.has_missed = true;
         }
-        for said in closed.difference(&self.closed) {
-            warn!("{said}");
-        }
-        self.closed = closed;
         self.programs.set_paths(&marks);
         self.dead.retain(|id| marks.contains_key(&id));
         let (groups, not_ours) = destinations(topology, groups);

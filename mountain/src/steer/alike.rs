@@ -15,10 +15,11 @@
 //! and no TOS that the firewall would have set before routing.
 //!
 //! Of new flows it is asked whether their marks change what the firewall does before routing, whether it
-//! translates their sources, whether it lets the same packets leave by all uplinks, and whether it has the kernel route
-//! them again (`rerouted`). Programs at its hooks and
-//! filters of traffic control are not evaluated for those.
+//! translates their sources, whether it lets the same packets leave by all uplinks, and their answers come in (`leaving`),
+//! and whether it has the kernel route them again (`rerouted`). Programs at its hooks and filters of traffic control are not
+//! evaluated for those.
 
+mod leaving;
 mod marks;
 mod question;
 mod rerouted;
@@ -64,6 +65,10 @@ pub struct Difference {
     /// Of [`About::Published`]: to whom, if that is known. `others` are those to whom datagrams are forwarded.
     #[serde(skip)]
     pub targets: Option<Targets>,
+    /// Of [`About::Leaving`]: it is one whatever becomes of the uplinks. What rules lead into a VPN or to a proxy is not to
+    /// leave otherwise.
+    #[serde(skip)]
+    pub always: bool,
 }
 
 impl Difference {
@@ -84,6 +89,7 @@ impl Difference {
             what: what.into(),
             rule: None,
             targets: None,
+            always: false,
         }
     }
 
@@ -110,9 +116,11 @@ impl Firewall {
             return None;
         }
         match question.about {
-            About::Leaving => {
-                let leaving = self.leaving(question, Hook::Output, &DeviceFact::Absent);
-                return leaving.or_else(|| self.rerouting(question));
+            About::Leaving { by_mark } => {
+                let elsewhere = self.sent_elsewhere(question, by_mark);
+                let leaving = || self.leaving(question, Hook::Output, &DeviceFact::Absent);
+                let rerouting = || self.rerouting(question);
+                return elsewhere.or_else(leaving).or_else(rerouting);
             }
             About::Forwarding(device) => {
                 return match self.inner_device(device) {
@@ -185,32 +193,6 @@ impl Firewall {
         }
     }
 
-    /// The first rule, from a hook on, that lets packets of new flows leave by one device and not by another. They have
-    /// come in by `from`.
-    fn leaving(&self, question: &Question, first: Hook, from: &DeviceFact) -> Option<Difference> {
-        if self.ruleset.is_empty() {
-            return None;
-        }
-        let Some(devices) = self.devices_of(question) else {
-            return Some(Difference::reading());
-        };
-        let residue = |hook: Hook, device: &Link| {
-            let place = Place::new(Packets::of(question.ipv6), hook).chains(Chains::ButNat);
-            let facts = Facts {
-                iif: from.clone(),
-                begins: true,
-                ..facts(hook, device)
-            };
-            self.ruleset.residue(&place, &facts)
-        };
-        // Together: one hook may drop by a mark that another one has set.
-        let hooks = [first, Hook::Postrouting, Hook::Egress];
-        unlike(&devices, |device| {
-            Residue::in_turn(hooks.map(|hook| residue(hook, device))).verdicts()
-        })
-        .or_else(|| self.with_one_address(question))
-    }
-
     /// The first rule that forwards to another host (DNAT) what comes in by one of these devices for an address of theirs,
     /// and all such hosts. A rule that forwards no datagrams counts only where it names the host.
     fn published(&self, question: &Question) -> Option<Difference> {
@@ -260,35 +242,6 @@ impl Firewall {
                 format!("the firewall forwards to other hosts, by {rule}"),
             )
         })
-    }
-
-    /// The first rule that gives this host's new flows the same address on several uplinks. On all but one it is a foreign
-    /// one.
-    fn with_one_address(&self, question: &Question) -> Option<Difference> {
-        let nat = Place::new(Packets::of(question.ipv6), Hook::Postrouting).chains(Chains::Nat);
-        let residues = |device: &Link| {
-            let sources = question.sources_of(device).take(SOURCES_MAX);
-            let facts = facts(nat.hook, device);
-            let residues = sources.map(|source| {
-                let facts = Facts {
-                    iif: DeviceFact::Absent,
-                    source: Some(source.into()),
-                    destination: Some(ANYWHERE[usize::from(question.ipv6)]),
-                    mark: MarkFact::of(0),
-                    ct_mark: MarkFact::of(0),
-                    begins: true,
-                    ..facts.clone()
-                };
-                self.ruleset.residue(&nat, &facts)
-            });
-            residues.collect()
-        };
-        let residues: Vec<Vec<Residue<'_>>> = self
-            .devices_of(question)?
-            .into_iter()
-            .map(residues)
-            .collect();
-        same_nat(&residues, "this host's packets")
     }
 
     /// The first device by which connections from a network, which come in by `from`, begin untranslated, or translated to
@@ -562,7 +515,8 @@ mod tests {
             let difference = firewall.difference(&question);
             difference.is_some_and(|why| why.is_reading())
         };
-        for about in [About::Running, About::Nat, About::Leaving] {
+        let leaving = About::Leaving { by_mark: false };
+        for about in [About::Running, About::Nat, leaving] {
             assert!(!is_reading(&[1, 2], about), "{about:?}");
             assert!(is_reading(&[1, 4], about), "{about:?}");
         }

@@ -9,6 +9,7 @@
 mod support;
 
 mod adopt;
+mod answers;
 mod commands;
 mod devices;
 mod elsewhere;

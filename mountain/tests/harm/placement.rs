@@ -17,7 +17,7 @@ use crate::support::{
 };
 
 /// Enough that a choice between two uplinks would show.
-const SOCKETS: usize = 16;
+pub const SOCKETS: usize = 16;
 /// The client's address on the uplink that the kernel prefers, and on the other one.
 pub const U0: &str = "10.30.0.1";
 pub const U1: &str = "10.30.1.1";
@@ -69,18 +69,18 @@ pub fn seen(server: &UdpSocket, socket: &UdpSocket, n: u8) -> SocketAddr {
 }
 
 /// The addresses that the server sees when each of these sockets sends it a datagram.
-fn sources(net: &Net, sockets: &[UdpSocket]) -> Vec<String> {
+pub fn sources(net: &Net, sockets: &[UdpSocket]) -> Vec<String> {
     let server = listener(net, SERVER4);
     let source = |(n, socket)| seen(&server, socket, n).ip().to_string();
     (0..).zip(sockets).map(source).collect()
 }
 
 /// The addresses that the server sees of new sockets.
-fn begun(net: &Net) -> BTreeSet<String> {
+pub fn begun(net: &Net) -> BTreeSet<String> {
     set_of(&sources(net, &sockets(net, 0)))
 }
 
-fn set_of(sources: &[String]) -> BTreeSet<String> {
+pub fn set_of(sources: &[String]) -> BTreeSet<String> {
     sources.iter().cloned().collect()
 }
 
@@ -186,7 +186,7 @@ fn no_flow_starts_where_the_firewall_may_stop_it_while_the_kernels_uplink_is_ali
     assert_eq!(begun(&net), set(&[U1]), "nothing would arrive there");
 }
 
-fn lose_preferred(net: &Net) {
+pub fn lose_preferred(net: &Net) {
     net.lose(0);
     wait_until("the kernel's uplink is dead", LEAVE, || {
         net.client.path_by("u0", false).judged.state == "dead"
@@ -470,7 +470,7 @@ fn assert_by_vpn(net: &Net, sockets: &[UdpSocket]) {
 }
 
 /// A machine behind the client, 10.40.0.2, which is translated.
-fn machine_behind(net: &Net) -> Ns {
+pub fn machine_behind(net: &Net) -> Ns {
     let lan = Ns::new("lan");
     net.client.forward_for("n0", &lan, "n1", "10.40.0");
     masquerade(&net.client, "ip", "oifname { u0, u1, tv }");
@@ -479,14 +479,14 @@ fn machine_behind(net: &Net) -> Ns {
 
 /// Sockets of another machine with ports that none of this test's had: connection tracking remembers those, and a flow
 /// from one of them goes on where that went.
-fn sockets_of(ns: &Ns) -> Vec<UdpSocket> {
+pub fn sockets_of(ns: &Ns) -> Vec<UdpSocket> {
     static PORTS: AtomicU16 = AtomicU16::new(20_000);
     let socket = |_| ns.udp(&format!("0.0.0.0:{}", PORTS.fetch_add(1, Relaxed)));
     (0..SOCKETS).map(socket).collect()
 }
 
 /// What the daemon leaves to the kernel.
-fn left(net: &Net) -> String {
+pub fn left(net: &Net) -> String {
     net.client.status().placement.unwrap().left.join("\n")
 }
 

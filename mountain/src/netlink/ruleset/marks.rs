@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 
 use super::expr::{self, Bitwise, Expr, Extension, Lookup, Reg, Source, Statement, Verdict};
 use super::residue::Origin;
-use super::{xt, Chain, FirewallRule, FirewallTable, Hook, Packets, RuleRef, Ruleset, Value};
+use super::{
+    xt, Chain, EffectKind, Family, FirewallRule, FirewallTable, Hook, Packets, RuleRef, Ruleset,
+    Value,
+};
 use crate::netlink::wire::u32_at;
 
 /// Marks with other bits than a rule expects in them.
@@ -39,6 +42,41 @@ impl Ruleset {
             }
         }
         None
+    }
+}
+
+impl Ruleset {
+    /// The first rule at bridges that reads or sets the mark of a frame.
+    pub fn bridge_marks(&self) -> Option<RuleRef> {
+        let tables = self.tables.iter();
+        let of_bridges =
+            tables.filter(|((family, _), table)| *family == Family::Bridge && !table.dormant);
+        for ((family, name), table) in of_bridges {
+            for (chain, of_chain) in &table.chains {
+                let mut rules = of_chain.rules.iter();
+                if let Some(rule) = rules.find(|rule| rule.exprs.iter().any(is_of_mark)) {
+                    let at = Origin {
+                        family: *family,
+                        table_name: name,
+                        table,
+                        chain,
+                        rule: Some(rule),
+                    };
+                    return Some(at.rule_ref());
+                }
+            }
+        }
+        None
+    }
+}
+
+fn is_of_mark(expr: &Expr) -> bool {
+    match expr {
+        Expr::Load { source, .. } => *source == Source::Meta(expr::META_MARK),
+        Expr::Effect(statement) => statement.kind == EffectKind::Mark,
+        Expr::Match(extension) | Expr::Target(extension) => extension.name.contains("mark"),
+        Expr::Unknown(_) => true,
+        _ => false,
     }
 }
 

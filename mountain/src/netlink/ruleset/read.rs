@@ -148,11 +148,12 @@ fn generation(socket: &mut Socket) -> io::Result<Option<u32>> {
     Ok(answer.and_then(|payload| Attributes::after(&payload, NFNL_HEADER_LEN).be32(1)))
 }
 
-/// NFPROTO_*. The others are of packets that are not IP (ARP), or that a bridge passes on before there is a route.
-const FAMILIES: [(u8, Family); 4] = [
+/// NFPROTO_*. The others are of packets that are not IP (ARP).
+const FAMILIES: [(u8, Family); 5] = [
     (1, Family::Inet),
     (2, Family::Ip),
     (5, Family::Netdev),
+    (7, Family::Bridge),
     (10, Family::Ip6),
 ];
 

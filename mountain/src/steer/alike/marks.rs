@@ -5,6 +5,7 @@ use super::{Difference, Firewall};
 use crate::netlink::ruleset::{
     DeviceFact, Facts, Hook, MarkFact, Packets, Place, Residue, Strange,
 };
+use crate::netlink::Link;
 use crate::topology::ByMark;
 
 impl Firewall {
@@ -30,7 +31,16 @@ impl Firewall {
 
     /// The first rule that does something to packets, or because of them, where they bear a mark of ours, and not where
     /// they bear none, or the other way round. It may also sort them into classes, count or write to them.
+    ///
+    /// Frames bear them before they meet the rules of their bridge, which are not evaluated.
     pub(super) fn ours(&self, ipv6: bool, bits: u32, own: bool) -> Option<Difference> {
+        if let (false, true) = (own, self.devices.iter().any(Link::is_bridge)) {
+            if let Some(rule) = self.ruleset.bridge_marks() {
+                let what =
+                    format!("the firewall sets or reads the marks of frames at bridges, by {rule}");
+                return Some(Difference::by(&rule, what));
+            }
+        }
         let hooks: &[Hook] = match own {
             true => &[Hook::Output, Hook::Postrouting, Hook::Egress],
             false => &[

@@ -32,9 +32,12 @@ pub(crate) enum About {
     Running,
     /// Only what it does to source addresses: of flows that choose their uplink before they meet the firewall.
     Nat,
-    /// Whether it lets packets of this host's new flows leave by one device and not by another, gives them the same
+    /// Whether it lets packets of this host's new flows through by one device and not by another, gives them the same
     /// address on several, or sends them elsewhere than to the uplink whose address they have.
-    Leaving,
+    Leaving {
+        /// Whether rules of the FIB go by marks.
+        by_mark: bool,
+    },
     /// The same of packets from networks behind this host, which come in by this device; `None`: by any of several.
     Forwarding(Option<u32>),
     /// Whether it translates what comes from a network behind this host to anywhere.
@@ -106,7 +109,9 @@ impl Question {
         });
         let new = Self::of_new(group, topology);
         Some(Self {
-            about: About::Leaving,
+            about: About::Leaving {
+                by_mark: topology.by_mark[usize::from(new.ipv6)].is_some(),
+            },
             devices: paths.iter().map(|path| path.key.ifindex).collect(),
             sources: sources.collect(),
             unchanged: topology.rerouted_by[usize::from(new.ipv6)].clone(),
@@ -135,7 +140,6 @@ impl Question {
         let ask = |question: &Self, about| Self {
             about,
             unchanged: BTreeSet::new(),
-            sources: BTreeSet::new(),
             ..question.clone()
         };
         nets.map(|inner| NetQuestions {

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Whether new flows may leave by each uplink, go on there and be answered: what the firewall lets through by the one that
+//! the kernel takes.
+
+use libc::{IPPROTO_TCP, IPPROTO_UDP};
+
+use super::About;
+use super::{
+    facts, same_nat, unlike, Difference, Firewall, Question, ANYWHERE, ANY_PORT, SOURCES_MAX,
+};
+use crate::netlink::ruleset::{
+    Chains, DeviceFact, Effect, EffectKind, Facts, Hook, MarkFact, Packets, Place, Residue,
+};
+use crate::netlink::Link;
+
+/// NF_IP_PRI_NAT_SRC and NF_IP_PRI_NAT_DST (linux/netfilter_ipv4.h), of IPv6, too: the priorities of NAT.
+const SRCNAT: i32 = 100;
+const DSTNAT: i32 = -100;
+
+impl Firewall {
+    /// The first rule that lets packets of new flows through by one device and not by another: the first ones and later
+    /// ones from hook `first` on, and what answers them. They have come in by `from`.
+    pub(super) fn leaving(
+        &self,
+        question: &Question,
+        first: Hook,
+        from: &DeviceFact,
+    ) -> Option<Difference> {
+        if self.ruleset.is_empty() {
+            return None;
+        }
+        let Some(devices) = self.devices_of(question) else {
+            return Some(Difference::reading());
+        };
+        let packets = Packets::of(question.ipv6);
+        let is_own = matches!(question.about, About::Leaving { .. });
+        let out = |begins: bool, device: &Link| {
+            // Behind NAT what is forwarded has an address of the uplink, too.
+            let places = [
+                Place::new(packets, first),
+                Place::new(packets, Hook::Postrouting).priorities(..=SRCNAT),
+                Place::new(packets, Hook::Postrouting).priorities(SRCNAT + 1..),
+                Place::new(packets, Hook::Egress),
+            ];
+            let sources = [is_own, is_own, true, true];
+            let residues = places.into_iter().zip(sources).map(|(place, is_known)| {
+                let mut own = question.sources_of(device).filter(|_| is_known);
+                let facts = Facts {
+                    iif: from.clone(),
+                    source: own.next().map(Into::into),
+                    begins,
+                    answers: !begins,
+                    ..facts(place.hook, device)
+                };
+                self.ruleset.residue(&place.chains(Chains::ButNat), &facts)
+            });
+            // Together: one hook may drop by a mark that another one has set.
+            Residue::in_turn(residues).verdicts()
+        };
+        [true, false]
+            .into_iter()
+            .find_map(|begins| unlike(&devices, |device| out(begins, device)))
+            .or_else(|| self.answered(question, from, &devices))
+            .or_else(|| self.with_one_address(question).filter(|_| is_own))
+    }
+
+    /// The first rule that lets answers in by one device and not by another, or finds them in no connection.
+    fn answered(
+        &self,
+        question: &Question,
+        to: &DeviceFact,
+        devices: &[&Link],
+    ) -> Option<Difference> {
+        let tracks = |effect: &Effect| effect.kind == EffectKind::Track;
+        [IPPROTO_UDP, IPPROTO_TCP].into_iter().find_map(|protocol| {
+            let answers = |device: &Link| self.answers(question, to, protocol, device);
+            let is_tracked =
+                || (devices.iter()).any(|device| answers(device).effects().iter().any(tracks));
+            unlike(devices, |device| answers(device).verdicts())
+                .or_else(|| is_tracked().then(|| unlike(devices, answers)).flatten())
+        })
+    }
+
+    /// What answers may meet that come in by a device: of anybody, from any port.
+    fn answers(
+        &self,
+        question: &Question,
+        to: &DeviceFact,
+        protocol: i32,
+        device: &Link,
+    ) -> Residue<'_> {
+        let is_own = matches!(question.about, About::Leaving { .. });
+        let last = if is_own { Hook::Input } else { Hook::Forward };
+        let packets = Packets::of(question.ipv6);
+        // Before NAT the answers to what is forwarded go to an address of the uplink, too.
+        let places = [
+            Place::new(packets, Hook::Ingress),
+            Place::new(packets, Hook::Prerouting).priorities(..DSTNAT),
+            Place::new(packets, Hook::Prerouting).priorities(DSTNAT..),
+            Place::new(packets, last),
+        ];
+        let destinations = [true, true, is_own, is_own];
+        let residues = places
+            .into_iter()
+            .zip(destinations)
+            .map(|(place, is_known)| {
+                let mut own = question.sources_of(device).filter(|_| is_known);
+                let facts = Facts {
+                    iif: DeviceFact::Known(Box::new(device.clone())),
+                    oif: match place.hook {
+                        Hook::Forward => to.clone(),
+                        Hook::Input => DeviceFact::Absent,
+                        _ => DeviceFact::Open,
+                    },
+                    protocol: u8::try_from(protocol).ok(),
+                    source: Some(ANYWHERE[usize::from(question.ipv6)].into()),
+                    destination: own.next(),
+                    destination_port: Some(ANY_PORT),
+                    answers: true,
+                    ..Facts::default()
+                };
+                self.ruleset.residue(&place.chains(Chains::ButNat), &facts)
+            });
+        Residue::in_turn(residues)
+    }
+
+    /// The first rule that sends this host's new packets elsewhere which are about to leave by one device, and not those by
+    /// another: to a proxy (NAT at output), or into a VPN by a mark that a rule of the FIB asks for (`by_mark`).
+    pub(super) fn sent_elsewhere(&self, question: &Question, by_mark: bool) -> Option<Difference> {
+        let devices = &self.devices_of(question)?[..];
+        let residue = |chains, device: &Link| {
+            let facts = Facts {
+                source: question.sources_of(device).next().map(Into::into),
+                begins: true,
+                ..facts(Hook::Output, device)
+            };
+            let place = Place::new(Packets::of(question.ipv6), Hook::Output).chains(chains);
+            self.ruleset.residue(&place, &facts)
+        };
+        let marks = |device: &Link| {
+            let effects = residue(Chains::Rerouting, device).effects();
+            effects.iter().any(|effect| effect.kind == EffectKind::Mark)
+        };
+        let found = unlike(devices, |device| residue(Chains::Nat, device).translating());
+        let found = found.or_else(|| {
+            let is_marked = by_mark && devices.iter().any(|device| marks(device));
+            let marking = |device: &Link| residue(Chains::Rerouting, device);
+            is_marked.then(|| unlike(devices, marking)).flatten()
+        })?;
+        Some(Difference {
+            always: true,
+            ..found
+        })
+    }
+
+    /// The first rule that gives this host's new flows the same address on several uplinks. On all but one it is a foreign
+    /// one.
+    fn with_one_address(&self, question: &Question) -> Option<Difference> {
+        let nat = Place::new(Packets::of(question.ipv6), Hook::Postrouting).chains(Chains::Nat);
+        let residues = |device: &Link| {
+            let sources = question.sources_of(device).take(SOURCES_MAX);
+            let facts = facts(nat.hook, device);
+            let residues = sources.map(|source| {
+                let facts = Facts {
+                    iif: DeviceFact::Absent,
+                    source: Some(source.into()),
+                    destination: Some(ANYWHERE[usize::from(question.ipv6)]),
+                    mark: MarkFact::of(0),
+                    ct_mark: MarkFact::of(0),
+                    begins: true,
+                    ..facts.clone()
+                };
+                self.ruleset.residue(&nat, &facts)
+            });
+            residues.collect()
+        };
+        let residues: Vec<Vec<Residue<'_>>> = self
+            .devices_of(question)?
+            .into_iter()
+            .map(residues)
+            .collect();
+        same_nat(&residues, "this host's packets")
+    }
+}

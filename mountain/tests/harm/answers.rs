@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Uplinks that the firewall treats otherwise than the one that the kernel takes: by answers, later packets, addresses, or
+//! what it leads elsewhere.
+
+use crate::placement::{
+    begun, left, lose_preferred, machine_behind, set, set_of, sockets_of, sources, two_providers,
+    up, SOCKETS, U0, U1,
+};
+use crate::support::{stdout, wait_until, LEAVE};
+
+/// What is said of this host's new flows, and of those from behind it.
+const OWN: &str = "new connections are left to the kernel";
+const BEHIND: &str = "10.40.0.0/24: the firewall does not let them leave by all";
+const NO_MARKS: &str =
+    "forwarded connections are left to the kernel: the firewall sets or reads the marks of frames";
+
+/// Tables, and which of these is said of them.
+const CASES: [(&str, &[&str]); 20] = [
+    // Only the kernel's uplink may be answered by.
+    ("table inet t { chain c { type filter hook forward priority 0; policy drop;\niifname n0 accept\niifname u0 ct state established,related accept\n} }", &[BEHIND]),
+    ("table inet t { chain c { type filter hook input priority 0; policy drop;\niifname { lo, n0 } accept\niifname u0 ct state established accept\n} }", &[OWN]),
+    ("table inet t { chain c { type filter hook input priority 0; policy drop;\niifname u0 udp sport { 53, 443 } accept\n} }", &[OWN]),
+    ("table inet t { chain c { type filter hook prerouting priority raw;\niifname u1 udp dport > 1024 drop\n} }", &[OWN, BEHIND]),
+    ("table inet t { chain c { type filter hook prerouting priority raw;\nip daddr 10.30.1.1 drop\n} }", &[OWN, BEHIND]),
+    ("table inet t { chain c { type filter hook input priority 0;\nip daddr 10.30.1.1 drop\n} }", &[OWN]),
+    ("table inet t { chain c { type filter hook prerouting priority raw;\niifname u1 notrack\n} }", &[OWN, BEHIND]),
+    ("table inet t { chain c { type filter hook prerouting priority raw;\niifname u1 ct zone set 2\n} }", &[OWN, BEHIND]),
+    ("table netdev t { chain c { type filter hook ingress device u1 priority 0;\nmeta l4proto tcp drop\n} }", &[OWN, BEHIND]),
+    // As routers mostly have it.
+    ("table inet t { chain i { type filter hook input priority 0; policy drop;\nct state vmap { established : accept, related : accept, invalid : drop }\n\
+      iifname { lo, n0 } accept\niifname u0 tcp dport 22 accept\n}\n\
+      chain f { type filter hook forward priority 0; policy drop;\nct state established,related accept\niifname n0 accept\n\
+      iifname u0 ip daddr 10.40.0.9 tcp dport 80 accept\n} }", &[]),
+    ("table inet t { chain i { type filter hook input priority 0;\niifname u0 tcp dport { 22, 80 } drop\niifname u1 ip saddr 192.0.2.9 drop\n} }", &[]),
+    // Later packets.
+    ("table inet t { chain c { type filter hook forward priority 0;\noifname u1 ct state established drop\n} }", &[BEHIND]),
+    // By address instead of device.
+    ("table inet t { chain c { type filter hook output priority 0;\nip saddr 10.30.1.1 udp dport != 53 drop\n} }", &[OWN]),
+    ("table inet t { chain c { type filter hook postrouting priority 150;\nip saddr != 10.30.0.1 oifname { u0, u1 } drop\n} }", &[OWN, BEHIND]),
+    // Elsewhere.
+    ("table ip t { chain c { type nat hook output priority -100;\noifname u0 tcp dport 80 redirect to :3128\n} }", &[OWN]),
+    ("table ip t { chain c { type nat hook output priority -100;\ntcp dport 80 redirect to :3128\n} }", &[]),
+    ("table inet t { chain c { type route hook output priority mangle;\noifname u0 meta mark set 7\n} }", &[OWN]),
+    ("table inet t { chain c { type route hook output priority mangle;\nip saddr 10.30.0.1 meta mark set 7\n} }", &[OWN]),
+    // At bridges.
+    ("table bridge t { chain c { type filter hook prerouting priority 0;\nether type ip meta mark set 7\n} }", &[NO_MARKS]),
+    ("table bridge t { chain c { type filter hook prerouting priority 0;\nether type arp drop\n} }", &[]),
+];
+
+#[test]
+fn an_uplink_that_the_firewall_treats_otherwise_is_found() {
+    let net = two_providers();
+    let _lan = machine_behind(&net);
+    let client = &net.client;
+    client.ip("link add br0 type bridge");
+    client.ip("rule add fwmark 7/0xff lookup 100");
+    for (table, expected) in CASES {
+        client.nft(table);
+        let said = stdout(&client.mountain("check --adopt"));
+        let found = [OWN, BEHIND, NO_MARKS].into_iter();
+        let found: Vec<&str> = found.filter(|what| said.contains(what)).collect();
+        assert_eq!(found, expected, "{table}\n{said}");
+        let name = table.split_whitespace().nth(1).unwrap();
+        client.run(&format!("nft delete table {name} t"));
+    }
+}
+
+/// As on a router whose owner has given its one provider's device a rule, and later got another provider.
+#[test]
+fn no_flow_starts_where_its_answers_may_not_come_in() {
+    let net = two_providers();
+    let lan = machine_behind(&net);
+    net.client.nft(CASES[0].0);
+    net.client.nft(
+        &CASES[1]
+            .0
+            .replace("inet t", "inet i")
+            .replace("policy drop;", "policy drop;\nmeta l4proto icmp accept"),
+    );
+    up(&net);
+    assert_eq!(sources(&net, &sockets_of(&lan)), [U0; SOCKETS]);
+    assert_eq!(begun(&net), set(&[U0]));
+    // What rules let through by the other one alone would not have arrived before either.
+    lose_preferred(&net);
+    assert_eq!(set_of(&sources(&net, &sockets_of(&lan))), set(&[U1]));
+}
+
+/// A kill switch holds while the uplink is dead, too.
+#[test]
+fn what_a_device_is_marked_for_stays_out_of_the_other_uplink() {
+    let net = two_providers();
+    let client = &net.client;
+    client.ip("rule add fwmark 7/0xff unreachable");
+    client.nft(CASES[16].0);
+    up(&net);
+    wait_until("the rule is read", LEAVE, || {
+        left(&net).contains("by inet t c")
+    });
+    let refused = || {
+        let sockets = crate::placement::sockets(&net, 0);
+        let sent = |socket: &&std::net::UdpSocket| {
+            socket.send_to(&[0], (crate::support::SERVER4, 9)).is_ok()
+        };
+        sockets.iter().filter(sent).count() == 0
+    };
+    assert!(refused());
+    lose_preferred(&net);
+    assert!(refused(), "{}", left(&net));
+}
