@@ -42,11 +42,7 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
     for doubt in doubts(topology, config, &near, way) {
         report.warn("configuration", doubt.what, doubt.todo);
     }
-    for (i, one) in config.redirect.iter().enumerate() {
-        for why in impossible(one) {
-            report.warn("configuration", format!("redirect {}: {why}", i + 1), "");
-        }
-    }
+    check_redirects(report, config);
     if let Some(why) = without_effect(topology, config) {
         report.warn(
             "configuration",
@@ -86,6 +82,15 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config) {
             format!("placement.cgroup: there is no cgroup {}", cgroup.display()),
             "create it, or name another one (`systemd-cgls` lists them)",
         );
+    }
+}
+
+/// Those of the redirects, which rest on no route.
+pub(super) fn check_redirects(report: &mut Report, config: &Config) {
+    for (i, one) in config.redirect.iter().enumerate() {
+        for why in impossible(one) {
+            report.warn("configuration", format!("redirect {}: {why}", i + 1), "");
+        }
     }
 }
 

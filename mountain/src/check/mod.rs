@@ -27,6 +27,7 @@ use crate::host::{capabilities, descriptors, kernel, sysctl};
 use crate::netlink;
 use crate::placement::config::NewFlows;
 use crate::placement::has_left;
+use crate::steer::explain::{SILENT, SILENT_TODO};
 use crate::topology::{read_topology_blocking, Filter, Group, Kind, Topology};
 
 /// How a finding is to be taken.
@@ -175,10 +176,14 @@ pub fn check_into(
     check_routes(report, &topology, new_flows);
     if topology.groups.is_empty() {
         say_no_route(report, &filter, up);
+        config::check_redirects(report, config);
         return;
     }
     config::check(report, &topology, config);
     check_paths(report, &topology);
+    if let Some(status) = running {
+        check_silent(report, status);
+    }
     placement::check(report, &topology, config, up);
     firewall::check(report, &topology, running, new_flows);
     check_sysctls(report, &topology, config.placement.enabled);
@@ -349,13 +354,24 @@ fn say_no_route(report: &mut Report, filter: &Filter, up: &str) {
             true => "",
             false => "what is skipped above may be the reason. Else, ",
         };
-        let remedy = format!(
-            "{skipped}with a single uplink there is nothing to choose. With two, make one route of both: `ip route replace \
-             default nexthop via GATEWAY1 dev DEVICE1 nexthop via GATEWAY2 dev DEVICE2`, with your gateways and \
-             devices. For IPv6: `ip -6 route replace default metric N nexthop ...`, with a lower metric than those of the \
-             default routes that are there"
-        );
-        report.fail("routes", "no multipath route that can be steered", remedy);
+        let remedy = match (filter.limits(), filter.adopt) {
+            (Some(limits), _) => format!("{skipped}{limits}"),
+            (None, true) => format!(
+                "{skipped}with a single uplink there is nothing to choose. Give each of two a default route with a metric of its \
+                 own: `ip route add default via GATEWAY dev DEVICE metric N`"
+            ),
+            (None, false) => format!(
+                "{skipped}with a single uplink there is nothing to choose. With two, make one route of both: `ip route \
+                 replace default nexthop via GATEWAY1 dev DEVICE1 nexthop via GATEWAY2 dev DEVICE2`, with your gateways \
+                 and devices. For IPv6: `ip -6 route replace default metric N nexthop ...`, with a lower metric than \
+                 those of the default routes that are there"
+            ),
+        };
+        let what = match filter.adopt {
+            true => "no multipath route that can be steered, nor two default routes that differ in metric",
+            false => "no multipath route that can be steered",
+        };
+        report.fail("routes", what, remedy);
         return;
     };
     report.fail(
@@ -438,6 +454,25 @@ fn describe(group: &Group, topology: &Topology, new: NewFlows) -> String {
         false => String::new(),
     };
     format!("{}{table}: {}{kind}", prefixes.join(", "), hops.join(", "))
+}
+
+/// Paths that have not answered the daemon so far.
+fn check_silent(report: &mut Report, status: &Status) {
+    for path in status
+        .paths
+        .iter()
+        .filter(|path| path.judged.state == SILENT)
+    {
+        let name = &path.judged.name;
+        report.warn(
+            "paths",
+            format!(
+                "{name} has never answered a probe (to {}): the kernel decides for its route",
+                path.probe_target
+            ),
+            SILENT_TODO,
+        );
+    }
 }
 
 fn check_paths(report: &mut Report, topology: &Topology) {

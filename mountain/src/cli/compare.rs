@@ -192,7 +192,7 @@ fn difference(row: &Compared, run: usize) -> Vec<String> {
         return Vec::new();
     };
     let mark = if row.compared_by.is_some() { "*" } else { "" };
-    let percent = against.percent.map(|p| format!("{p:+.1}%"));
+    let percent = against.percent.map(|p| format!("{p:+.1}%{mark}"));
     vec![
         percent.unwrap_or("–".into()),
         interval(row, against),

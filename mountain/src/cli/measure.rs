@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, ExitStatus};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{bail, Result};
 use clap::Args;
@@ -28,6 +28,8 @@ use crate::report::table::{align, Words};
 
 /// Highest RTT of the live figures, µs.
 const LIVE_MAX: u64 = 60_000_000;
+/// How often they are renewed.
+const LIVE_EVERY: Duration = Duration::from_millis(100);
 /// What may be waited for: far more overflows when it is added to a time.
 pub(super) const LONGEST: Duration = Duration::from_secs(366 * 86_400);
 
@@ -432,13 +434,16 @@ fn print_columns(columns: &[(&str, &Table)]) {
 struct Live {
     bar: ProgressBar,
     rtts: Histogram<u64>,
+    told_at: Option<Instant>,
 }
 
 impl Live {
     fn new(count: usize) -> Self {
         Self {
-            bar: progress(count, "{bar:30} {pos}/{len} {msg} ETA {eta}"),
+            // Within 80 columns.
+            bar: progress(count, "{bar:10} {pos}/{len} {msg} ETA {eta}"),
             rtts: Histogram::new_with_max(LIVE_MAX, 3).expect("valid bounds"),
+            told_at: None,
         }
     }
 
@@ -450,8 +455,9 @@ impl Live {
             self.rtts.saturating_record(rtt.max(0.0) as u64);
         }
         self.bar.set_position(sent as u64);
-        // Quantiles cost a walk through the histogram: about ten times a second is enough.
-        if rtt_us.is_some() && self.rtts.len() % 10 == 1 {
+        // Quantiles cost a walk through the histogram.
+        if self.told_at.is_none_or(|at| at.elapsed() >= LIVE_EVERY) {
+            self.told_at = Some(Instant::now());
             let counts = || {
                 let recorded = self.rtts.iter_recorded();
                 recorded.map(|at| (at.value_iterated_to() as f64, at.count_at_value()))

@@ -261,7 +261,7 @@ impl Add {
             ),
             false => println!("rule {id} is already there: {rule}, by {}", plan.backend),
         }
-        if fix && !new {
+        if fix && !new && !installed.may_fix() {
             eprintln!(
                 "mountain: --fix changed nothing for rule {id}: delete it, then add it with --fix"
             );

@@ -140,7 +140,7 @@ pub struct PathStatus {
 pub struct Judged {
     /// Device and gateway, as decisions name the path.
     pub name: String,
-    /// `unknown`, `silent`, `good`, `least bad`, `ejected`, `reserve`, `held` or `dead`.
+    /// `unknown`, [`SILENT`], `good`, `least bad`, `ejected`, `reserve`, `held` or `dead`.
     pub state: String,
     /// Why it is in this state, for people.
     pub reason: String,

@@ -55,7 +55,7 @@ impl Daemon {
             let held = held.filter(|_| is_idle).map(|held| held.what.clone());
             d.not_carried_out = kernel_decides.clone().or(held);
             let path = in_group(&d.name, d.prefix);
-            info!("{path}: {:?} -> {:?}: {}", d.from, d.to, d.why);
+            info!("{path}: {} -> {}: {}", d.from, d.to, d.why);
             self.decided_us = d.at_us;
         }
     }

@@ -355,8 +355,10 @@ impl<'a> Judge<'a> {
                 true => (self.comparable(i, 0), self.comparable(i, side)),
                 false => (self.value(i, 0), self.value(i, side)),
             };
+            let percent = (a.zip(b).filter(|(a, _)| *a != 0.0)).map(|(a, b)| 100.0 * (b - a) / a);
             Against {
-                percent: (a.zip(b).filter(|(a, _)| *a != 0.0)).map(|(a, b)| 100.0 * (b - a) / a),
+                // Of too few parts it says nothing of the values beside it.
+                percent: percent.filter(|_| difference.is_some() || !of_parts),
                 verdict: difference.map_or(RowVerdict::TooFew, |d| d.verdict),
                 difference,
             }

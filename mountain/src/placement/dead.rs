@@ -211,7 +211,7 @@ impl Placer {
             let (reset, refused) =
                 netlink::reset_unanswered(&sources, is_ours).unwrap_or_else(|e| (0, Some(e)));
             if reset > 0 {
-                info!("{reset} connections that hang on an uplink that is dead are reset");
+                info!("connections that hang on an uplink that is dead are reset: {reset}");
                 dead.reset += reset;
             }
             if let Some(e) = refused {

@@ -138,7 +138,8 @@ impl RedirectConfig {
             backend_fixed: installed.fixed,
             snat: rule.snat,
             log: rule.log,
-            fix: installed.may_fix(),
+            // It may also rely on what was changed for another rule, which may be gone by then.
+            fix: installed.may_fix() || !installed.plan.fixes.is_empty(),
         }
     }
 }

@@ -326,6 +326,8 @@ pub struct CountedRule {
     pub rule: Rule,
     /// Of the rule's plan.
     pub backend: Backend,
+    /// Nothing else has removed what carries it out, and with it what was counted.
+    pub active: bool,
 }
 
 /// Packets and bytes (network layer) in one direction.

@@ -2,6 +2,7 @@
 //! Every decision with its reasons, and afterwards whether it was right.
 
 use std::collections::VecDeque;
+use std::fmt;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -37,6 +38,12 @@ pub enum Load {
     Foreign,
 }
 
+/// State of a path that has never answered, ...
+pub const SILENT: &str = "silent";
+/// ... and what to do.
+pub(crate) const SILENT_TODO: &str =
+    "if it does not answer pings, give it another `probe_target`, and all paths of its route the same one";
+
 /// What a path may be used for within a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -50,6 +57,13 @@ pub enum Use {
     Nothing,
     /// Everything although it is not good: the least bad one.
     LeastBad,
+}
+
+/// As it is serialized.
+impl fmt::Display for Use {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
 }
 
 /// What a decision rests on; delays in µs.

@@ -29,6 +29,17 @@ impl Filter {
         self.routes.is_empty() || self.routes.iter().any(|wanted| wanted.contains(prefix))
     }
 
+    /// Which routes count, for those who miss one; `None`: all.
+    pub(crate) fn limits(&self) -> Option<String> {
+        let routes: Vec<String> = self.routes.iter().map(IpNet::to_string).collect();
+        (!routes.is_empty()).then(|| {
+            format!(
+                "only routes within {} count (`--route`, `routes` of [steer])",
+                routes.join(", ")
+            )
+        })
+    }
+
     /// Whether a route is to a single address that no prefix leads to but one for everything. Its next hops may be servers
     /// that share it, as where BGP announces a load balancer's.
     pub(super) fn may_be_shared(&self, prefix: &IpNet) -> bool {

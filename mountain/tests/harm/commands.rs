@@ -331,8 +331,13 @@ fn a_check_reads_the_configuration_as_up_would() {
             true,
         ),
         (
-            "[steer]\nroutes = [\"203.0.0.0/16\"]\n",
-            "no multipath route",
+            "[steer]\nroutes = [\"10.0.0.0/8\"]\n[[redirect]]\nproto = \"udp\"\nfrom = \"10.30.0.1:1\"\nto = \"10.30.0.2:1\"\nlog = 10\n",
+            "only routes within 10.0.0.0/8 count",
+            true,
+        ),
+        (
+            "[steer]\nroutes = [\"10.0.0.0/8\"]\n[[redirect]]\nproto = \"udp\"\nfrom = \"10.30.0.1:1\"\nto = \"10.30.0.2:1\"\nlog = 10\n",
+            "only the BPF backends log",
             true,
         ),
     ] {

@@ -120,6 +120,12 @@ fn kill_9_leaves_traffic_to_the_kernel_and_the_next_up_takes_over() {
         reason.ends_with("has never answered: the kernel decides")
     });
     traffic.during(HALF).assert_lost("not moved on no evidence");
+    for command in ["status", "check"] {
+        net.client.mountain_says(
+            command,
+            "if it does not answer pings, give it another `probe_target`",
+        );
+    }
     net.server.no_hole();
     net.wait_good();
     net.lose(1);

@@ -2,7 +2,6 @@
 //! `mountain redirect list` and `stats`: the rules in force, and what they carry.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt::Write as _;
 use std::time::Instant;
 
 use anyhow::Result;
@@ -22,10 +21,12 @@ pub(super) fn stats(watch: bool, json: bool) -> Result<()> {
         // Other commands can come between: nothing is locked while this sleeps.
         let rules = actions::open(false)?.all()?;
         let stats = actions::stats(&rules)?;
+        let gone = actions::gone(&rules)?;
         let now = Instant::now();
         if json {
             let counted = |(installed, stats): (Installed, Stats)| CountedRule {
                 stats,
+                active: !gone.contains(&installed.id),
                 rule: installed.rule,
                 backend: installed.plan.backend,
             };
@@ -35,7 +36,7 @@ pub(super) fn stats(watch: bool, json: bool) -> Result<()> {
         let since = before
             .as_ref()
             .map(|(then, stats)| ((now - *then).as_secs_f64(), stats.as_slice()));
-        let text = stats_text(&rules, &stats, since);
+        let text = stats_text(&rules, &stats, &gone, since);
         if !watch {
             print!("{text}");
             return Ok(());
@@ -45,8 +46,16 @@ pub(super) fn stats(watch: bool, json: bool) -> Result<()> {
     }
 }
 
-/// `since`: seconds and statistics of the time before.
-fn stats_text(rules: &[Installed], stats: &[Stats], since: Option<(f64, &[Stats])>) -> String {
+const NOT_IN_FORCE: &str = "NOT IN FORCE";
+const BRING_BACK: &str = "\nSomething has removed them, or their devices went: `mountain redirect restore` brings back what can be.\n";
+
+/// `gone`: the rules that are not in force. `since`: seconds and statistics of the time before.
+fn stats_text(
+    rules: &[Installed],
+    stats: &[Stats],
+    gone: &HashSet<u32>,
+    since: Option<(f64, &[Stats])>,
+) -> String {
     if rules.is_empty() {
         return NONE.to_owned();
     }
@@ -73,12 +82,19 @@ fn stats_text(rules: &[Installed], stats: &[Stats], since: Option<(f64, &[Stats]
             let rates = [rate(*to, then.forward), rate(*back, then.reply)];
             cells.extend(rates.map(|rate| format!("{rate:.0}")));
         }
+        if gone.contains(&now.id) {
+            cells.push(NOT_IN_FORCE.to_owned());
+        }
         rows.push(cells);
         for (reason, count) in &now.drops {
             rows.push(row([&"", &format!("not redirected: {count} ({reason})")]));
         }
     }
-    align(&rows, Words::In(&[1]))
+    let mut out = align(&rows, Words::In(&[1]));
+    if !gone.is_empty() {
+        out += BRING_BACK;
+    }
+    out
 }
 
 pub(super) fn list(json: bool) -> Result<()> {
@@ -151,17 +167,13 @@ fn list_text(rules: &[Installed], gone: &HashSet<u32>, carried: &HashMap<u32, Ca
             &source,
         ]);
         if gone.contains(&i.id) {
-            cells.push("NOT IN FORCE".to_owned());
+            cells.push(NOT_IN_FORCE.to_owned());
         }
         rows.push(cells);
     }
     let mut out = align(&rows, Words::In(&[1, 2, 3, 4, 5, 6, 7, 8]));
     if !gone.is_empty() {
-        let _ = writeln!(
-            out,
-            "\nSomething has removed them, or their devices went: `mountain redirect restore` brings \
-             back what can be."
-        );
+        out += BRING_BACK;
     }
     out
 }
@@ -204,15 +216,19 @@ mod tests {
             ..Stats::default()
         };
         let (then, now) = ([stats(10)], [stats(40)]);
-        let plain = stats_text(&[installed(None)], &now, None);
+        let none = HashSet::new();
+        let plain = stats_text(&[installed(None)], &now, &none, None);
         testkit::assert_has(&plain, &[" 40 ", " 4000 "]);
+        assert!(!plain.contains("NOT IN FORCE"), "{plain}");
+        let gone = stats_text(&[installed(None)], &now, &HashSet::from([3]), None);
+        testkit::assert_has(&gone, &["NOT IN FORCE", "`mountain redirect restore`"]);
         assert!(!plain.contains("/s"), "{plain}");
-        let text = stats_text(&[installed(None)], &now, Some((2.0, &then)));
+        let text = stats_text(&[installed(None)], &now, &none, Some((2.0, &then)));
         let words: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
         assert!(words.ends_with(&["15", "0"]), "{text}");
         let mut dropped = stats(1);
         dropped.drops.insert("no neighbour".to_owned(), 5);
-        let text = stats_text(&[installed(None)], &[dropped], None);
+        let text = stats_text(&[installed(None)], &[dropped], &none, None);
         assert!(text.contains("not redirected: 5 (no neighbour)"), "{text}");
     }
 }

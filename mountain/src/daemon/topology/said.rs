@@ -66,7 +66,10 @@ pub(in crate::daemon) fn no_groups(topology: &Topology, filter: &Filter) -> Stri
         None => "no multipath route to steer: `ip route` shows none with several `nexthop`s that can be adopted\n"
             .to_owned(),
     };
-    if !filter.adopt {
+    if let Some(limits) = filter.limits() {
+        text += &limits;
+        text.push('\n');
+    } else if !filter.adopt {
         text += "With two providers, that is two default routes, run `mountain up --adopt`.\n";
     }
     text +=
@@ -109,6 +112,15 @@ mod tests {
         let said = no_groups(&topology, &adopting);
         assert!(
             said.contains("no multipath route") && !said.contains("--adopt"),
+            "{said}"
+        );
+        let limited = Filter {
+            routes: vec!["10.0.0.0/8".parse().unwrap()],
+            ..Filter::default()
+        };
+        let said = no_groups(&topology, &limited);
+        assert!(
+            said.contains("only routes within 10.0.0.0/8 count"),
             "{said}"
         );
         topology.suspended.push(Suspended {

@@ -5,7 +5,7 @@ use super::probes::{Fate, Probe, LEAST_ANSWERS, WINDOW_US};
 use super::rule::{JudgedPath, Standing};
 use super::{Group, Mode, Path, PathMasks, Policy};
 use crate::steer::explain::{
-    ms, p95, Cause, Decision, Grounds, Load, Outcome, PathInGroup, Use, JUDGED_AFTER_US,
+    ms, p95, Cause, Decision, Grounds, Load, Outcome, PathInGroup, Use, JUDGED_AFTER_US, SILENT,
 };
 
 /// Probes that a decision names.
@@ -324,7 +324,7 @@ impl Policy {
                 _ if self.is_reserve(g, m, &gr) => "reserve",
                 Standing::Out(_) => "ejected",
                 _ if self.is_stopgap(member) => "least bad",
-                _ if !path.answered && self.is_unknown(g, now_us) => "silent",
+                _ if !path.answered && self.is_unknown(g, now_us) => SILENT,
                 _ if path.slow.answers < LEAST_ANSWERS => "unknown",
                 _ => "good",
             },

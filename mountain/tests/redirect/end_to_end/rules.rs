@@ -146,6 +146,39 @@ fn rules_are_saved_and_restored() {
     net.refuses(&format!("save {config}"), "missing field `to`");
 }
 
+/// A rule that was added without `--fix` may rely on what was changed for another one.
+#[test]
+fn a_saved_rule_is_restored_when_the_one_is_gone_that_changed_settings_for_it() {
+    let net = Net::serving();
+    net.router.sysctl("net.ipv4.ip_forward", "0");
+    let dir = tempfile::tempdir().unwrap();
+    let config = format!("--config {}", dir.path().join("m.toml").display());
+    let other = "--proto udp --from 10.0.8.17:9090 --to 10.0.1.2:8084";
+    let add_other = format!("add {other} --fix");
+    net.refuses(&format!("add {RULE} --to 10.0.1.2:8083"), "forwarding");
+    net.redirect(&add_other);
+    // Nothing is to be done where it is there already.
+    let again = net.router.mountain(&format!("redirect {add_other}"));
+    assert_eq!(
+        (again.status.code(), stderr(&again)),
+        (Some(0), String::new())
+    );
+    net.redirect(&format!("add {RULE} --to 10.0.1.2:8083"));
+    net.redirect("del --proto udp --from 10.0.8.17:9090");
+    let socket = net.client.udp("10.0.8.18:0");
+    assert_answers(&socket, "10.0.8.17:8080", "server");
+    net.redirect(&format!("save {config}"));
+    net.redirect("del --all");
+    let said = net.redirect(&format!("restore {config}"));
+    assert_eq!(said, "1 rule added, 0 already there, 0 not possible\n");
+    assert_answers(&socket, "10.0.8.17:8080", "server");
+
+    net.router.run("nft delete table inet mountain_redirect");
+    let counted = net.redirect("stats");
+    assert_has(&counted, &["NOT IN FORCE", "`mountain redirect restore`"]);
+    assert!(!net.stats()[0].active);
+}
+
 /// What is not possible is said at the start. The stop is no failure, to systemd either.
 #[test]
 fn who_watches_beside_a_rule_that_is_not_possible_ends_well() {
