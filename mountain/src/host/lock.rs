@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(crate) fn wait_for(file: File, path: &Path) -> Result<Flock<File>> {
     let (waiting, ended) = mpsc::channel::<()>();
     let told = path.to_owned();
-    thread::spawn(move || {
+    let say = move || {
         if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
             eprintln!(
                 "waiting for {}, which has locked {}",
@@ -29,7 +29,9 @@ pub(crate) fn wait_for(file: File, path: &Path) -> Result<Flock<File>> {
                 told.display()
             );
         }
-    });
+    };
+    // Where there is no room for a thread it waits silently.
+    let _ = thread::Builder::new().spawn(say);
     let locked = Flock::lock(file, FlockArg::LockExclusive);
     drop(waiting);
     locked.map_err(|(_, e)| anyhow::anyhow!("cannot lock {}: {e}", path.display()))

@@ -24,15 +24,25 @@ pub(crate) fn largest4(device: &str, name: &str) -> Option<u32> {
     number4(device, name).max(number4("all", name))
 }
 
+fn is_on(path: &Path) -> bool {
+    fs::read_to_string(path).is_ok_and(|text| text.trim() != "0")
+}
+
+/// Whether some device has a switch on.
+fn is_any_on(dir: &str, file: &str) -> bool {
+    let devices = fs::read_dir(dir).into_iter().flatten().flatten();
+    devices.into_iter().any(|d| is_on(&d.path().join(file)))
+}
+
+/// Whether this network namespace forwards packets of IPv4 at all: each device has a switch of its own.
+pub(crate) fn forwards4() -> bool {
+    is_any_on("/proc/sys/net/ipv4/conf", "forwarding")
+}
+
 /// Whether this network namespace forwards packets at all.
 pub(crate) fn forwards() -> bool {
-    let on = |path: &Path| fs::read_to_string(path).is_ok_and(|text| text.trim() != "0");
-    // Of IPv4 each device has a switch of its own, of IPv6 since Linux 6.17.
-    let any = |dir: &str, file: &str| {
-        let devices = fs::read_dir(dir).into_iter().flatten().flatten();
-        devices.into_iter().any(|d| on(&d.path().join(file)))
-    };
-    any("/proc/sys/net/ipv4/conf", "forwarding")
-        || on(Path::new("/proc/sys/net/ipv6/conf/all/forwarding"))
-        || any("/proc/sys/net/ipv6/conf", "force_forwarding")
+    // Of IPv6 each device has a switch of its own since Linux 6.17.
+    forwards4()
+        || is_on(Path::new("/proc/sys/net/ipv6/conf/all/forwarding"))
+        || is_any_on("/proc/sys/net/ipv6/conf", "force_forwarding")
 }

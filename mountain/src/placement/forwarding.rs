@@ -16,7 +16,7 @@ use super::dead::PATIENCE;
 use super::nft::MadeFor;
 use super::routing::MarkMask;
 use super::{but_for, nft, Placer};
-use crate::host::sysctl::{forwards, largest4, number4};
+use crate::host::sysctl::{forwards, forwards4, largest4, number4};
 use crate::netlink::conntrack::{self, Ends, Forgotten};
 use crate::netlink::{self, nft::TableCopy};
 use crate::topology::{is_private, Kind, Topology};
@@ -444,9 +444,10 @@ pub(crate) fn by_metric(topology: &Topology) -> Vec<String> {
     ipv4.map(|path| path.ifname.clone()).collect()
 }
 
-/// Whether the kernel forwards nothing that comes in by a device.
+/// Whether the kernel forwards nothing that comes in by a device, and something by others: a switch for all may be off for
+/// a moment.
 fn is_closed(name: &str) -> bool {
-    number4(name, "forwarding") == Some(0)
+    number4(name, "forwarding") == Some(0) && forwards4()
 }
 
 /// Those of these uplinks that drop the replies to forwarded connections: what comes in there is not forwarded, or the

@@ -91,8 +91,11 @@ impl Left {
             let mut questions = questions.filter(|question| question.ipv6 == ipv6);
             questions.find_map(|question| answer(&question))
         });
-        let always = || own.iter().flatten().find(|why| why.always).cloned();
-        let all = marks(true).or_else(always);
+        let elsewhere = || {
+            let mut questions = starting(topology).map(|g| Question::of_elsewhere(g, topology));
+            questions.find_map(|question| answer(&question))
+        };
+        let all = marks(true).or_else(elsewhere);
         let lost = || {
             let mut questions = starting(topology).map(|group| Question::of_lost(group, topology));
             questions.find_map(|question| answer(&question))
@@ -370,8 +373,9 @@ mod tests {
             (None, &LeftNets::default())
         );
         let asked = Left::questions(&topology(NETS_MAX + 2), &BTreeSet::new());
-        // Further ones: which of ours are lost, what is translated, and by marks of this host's and of others'.
-        assert_eq!(asked.len(), NETS_MAX + 4);
+        // Further ones: which of ours are lost, what is translated, what is led elsewhere, and by marks of this host's and of
+        // others'.
+        assert_eq!(asked.len(), NETS_MAX + 5);
 
         let left = all_translated(NETS_MAX + 2);
         let (why, nets) = left.of_forwarded(Forward::Auto);

@@ -31,7 +31,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use libc::{IPPROTO_TCP, IPPROTO_UDP};
+use libc::{IPPROTO_ICMP, IPPROTO_ICMPV6, IPPROTO_TCP, IPPROTO_UDP};
 use serde::{Deserialize, Serialize};
 
 use crate::netlink::ruleset::{
@@ -65,10 +65,6 @@ pub struct Difference {
     /// Of [`About::Published`]: to whom, if that is known. `others` are those to whom datagrams are forwarded.
     #[serde(skip)]
     pub targets: Option<Targets>,
-    /// Of [`About::Leaving`]: it is one whatever becomes of the uplinks. What rules lead into a VPN or to a proxy is not to
-    /// leave otherwise.
-    #[serde(skip)]
-    pub always: bool,
 }
 
 impl Difference {
@@ -89,7 +85,6 @@ impl Difference {
             what: what.into(),
             rule: None,
             targets: None,
-            always: false,
         }
     }
 
@@ -112,15 +107,19 @@ impl Firewall {
             About::Published => return self.published(question),
             _ => {}
         }
-        if question.devices.len() < 2 {
+        // One that is left alone is asked about what it may not do whatever the others may.
+        let is_absolute = matches!(
+            question.about,
+            About::Leaving | About::Forwarding(_) | About::Source(_)
+        );
+        if question.devices.len() < 2 && !is_absolute {
             return None;
         }
         match question.about {
-            About::Leaving { by_mark } => {
-                let elsewhere = self.sent_elsewhere(question, by_mark);
-                let leaving = || self.leaving(question, Hook::Output, &DeviceFact::Absent);
-                let rerouting = || self.rerouting(question);
-                return elsewhere.or_else(leaving).or_else(rerouting);
+            About::Elsewhere { by_mark } => return self.sent_elsewhere(question, by_mark),
+            About::Leaving => {
+                let leaving = self.leaving(question, Hook::Output, &DeviceFact::Absent);
+                return leaving.or_else(|| self.rerouting(question));
             }
             About::Forwarding(device) => {
                 return match self.inner_device(device) {
@@ -256,8 +255,9 @@ impl Firewall {
         devices: &[&Link],
     ) -> Option<Difference> {
         let ipv6 = net.addr().is_ipv6();
+        let icmp = if ipv6 { IPPROTO_ICMPV6 } else { IPPROTO_ICMP };
         let residue = |device: &Link, source: IpNet, protocol: Option<i32>| {
-            let port = protocol.map(|_| ANY_PORT);
+            let port = protocol.filter(|p| *p != icmp).map(|_| ANY_PORT);
             let facts = Facts {
                 iif: from.clone(),
                 protocol: protocol.and_then(|protocol| u8::try_from(protocol).ok()),
@@ -274,10 +274,14 @@ impl Firewall {
         };
         let are_translated = |device: &Link| {
             let ends = ends(net).into_iter();
-            let mut each = ends.flat_map(|end| [IPPROTO_UDP, IPPROTO_TCP].map(|p| (end, p)));
+            let mut each = ends.flat_map(|end| [IPPROTO_UDP, IPPROTO_TCP, icmp].map(|p| (end, p)));
             each.all(|(end, protocol)| {
-                let effects = residue(device, end.into(), Some(protocol)).effects();
-                effects.iter().any(|effect| effect.kind.is_nat())
+                let nat = [
+                    EffectKind::Nat,
+                    EffectKind::Redirect,
+                    EffectKind::Masquerade,
+                ];
+                residue(device, end.into(), Some(protocol)).does(&nat)
             })
         };
         if let Some(device) = devices.iter().find(|device| !are_translated(device)) {
@@ -515,8 +519,7 @@ mod tests {
             let difference = firewall.difference(&question);
             difference.is_some_and(|why| why.is_reading())
         };
-        let leaving = About::Leaving { by_mark: false };
-        for about in [About::Running, About::Nat, leaving] {
+        for about in [About::Running, About::Nat, About::Leaving] {
             assert!(!is_reading(&[1, 2], about), "{about:?}");
             assert!(is_reading(&[1, 4], about), "{about:?}");
         }

@@ -6,7 +6,7 @@ use crate::placement::{
     begun, left, lose_preferred, machine_behind, set, set_of, sockets_of, sources, two_providers,
     up, SOCKETS, U0, U1,
 };
-use crate::support::{stdout, wait_until, LEAVE};
+use crate::support::{assert_has, config, stdout, wait_until, LEAVE, SERVER4};
 
 /// What is said of this host's new flows, and of those from behind it.
 const OWN: &str = "new connections are left to the kernel";
@@ -65,6 +65,80 @@ fn an_uplink_that_the_firewall_treats_otherwise_is_found() {
     }
 }
 
+#[test]
+fn a_network_whose_pings_are_not_translated_is_left() {
+    let net = two_providers();
+    let _lan = machine_behind(&net);
+    net.client.run("nft delete table ip n");
+    let rule = "oifname { u0, u1 } meta l4proto { tcp, udp } masquerade";
+    (net.client).chain("ip n post", "nat hook postrouting priority 100", rule);
+    let said = stdout(&net.client.mountain("check --adopt"));
+    assert_has(
+        &said,
+        &["10.40.0.0/24: the firewall does not translate them"],
+    );
+}
+
+/// Rules may be about any of them, and one that is about a private one is no difference.
+#[test]
+fn an_uplink_with_several_addresses_is_asked_about_all() {
+    let net = two_providers();
+    let client = &net.client;
+    client.ip("rule add fwmark 7/0xff lookup 100");
+    for device in ["u0", "u1"] {
+        client.ip(&format!("addr add 10.29.0.9/32 dev {device}"));
+        for (rule, is_left) in [
+            ("type route hook output priority mangle;\nip saddr 10.30.0.1 meta mark set 7", true),
+            ("type filter hook output priority 0;\noifname { u0, u1 } ip saddr 10.29.0.0/16 drop", false),
+        ] {
+            client.nft(&format!("table inet t {{ chain c {{ {rule}\n}} }}"));
+            let said = stdout(&client.mountain("check --adopt"));
+            assert_eq!(said.contains(OWN), is_left, "{device}: {rule}\n{said}");
+            client.run("nft delete table inet t");
+        }
+        client.ip(&format!("addr del 10.29.0.9/32 dev {device}"));
+    }
+}
+
+/// What begins while it is the only one is bound to it, and nobody would hear an answer.
+#[test]
+fn an_uplink_that_is_left_alone_keeps_no_flow_whose_answers_may_not_come_in() {
+    let net = two_providers();
+    let lan = machine_behind(&net);
+    net.client.nft(CASES[0].0);
+    up(&net);
+    let is_alone = || {
+        net.client
+            .status()
+            .paths
+            .iter()
+            .filter(|path| !path.ipv6)
+            .count()
+            == 1
+    };
+    net.client.ip("route del default dev u0");
+    wait_until("it is alone", LEAVE, is_alone);
+    wait_until("that is said", LEAVE, || left(&net).contains(BEHIND));
+    let begun = sockets_of(&lan);
+    assert_eq!(
+        set_of(&sources(&net, &begun)),
+        set(&[U1]),
+        "the kernel's way"
+    );
+    net.client
+        .ip("route add default via 10.30.0.2 dev u0 metric 100");
+    wait_until("both are there", LEAVE, || !is_alone());
+    // NAT drops the first packet that leaves by another device, and forgets the flow.
+    for socket in &begun {
+        socket.send_to(&[u8::MAX], (SERVER4, 5353)).unwrap();
+    }
+    assert_eq!(
+        set_of(&sources(&net, &begun)),
+        set(&[U0]),
+        "as without Mountain"
+    );
+}
+
 /// As on a router whose owner has given its one provider's device a rule, and later got another provider.
 #[test]
 fn no_flow_starts_where_its_answers_may_not_come_in() {
@@ -92,15 +166,16 @@ fn what_a_device_is_marked_for_stays_out_of_the_other_uplink() {
     let client = &net.client;
     client.ip("rule add fwmark 7/0xff unreachable");
     client.nft(CASES[16].0);
-    up(&net);
+    let reserve = config("[[path]]\ndev = \"u1\"\nmetered = true\n");
+    let up = format!("up --adopt --config {}", reserve.path().display());
+    client.mountain_ok(&up);
+    net.wait_used("u0");
     wait_until("the rule is read", LEAVE, || {
         left(&net).contains("by inet t c")
     });
     let refused = || {
         let sockets = crate::placement::sockets(&net, 0);
-        let sent = |socket: &&std::net::UdpSocket| {
-            socket.send_to(&[0], (crate::support::SERVER4, 9)).is_ok()
-        };
+        let sent = |socket: &&std::net::UdpSocket| socket.send_to(&[0], (SERVER4, 9)).is_ok();
         sockets.iter().filter(sent).count() == 0
     };
     assert!(refused());

@@ -46,7 +46,7 @@ impl Ruleset {
 }
 
 impl Ruleset {
-    /// The first rule at bridges that reads or sets the mark of a frame.
+    /// The first rule at bridges that reads or sets the mark of a frame, or of its connection.
     pub fn bridge_marks(&self) -> Option<RuleRef> {
         let tables = self.tables.iter();
         let of_bridges =
@@ -72,8 +72,10 @@ impl Ruleset {
 
 fn is_of_mark(expr: &Expr) -> bool {
     match expr {
-        Expr::Load { source, .. } => *source == Source::Meta(expr::META_MARK),
-        Expr::Effect(statement) => statement.kind == EffectKind::Mark,
+        Expr::Load { source, .. } => is_mark(source),
+        Expr::Effect(statement) => {
+            statement.kind == EffectKind::Mark || statement.name == "ct mark set"
+        }
         Expr::Match(extension) | Expr::Target(extension) => extension.name.contains("mark"),
         Expr::Unknown(_) => true,
         _ => false,

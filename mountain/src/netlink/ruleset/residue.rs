@@ -370,7 +370,8 @@ impl<'a> Residue<'a> {
         })
     }
 
-    pub(super) fn does(&self, kinds: &[EffectKind]) -> bool {
+    /// Whether a statement that the packet may meet does one of these.
+    pub fn does(&self, kinds: &[EffectKind]) -> bool {
         let statements = statements(&self.chains);
         statements.iter().any(|(kind, _)| kinds.contains(kind))
     }
@@ -422,6 +423,15 @@ impl<'a> Residue<'a> {
         }
         kept.reverse();
         Self { chains: kept }
+    }
+
+    /// Only the chains that change how connections are tracked.
+    pub fn tracking(&self) -> Self {
+        let tracks = |chain: &&Hooked<'a>| chain.does(|kind| kind == EffectKind::Track);
+        let chains = self.chains.iter().filter(tracks).cloned();
+        Self {
+            chains: chains.collect(),
+        }
     }
 
     /// The first rule by which the two differ: one that holds for either alone. `None`: they do the

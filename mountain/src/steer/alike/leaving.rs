@@ -2,6 +2,8 @@
 //! Whether new flows may leave by each uplink, go on there and be answered: what the firewall lets through by the one that
 //! the kernel takes.
 
+use std::collections::BTreeMap;
+
 use libc::{IPPROTO_TCP, IPPROTO_UDP};
 
 use super::About;
@@ -9,7 +11,7 @@ use super::{
     facts, same_nat, unlike, Difference, Firewall, Question, ANYWHERE, ANY_PORT, SOURCES_MAX,
 };
 use crate::netlink::ruleset::{
-    Chains, DeviceFact, Effect, EffectKind, Facts, Hook, MarkFact, Packets, Place, Residue,
+    Chains, DeviceFact, EffectKind, Facts, Hook, MarkFact, Packets, Place, Residue,
 };
 use crate::netlink::Link;
 
@@ -33,7 +35,7 @@ impl Firewall {
             return Some(Difference::reading());
         };
         let packets = Packets::of(question.ipv6);
-        let is_own = matches!(question.about, About::Leaving { .. });
+        let is_own = matches!(question.about, About::Leaving);
         let out = |begins: bool, device: &Link| {
             // Behind NAT what is forwarded has an address of the uplink, too.
             let places = [
@@ -44,10 +46,10 @@ impl Firewall {
             ];
             let sources = [is_own, is_own, true, true];
             let residues = places.into_iter().zip(sources).map(|(place, is_known)| {
-                let mut own = question.sources_of(device).filter(|_| is_known);
+                let own = question.only_source_of(device).filter(|_| is_known);
                 let facts = Facts {
                     iif: from.clone(),
-                    source: own.next().map(Into::into),
+                    source: own.map(Into::into),
                     begins,
                     answers: !begins,
                     ..facts(place.hook, device)
@@ -57,11 +59,22 @@ impl Firewall {
             // Together: one hook may drop by a mark that another one has set.
             Residue::in_turn(residues).verdicts()
         };
+        if let [only] = &devices[..] {
+            let answers = |p| self.answers(question, from, p, only).drops_all();
+            let stopped = out(true, only).drops_all();
+            let rule =
+                stopped.or_else(|| [IPPROTO_UDP, IPPROTO_TCP].into_iter().find_map(answers))?;
+            let name = &only.name;
+            return Some(Difference::by(
+                &rule,
+                format!("the firewall lets nothing out by {name}, or no answer in, by {rule}"),
+            ));
+        }
         [true, false]
             .into_iter()
             .find_map(|begins| unlike(&devices, |device| out(begins, device)))
             .or_else(|| self.answered(question, from, &devices))
-            .or_else(|| self.with_one_address(question).filter(|_| is_own))
+            .or_else(|| is_own.then(|| self.with_one_address(question)).flatten())
     }
 
     /// The first rule that lets answers in by one device and not by another, or finds them in no connection.
@@ -71,13 +84,14 @@ impl Firewall {
         to: &DeviceFact,
         devices: &[&Link],
     ) -> Option<Difference> {
-        let tracks = |effect: &Effect| effect.kind == EffectKind::Track;
         [IPPROTO_UDP, IPPROTO_TCP].into_iter().find_map(|protocol| {
-            let answers = |device: &Link| self.answers(question, to, protocol, device);
-            let is_tracked =
-                || (devices.iter()).any(|device| answers(device).effects().iter().any(tracks));
-            unlike(devices, |device| answers(device).verdicts())
-                .or_else(|| is_tracked().then(|| unlike(devices, answers)).flatten())
+            let answers = |device: &&Link| {
+                let residue = self.answers(question, to, protocol, device);
+                (device.ifindex, residue)
+            };
+            let known: BTreeMap<u32, Residue<'_>> = devices.iter().map(answers).collect();
+            unlike(devices, |device| known[&device.ifindex].verdicts())
+                .or_else(|| unlike(devices, |device| known[&device.ifindex].tracking()))
         })
     }
 
@@ -89,7 +103,7 @@ impl Firewall {
         protocol: i32,
         device: &Link,
     ) -> Residue<'_> {
-        let is_own = matches!(question.about, About::Leaving { .. });
+        let is_own = matches!(question.about, About::Leaving);
         let last = if is_own { Hook::Input } else { Hook::Forward };
         let packets = Packets::of(question.ipv6);
         // Before NAT the answers to what is forwarded go to an address of the uplink, too.
@@ -104,7 +118,7 @@ impl Firewall {
             .into_iter()
             .zip(destinations)
             .map(|(place, is_known)| {
-                let mut own = question.sources_of(device).filter(|_| is_known);
+                let own = question.only_source_of(device).filter(|_| is_known);
                 let facts = Facts {
                     iif: DeviceFact::Known(Box::new(device.clone())),
                     oif: match place.hook {
@@ -114,7 +128,7 @@ impl Firewall {
                     },
                     protocol: u8::try_from(protocol).ok(),
                     source: Some(ANYWHERE[usize::from(question.ipv6)].into()),
-                    destination: own.next(),
+                    destination: own,
                     destination_port: Some(ANY_PORT),
                     answers: true,
                     ..Facts::default()
@@ -124,33 +138,52 @@ impl Firewall {
         Residue::in_turn(residues)
     }
 
-    /// The first rule that sends this host's new packets elsewhere which are about to leave by one device, and not those by
-    /// another: to a proxy (NAT at output), or into a VPN by a mark that a rule of the FIB asks for (`by_mark`).
+    /// The first rule that sends this host's new packets elsewhere which are about to leave by one device or with one address,
+    /// and not those by another: to a proxy (NAT at output), or into a VPN by a mark that a rule of the FIB asks for
+    /// (`by_mark`).
     pub(super) fn sent_elsewhere(&self, question: &Question, by_mark: bool) -> Option<Difference> {
-        let devices = &self.devices_of(question)?[..];
-        let residue = |chains, device: &Link| {
-            let facts = Facts {
-                source: question.sources_of(device).next().map(Into::into),
-                begins: true,
-                ..facts(Hook::Output, device)
-            };
+        if self.ruleset.is_empty() {
+            return None;
+        }
+        let Some(devices) = self.devices_of(question) else {
+            return Some(Difference::reading());
+        };
+        let residues = |chains| {
             let place = Place::new(Packets::of(question.ipv6), Hook::Output).chains(chains);
-            self.ruleset.residue(&place, &facts)
+            let of_device = |device: &&Link| {
+                let sources = question.sources_of(device).take(SOURCES_MAX);
+                let facts = facts(Hook::Output, device);
+                let residues = sources.map(|source| {
+                    let facts = Facts {
+                        source: Some(source.into()),
+                        begins: true,
+                        ..facts.clone()
+                    };
+                    self.ruleset.residue(&place, &facts)
+                });
+                residues.collect::<Vec<_>>()
+            };
+            devices.iter().flat_map(of_device).collect::<Vec<_>>()
         };
-        let marks = |device: &Link| {
-            let effects = residue(Chains::Rerouting, device).effects();
-            effects.iter().any(|effect| effect.kind == EffectKind::Mark)
+        let unlike = |residues: Vec<Residue<'_>>| {
+            let (first, others) = residues.split_first()?;
+            others.iter().find_map(|other| first.difference(other))
         };
-        let found = unlike(devices, |device| residue(Chains::Nat, device).translating());
-        let found = found.or_else(|| {
-            let is_marked = by_mark && devices.iter().any(|device| marks(device));
-            let marking = |device: &Link| residue(Chains::Rerouting, device);
-            is_marked.then(|| unlike(devices, marking)).flatten()
+        let proxied = residues(Chains::Nat)
+            .iter()
+            .map(Residue::translating)
+            .collect();
+        let rule = unlike(proxied).or_else(|| {
+            let marked = residues(Chains::Rerouting);
+            let is_marked = marked.iter().any(|r| r.does(&[EffectKind::Mark]));
+            (by_mark && is_marked).then(|| unlike(marked)).flatten()
         })?;
-        Some(Difference {
-            always: true,
-            ..found
-        })
+        Some(Difference::by(
+            &rule,
+            format!(
+                "the firewall leads this host's packets elsewhere by the device or the address that they leave by, by {rule}"
+            ),
+        ))
     }
 
     /// The first rule that gives this host's new flows the same address on several uplinks. On all but one it is a foreign

@@ -34,7 +34,10 @@ pub(crate) enum About {
     Nat,
     /// Whether it lets packets of this host's new flows through by one device and not by another, gives them the same
     /// address on several, or sends them elsewhere than to the uplink whose address they have.
-    Leaving {
+    Leaving,
+    /// Whether it sends this host's new packets elsewhere by the device or the address by which they are about to leave: to a
+    /// proxy, or into a VPN.
+    Elsewhere {
         /// Whether rules of the FIB go by marks.
         by_mark: bool,
     },
@@ -103,20 +106,29 @@ impl Question {
         let shared = members.filter(|path| !reserves.contains(path));
         let paths = shared.chain([group.preferred?]);
         let paths: Vec<&Path> = paths.map(|path| &topology.paths[path]).collect();
-        let sources = paths.iter().flat_map(|path| {
-            let addresses = path.addresses.iter();
-            addresses.map(|address| (*address, path.key.ifindex))
-        });
         let new = Self::of_new(group, topology);
         Some(Self {
-            about: About::Leaving {
-                by_mark: topology.by_mark[usize::from(new.ipv6)].is_some(),
-            },
+            about: About::Leaving,
             devices: paths.iter().map(|path| path.key.ifindex).collect(),
-            sources: sources.collect(),
+            sources: addresses_of(&paths),
             unchanged: topology.rerouted_by[usize::from(new.ipv6)].clone(),
             ..new
         })
+    }
+
+    /// About where this host's new packets that begin in a group go, also by the reserves: what is led into a VPN is not to
+    /// leave otherwise.
+    pub(crate) fn of_elsewhere(group: &Group, topology: &Topology) -> Self {
+        let members = group.members.iter().map(|member| member.path);
+        let paths: Vec<&Path> = members.map(|path| &topology.paths[path]).collect();
+        let new = Self::of_new(group, topology);
+        Self {
+            about: About::Elsewhere {
+                by_mark: topology.by_mark[usize::from(new.ipv6)].is_some(),
+            },
+            sources: addresses_of(&paths),
+            ..new
+        }
     }
 
     /// The addresses of this host's new flows that leave by a device.
@@ -124,6 +136,13 @@ impl Question {
         let index = device.ifindex;
         let of_device = move |(_, by): &&(IpAddr, u32)| *by == index;
         (self.sources.iter().filter(of_device)).map(|(source, _)| *source)
+    }
+
+    /// That address, where each device has a single one. Rules by address compare no known one with one that is open.
+    pub(super) fn only_source_of(&self, device: &Link) -> Option<IpAddr> {
+        let devices: BTreeSet<u32> = self.sources.iter().map(|(_, by)| *by).collect();
+        let is_single = devices.len() == self.sources.len();
+        self.sources_of(device).next().filter(|_| is_single)
     }
 
     /// About the networks behind this host whose flows begin in a group: whether they are translated, and whether their
@@ -194,6 +213,18 @@ impl Question {
             ..Self::of_new(group, topology)
         }
     }
+}
+
+/// The addresses of paths, each with the index of its device.
+fn addresses_of(paths: &[&Path]) -> BTreeSet<(IpAddr, u32)> {
+    let of_path = |path: &&Path| {
+        let device = path.key.ifindex;
+        let addresses = path.addresses.iter().copied();
+        addresses
+            .map(move |address| (address, device))
+            .collect::<Vec<_>>()
+    };
+    paths.iter().flat_map(of_path).collect()
 }
 
 /// What is asked about a network behind this host.

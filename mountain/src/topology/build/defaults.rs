@@ -490,10 +490,8 @@ impl Builder<'_> {
             && self.check_throws(ipv6).is_ok()
             && self.check_marks(ipv6).is_ok()
             && self.check_rules(best).is_ok();
-        if stands && !is_diverted && !best.multipath {
-            // All that is left to forbid it is too little room.
-            let _ = self.adopt_uplinks(best, vec![last.clone()]);
-        } else if stands {
+        let may_choose = stands && !is_diverted && !best.multipath;
+        if stands && !(may_choose && self.adopt_uplinks(best, vec![last.clone()]).is_ok()) {
             let why = format!(
                 "{} is the only uplink at the moment: new flows go where the kernel sends them",
                 last.ifname
