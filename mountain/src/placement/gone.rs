@@ -77,7 +77,9 @@ impl Placer {
     /// Takes away what has stayed long enough. To be called about every second.
     pub(crate) fn end_grace(&mut self) {
         let now = Instant::now();
-        if !self.gone.staying.iter().any(|(_, until)| *until <= now) {
+        // Its route may be back, as far as is known: the routing is being read, which takes long on a busy machine.
+        if self.suspensions.is_paused() || !self.gone.staying.iter().any(|(_, until)| *until <= now)
+        {
             return;
         }
         self.gone.staying.clear();

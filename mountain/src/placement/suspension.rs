@@ -56,6 +56,13 @@ pub(super) struct Suspensions {
     between: [u64; 2],
 }
 
+impl Suspensions {
+    /// Whether the routing is being read again.
+    pub(super) fn is_paused(&self) -> bool {
+        self.paused
+    }
+}
+
 impl Placer {
     /// Places no new flow until [`Placer::resume`]: the kernel may prefer another way by now.
     pub(crate) fn pause(&mut self) {

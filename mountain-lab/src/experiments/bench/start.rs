@@ -31,7 +31,7 @@ use crate::emulate::wire::lan;
 
 const INNER: Ipv4Addr = Ipv4Addr::new(192, 168, 7, 2);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(192, 168, 7, 1);
-const FAR: Ipv4Addr = Ipv4Addr::new(198, 18, 50, 2);
+const FAR: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
 
 /// Limits of the checks.
 const MAX_CONNECT_NS: f64 = 5_000.0;
