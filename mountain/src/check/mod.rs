@@ -27,7 +27,7 @@ use crate::host::{capabilities, descriptors, kernel, sysctl};
 use crate::netlink;
 use crate::placement::config::NewFlows;
 use crate::placement::has_left;
-use crate::steer::explain::{SILENT, SILENT_TODO};
+use crate::steer::explain::{SILENT, SILENT_REMEDY};
 use crate::topology::{read_topology_blocking, Filter, Group, Kind, Topology};
 
 /// How a finding is to be taken.
@@ -470,7 +470,7 @@ fn check_silent(report: &mut Report, status: &Status) {
                 "{name} has never answered a probe (to {}): the kernel decides for its route",
                 path.probe_target
             ),
-            SILENT_TODO,
+            SILENT_REMEDY,
         );
     }
 }

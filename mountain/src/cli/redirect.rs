@@ -23,7 +23,7 @@ use crate::config::save_redirects;
 use crate::host::capabilities::Capability;
 use crate::host::signals;
 use crate::host::text::{address, count};
-use crate::redirect::actions::{self, Added, Wanted};
+use crate::redirect::actions::{self, Added, AddedPossible, Wanted};
 use crate::redirect::bpf;
 use crate::redirect::config::{self, BackendChoice, RedirectConfig};
 use crate::redirect::store::Store;
@@ -457,13 +457,34 @@ fn save(file: &Path) -> Result<()> {
     for rule in &saved.removed {
         println!("removed one that was not in force: {rule}");
     }
+    say_relying(&rules);
     Ok(())
+}
+
+/// Names rules that rely on settings which were changed for another one that is gone: nobody has allowed these to be changed for
+/// them.
+fn say_relying(rules: &[Installed]) {
+    let is_kept = |rule: &Installed| {
+        let has = |other: &Installed| rule.plan.fixes.iter().all(|f| other.plan.fixes.contains(f));
+        rule.may_fix() || rules.iter().any(|other| other.may_fix() && has(other))
+    };
+    for rule in rules
+        .iter()
+        .filter(|rule| !rule.plan.fixes.is_empty() && !is_kept(rule))
+    {
+        eprintln!(
+            "mountain: rule {} ({}) relies on what --fix has changed for another rule, which is gone: to have it restored \
+             after a restart, delete it and add it with --fix",
+            rule.id, rule.rule
+        );
+    }
 }
 
 /// Returns those rules of the file that are not possible now. It has said why.
 fn restore(file: &ConfigFile) -> Result<Vec<Wanted>> {
     let loaded = load_redirects(file.config.as_deref()).map_err(WrongConfiguration)?;
-    let wanted: Vec<Wanted> = loaded.iter().map(|r| r.wanted()).collect();
+    let wanted = loaded.iter().map(|r| r.wanted());
+    let numbered: Vec<(usize, Wanted)> = (1..).zip(wanted).collect();
     if !file.path().exists() {
         eprintln!("mountain: there is no {}", file.path().display());
     }
@@ -475,9 +496,9 @@ fn restore(file: &ConfigFile) -> Result<Vec<Wanted>> {
             count(unfixed, "rule")
         );
     }
-    let mut store = actions::open(!wanted.is_empty())?;
+    let mut store = actions::open(!numbered.is_empty())?;
     let noted = store.entries().map(|entry| entry.backend());
-    actions::load_module(noted.chain(wanted.iter().filter_map(|w| w.backend)));
+    actions::load_module(noted.chain(numbered.iter().filter_map(|(_, w)| w.backend)));
     let back = actions::repair(&mut store)?;
     if back > 0 {
         println!(
@@ -485,14 +506,23 @@ fn restore(file: &ConfigFile) -> Result<Vec<Wanted>> {
             count(back, "rule")
         );
     }
-    // One that is wrong by now (a device that is gone) does not keep the others out.
-    let mut shown = 0;
-    let done = actions::add_possible(&mut store, &wanted, |i, why| {
-        shown += 1;
-        if shown <= SHOWN_ERRORS {
-            eprintln!("mountain: redirect {} ({}): {why:#}", i + 1, wanted[i].rule);
-        }
-    })?;
+    // First those that change settings, as others may rely on that. One that is wrong by now (a device that is gone) does not
+    // keep the others out.
+    let (mut done, mut shown) = (AddedPossible::default(), 0);
+    for fix in [true, false] {
+        let these = numbered.iter().filter(|(_, wanted)| wanted.fix == fix);
+        let (numbers, wanted): (Vec<usize>, Vec<Wanted>) = these.cloned().unzip();
+        let more = actions::add_possible(&mut store, &wanted, |i, why| {
+            shown += 1;
+            if shown <= SHOWN_ERRORS {
+                let number = numbers[i];
+                eprintln!("mountain: redirect {number} ({}): {why:#}", wanted[i].rule);
+            }
+        })?;
+        done.added.extend(more.added);
+        done.was += more.was;
+        done.refused.extend(more.refused);
+    }
     println!(
         "{} added, {} already there, {} not possible",
         count(done.added.len(), "rule"),

@@ -18,7 +18,7 @@ use crate::control::status::{
 use crate::placement::config::NewFlows;
 use crate::placement::{has_left, kind_text};
 use crate::report::table::{align, head, row, Words};
-use crate::steer::explain::{in_group, ms, Outcome, SILENT, SILENT_TODO};
+use crate::steer::explain::{in_group, ms, Outcome, SILENT, SILENT_REMEDY};
 use crate::steer::PolicyKind;
 use crate::topology::{destinations_told, Kind};
 
@@ -141,7 +141,7 @@ pub(crate) fn status_text(status: &Status) -> String {
     }
     let mut members = status.groups.iter().flat_map(|group| &group.members);
     if members.any(|member| member.state == SILENT) {
-        let _ = writeln!(out, "\nsilent: {SILENT_TODO}");
+        let _ = writeln!(out, "\nsilent: {SILENT_REMEDY}");
     }
     if status.kernel_told {
         let _ = writeln!(

@@ -138,8 +138,7 @@ impl RedirectConfig {
             backend_fixed: installed.fixed,
             snat: rule.snat,
             log: rule.log,
-            // It may also rely on what was changed for another rule, which may be gone by then.
-            fix: installed.may_fix() || !installed.plan.fixes.is_empty(),
+            fix: installed.may_fix(),
         }
     }
 }

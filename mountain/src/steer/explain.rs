@@ -41,7 +41,7 @@ pub enum Load {
 /// State of a path that has never answered, ...
 pub const SILENT: &str = "silent";
 /// ... and what to do.
-pub(crate) const SILENT_TODO: &str =
+pub(crate) const SILENT_REMEDY: &str =
     "if it does not answer pings, give it another `probe_target`, and all paths of its route the same one";
 
 /// What a path may be used for within a group.

@@ -77,11 +77,7 @@ fn who_disables_it_hears_that_the_default_is_a_guess() {
         let output = ns.output("unshare", &args);
         let (said, errors) = texts(&output);
         assert!(output.status.success(), "{said}{errors}");
-        // Other tests use the congestion control as well.
-        let errors = errors
-            .lines()
-            .filter(|line| !line.starts_with("waiting for"));
-        (default_in(&ns), errors.collect::<Vec<_>>().join("\n"))
+        (default_in(&ns), without_waits(&errors))
     };
     ns.sysctl("net.ipv4.tcp_congestion_control", "reno");
     assert_eq!(disable("true"), ("reno".to_owned(), String::new()));

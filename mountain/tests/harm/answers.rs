@@ -65,6 +65,33 @@ fn an_uplink_that_the_firewall_treats_otherwise_is_found() {
     }
 }
 
+/// What the kernel prefers is in the table of that rule, such as a VPN.
+#[test]
+fn where_a_rule_takes_the_kernels_address_nothing_is_placed() {
+    let net = two_providers();
+    let lan = machine_behind(&net);
+    net.client
+        .ip("route add default via 10.30.1.2 dev u1 table 100");
+    net.client.ip("rule add from 10.30.0.1 lookup 100");
+    up(&net);
+    let said = "new flows are left to the kernel: the routing rule of priority";
+    net.client.mountain_says("status", said);
+    assert_eq!(begun(&net), set(&[U0]));
+    assert_eq!(sources(&net, &sockets_of(&lan)), [U0; SOCKETS]);
+}
+
+#[test]
+fn an_uplink_that_does_not_forward_has_no_forwarded_flows() {
+    let net = two_providers();
+    let _lan = machine_behind(&net);
+    let said = || stdout(&net.client.mountain("check --adopt"));
+    let why = "forwarded connections are left to the kernel: u1 does not forward";
+    assert!(!said().contains(why));
+    net.client.sysctl("net.ipv4.conf.u1.forwarding", "0");
+    let remedy = "`sysctl -w net.ipv4.conf.u1.forwarding=1`";
+    assert_has(&said(), &[why, remedy]);
+}
+
 #[test]
 fn a_network_whose_pings_are_not_translated_is_left() {
     let net = two_providers();
