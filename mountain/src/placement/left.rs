@@ -373,8 +373,7 @@ mod tests {
             (None, &LeftNets::default())
         );
         let asked = Left::questions(&topology(NETS_MAX + 2), &BTreeSet::new());
-        // Further ones: which of ours are lost, what is translated, what is led elsewhere, and by marks of this host's and of
-        // others'.
+        // Besides the networks: lost marks, NAT, packets led elsewhere, and marks of this host's and of others'.
         assert_eq!(asked.len(), NETS_MAX + 5);
 
         let left = all_translated(NETS_MAX + 2);

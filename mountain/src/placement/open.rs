@@ -11,7 +11,7 @@ use crate::bpf::placement::PathMark;
 use crate::topology::Topology;
 
 impl Placer {
-    /// Takes note of the uplinks of a topology. Returns what the programs are told of each, and says which are closed.
+    /// Keeps the uplinks of a topology, and says which are closed. Returns what to tell the programs of each.
     pub(super) fn look_at_uplinks(
         &mut self,
         topology: &Topology,

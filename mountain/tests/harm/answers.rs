@@ -8,13 +8,13 @@ use crate::placement::{
 };
 use crate::support::{assert_has, config, stdout, wait_until, LEAVE, SERVER4};
 
-/// What is said of this host's new flows, and of those from behind it.
+/// Parts of what `check` says: this host's new flows, those from behind it, and all forwarded ones are left.
 const OWN: &str = "new connections are left to the kernel";
 const BEHIND: &str = "10.40.0.0/24: the firewall does not let them leave by all";
 const NO_MARKS: &str =
     "forwarded connections are left to the kernel: the firewall sets or reads the marks of frames";
 
-/// Tables, and which of these is said of them.
+/// Tables, and which of these parts `check` says with each.
 const CASES: [(&str, &[&str]); 20] = [
     // Only the kernel's uplink may be answered by.
     ("table inet t { chain c { type filter hook forward priority 0; policy drop;\niifname n0 accept\niifname u0 ct state established,related accept\n} }", &[BEHIND]),

@@ -7,7 +7,7 @@ use super::expr::{self, Bitwise, Expr, Extension, Lookup, Reg, Source, Statement
 use super::residue::Origin;
 use super::{
     xt, Chain, EffectKind, Family, FirewallRule, FirewallTable, Hook, Packets, RuleRef, Ruleset,
-    Value,
+    Value, HOOKS_OF_IP,
 };
 use crate::netlink::wire::u32_at;
 
@@ -24,42 +24,37 @@ impl Ruleset {
     /// The first rule that packets may meet at one of these hooks and that may do something else where a packet,
     /// or its connection, bears a strange mark.
     pub fn by_mark(&self, packets: Packets, hooks: &[Hook], strange: Strange) -> Option<RuleRef> {
+        let goes = |rule: &FirewallRule, table: &FirewallTable| goes_by_mark(rule, table, strange);
+        self.first(|family| family.sees(packets), hooks, goes)
+    }
+
+    /// The first rule at bridges that reads or sets the mark of a frame, or of its connection.
+    pub fn bridge_marks(&self) -> Option<RuleRef> {
+        self.first(
+            |family| family == Family::Bridge,
+            &HOOKS_OF_IP,
+            |rule, _| rule.exprs.iter().any(is_of_mark),
+        )
+    }
+
+    /// The first rule of these families that packets get to from one of these hooks and that is meant.
+    fn first(
+        &self,
+        is_met: impl Fn(Family) -> bool,
+        hooks: &[Hook],
+        is_meant: impl Fn(&FirewallRule, &FirewallTable) -> bool,
+    ) -> Option<RuleRef> {
         let tables = self.tables.iter();
-        let met = tables.filter(|((family, _), table)| !table.dormant && family.sees(packets));
+        let met = tables.filter(|((family, _), table)| !table.dormant && is_met(*family));
         for ((family, name), table) in met {
             for (chain_name, chain) in reached(table, hooks) {
                 let mut rules = chain.rules.iter();
-                if let Some(rule) = rules.find(|rule| goes_by_mark(rule, table, strange)) {
+                if let Some(rule) = rules.find(|rule| is_meant(rule, table)) {
                     let at = Origin {
                         family: *family,
                         table_name: name,
                         table,
                         chain: chain_name,
-                        rule: Some(rule),
-                    };
-                    return Some(at.rule_ref());
-                }
-            }
-        }
-        None
-    }
-}
-
-impl Ruleset {
-    /// The first rule at bridges that reads or sets the mark of a frame, or of its connection.
-    pub fn bridge_marks(&self) -> Option<RuleRef> {
-        let tables = self.tables.iter();
-        let of_bridges =
-            tables.filter(|((family, _), table)| *family == Family::Bridge && !table.dormant);
-        for ((family, name), table) in of_bridges {
-            for (chain, of_chain) in &table.chains {
-                let mut rules = of_chain.rules.iter();
-                if let Some(rule) = rules.find(|rule| rule.exprs.iter().any(is_of_mark)) {
-                    let at = Origin {
-                        family: *family,
-                        table_name: name,
-                        table,
-                        chain,
                         rule: Some(rule),
                     };
                     return Some(at.rule_ref());

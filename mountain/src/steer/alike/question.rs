@@ -21,7 +21,7 @@ pub(crate) struct Question {
     /// What must not be changed after routing, as rules of the FIB ask for it. With [`About::Leaving`]: after the uplink is
     /// chosen.
     pub unchanged: BTreeSet<Rewritable>,
-    /// With [`About::Leaving`]: the addresses of this host's new flows, and the index of the device by which they leave.
+    /// The addresses of this host's new flows, each with the index of the device by which they leave.
     pub sources: BTreeSet<(IpAddr, u32)>,
 }
 
@@ -35,14 +35,14 @@ pub(crate) enum About {
     /// Whether it lets packets of this host's new flows through by one device and not by another, gives them the same
     /// address on several, or sends them elsewhere than to the uplink whose address they have.
     Leaving,
+    /// The same of packets from networks behind this host, which come in by this device; `None`: by any of several.
+    Forwarding(Option<u32>),
     /// Whether it sends this host's new packets elsewhere by the device or the address by which they are about to leave: to a
     /// proxy, or into a VPN.
     Elsewhere {
         /// Whether rules of the FIB go by marks.
         by_mark: bool,
     },
-    /// The same of packets from networks behind this host, which come in by this device; `None`: by any of several.
-    Forwarding(Option<u32>),
     /// Whether it translates what comes from a network behind this host to anywhere.
     Source(InnerNet),
     /// Whether it forwards to other hosts what others send to an address of the devices.
@@ -116,8 +116,8 @@ impl Question {
         })
     }
 
-    /// About where this host's new packets that begin in a group go, also by the reserves: what is led into a VPN is not to
-    /// leave otherwise.
+    /// About [`About::Elsewhere`], of all members of a group. The reserves count, too: what a rule leads into a VPN must not
+    /// leave by them.
     pub(crate) fn of_elsewhere(group: &Group, topology: &Topology) -> Self {
         let members = group.members.iter().map(|member| member.path);
         let paths: Vec<&Path> = members.map(|path| &topology.paths[path]).collect();
