@@ -55,6 +55,7 @@
 //!
 //! Formats: linux/netfilter/nf_tables.h, linux/netfilter_ipv4/ip_tables.h; nft_*.c and xt_*.c.
 
+mod edges;
 mod eval;
 mod expr;
 mod facts;
@@ -79,6 +80,7 @@ use std::ops::{Bound, RangeBounds};
 
 use expr::{Expr, Verdict};
 
+pub use edges::Edges;
 pub use facts::{DeviceFact, Facts, MarkFact};
 pub use marks::Strange;
 pub use read::{changed, notifications, translates_sources, Changed, Elements};

@@ -314,7 +314,7 @@ pub(crate) fn but_for(nets: &LeftNets) -> String {
     let left = [
         (
             &nets.untranslated,
-            "the firewall does not translate them to each uplink's own address",
+            "the firewall does not translate all of them to each uplink's own address",
         ),
         (
             &nets.stopped,

@@ -23,20 +23,19 @@ mod leaving;
 mod marks;
 mod question;
 mod rerouted;
+mod translated;
 
 pub(crate) use question::{About, Question};
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::IpNet;
-use libc::{IPPROTO_ICMP, IPPROTO_ICMPV6, IPPROTO_TCP, IPPROTO_UDP};
+use libc::IPPROTO_UDP;
 use serde::{Deserialize, Serialize};
 
 use crate::netlink::ruleset::{
-    Chains, DeviceFact, Effect, EffectKind, Facts, Hook, MarkFact, Packets, Place, Residue,
-    Ruleset, Targets,
+    Chains, DeviceFact, Effect, EffectKind, Facts, Hook, Packets, Place, Residue, Ruleset, Targets,
 };
 use crate::netlink::Link;
 use crate::topology::Rewritable;
@@ -166,7 +165,7 @@ impl Firewall {
             let Some(from) = self.inner_device(inner.device) else {
                 return Some(Difference::reading());
             };
-            return self.untranslated(inner.net, &from, nat, &devices);
+            return self.untranslated(inner.net, &from, &nat, &devices);
         }
         AFTER_ROUTING
             .into_iter()
@@ -243,60 +242,6 @@ impl Firewall {
         })
     }
 
-    /// The first device by which connections from a network, which come in by `from`, begin untranslated, or translated to
-    /// another one's address. Those to anywhere, of any port and without a mark, have to be translated: rules for single
-    /// servers and ports are about ways back into the network, and those by mark (as of Kubernetes) for what somebody has
-    /// chosen. None may be translated to one address by several.
-    fn untranslated(
-        &self,
-        net: IpNet,
-        from: &DeviceFact,
-        nat: Place,
-        devices: &[&Link],
-    ) -> Option<Difference> {
-        let ipv6 = net.addr().is_ipv6();
-        let icmp = if ipv6 { IPPROTO_ICMPV6 } else { IPPROTO_ICMP };
-        let residue = |device: &Link, source: IpNet, protocol: Option<i32>| {
-            let port = protocol.filter(|p| *p != icmp).map(|_| ANY_PORT);
-            let facts = Facts {
-                iif: from.clone(),
-                protocol: protocol.and_then(|protocol| u8::try_from(protocol).ok()),
-                source: Some(source),
-                destination: Some(ANYWHERE[usize::from(ipv6)]),
-                source_port: port,
-                destination_port: port,
-                mark: MarkFact::of(0),
-                ct_mark: MarkFact::of(0),
-                begins: true,
-                ..facts(nat.hook, device)
-            };
-            self.ruleset.residue(&nat, &facts)
-        };
-        let are_translated = |device: &Link| {
-            let ends = ends(net).into_iter();
-            let mut each = ends.flat_map(|end| [IPPROTO_UDP, IPPROTO_TCP, icmp].map(|p| (end, p)));
-            each.all(|(end, protocol)| {
-                let nat = [
-                    EffectKind::Nat,
-                    EffectKind::Redirect,
-                    EffectKind::Masquerade,
-                ];
-                residue(device, end.into(), Some(protocol)).does(&nat)
-            })
-        };
-        if let Some(device) = devices.iter().find(|device| !are_translated(device)) {
-            return Some(Difference::new(format!(
-                "the firewall does not translate packets from {net} that leave by {}",
-                device.name
-            )));
-        }
-        let residues = devices
-            .iter()
-            .map(|device| vec![residue(device, net, None)]);
-        let residues: Vec<Vec<Residue<'_>>> = residues.collect();
-        same_nat(&residues, &format!("packets from {net}"))
-    }
-
     /// The first rule that changes, after routing, what FIB rules ask for. Devices are treated alike by now, so
     /// one of them tells.
     fn rewriting(&self, question: &Question, device: &Link) -> Option<Difference> {
@@ -337,17 +282,6 @@ const ANYWHERE: [IpAddr; 2] = [
 ];
 const ANY_PORT: u16 = 40_404;
 
-/// Two addresses of hosts of a network, from either end: a rule may be about a part of it.
-fn ends(net: IpNet) -> [IpAddr; 2] {
-    match (net.network(), net.broadcast()) {
-        // The first host is mostly the router itself.
-        (IpAddr::V4(first), IpAddr::V4(last)) if net.prefix_len() <= 29 => {
-            [u32::from(first) + 2, u32::from(last) - 1].map(|n| Ipv4Addr::from(n).into())
-        }
-        (first, last) => [first, last],
-    }
-}
-
 /// The hooks that a packet meets once the kernel has chosen its device.
 const AFTER_ROUTING: [Hook; 4] = [Hook::Output, Hook::Forward, Hook::Postrouting, Hook::Egress];
 
@@ -366,23 +300,6 @@ fn at_place(ruleset: &Ruleset, place: Place, devices: &[&Link]) -> Option<Differ
     unlike(devices, |device| {
         ruleset.residue(&place, &facts(place.hook, device))
     })
-}
-
-/// The first rule that gives `packets` the same address on several devices. Each device has some residues.
-fn same_nat(residues: &[Vec<Residue<'_>>], packets: &str) -> Option<Difference> {
-    let all = residues.iter().enumerate();
-    let all = all.flat_map(|(device, of)| of.iter().map(move |residue| (device, residue)));
-    let mut all = all.flat_map(|(device, residue)| {
-        let translations = residue.translations().into_iter();
-        translations.map(move |(what, rule)| (what, device, rule))
-    });
-    let mut known: HashMap<&str, usize> = HashMap::new();
-    let (.., rule) =
-        all.find(|(what, device, _)| *known.entry(what).or_insert(*device) != *device)?;
-    Some(Difference::by(
-        &rule,
-        format!("the firewall gives {packets} the same address on several uplinks, by {rule}"),
-    ))
 }
 
 /// The first rule by which what remains for the first device differs from what does for another one.

@@ -55,7 +55,7 @@ pub(crate) fn is_private(address: IpAddr) -> bool {
 }
 
 /// Whether an address means the same everywhere.
-fn is_global(address: IpAddr) -> bool {
+pub(crate) fn is_global(address: IpAddr) -> bool {
     let within = within(address);
     match address {
         IpAddr::V4(_) => !LOCAL4.into_iter().any(within),

@@ -19,8 +19,8 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 pub use crate::netlink::snapshot::{FibRule, RouteOptions};
-pub(crate) use global::is_private;
 pub use global::is_translated_later;
+pub(crate) use global::{is_global, is_private};
 pub(crate) use memory::{Memory, Placed};
 pub(crate) use read::read_on_blocking;
 pub use read::{read_topology, read_topology_blocking, Filter};

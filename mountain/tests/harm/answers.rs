@@ -15,7 +15,7 @@ const NO_MARKS: &str =
     "forwarded connections are left to the kernel: the firewall sets or reads the marks of frames";
 
 /// Tables, and which of these parts `check` says with each.
-const CASES: [(&str, &[&str]); 20] = [
+const CASES: [(&str, &[&str]); 22] = [
     // Only the kernel's uplink may be answered by.
     ("table inet t { chain c { type filter hook forward priority 0; policy drop;\niifname n0 accept\niifname u0 ct state established,related accept\n} }", &[BEHIND]),
     ("table inet t { chain c { type filter hook input priority 0; policy drop;\niifname { lo, n0 } accept\niifname u0 ct state established accept\n} }", &[OWN]),
@@ -37,6 +37,9 @@ const CASES: [(&str, &[&str]); 20] = [
     // By address instead of device.
     ("table inet t { chain c { type filter hook output priority 0;\nip saddr 10.30.1.1 udp dport != 53 drop\n} }", &[OWN]),
     ("table inet t { chain c { type filter hook postrouting priority 150;\nip saddr != 10.30.0.1 oifname { u0, u1 } drop\n} }", &[OWN, BEHIND]),
+    // One address on all uplinks.
+    ("table ip t { chain c { type nat hook postrouting priority 99;\nip daddr 8.8.8.8 snat to 10.30.0.1\n} }", &[OWN]),
+    ("table ip t { chain c { type nat hook postrouting priority 99;\nip daddr 192.168.0.0/16 snat to 10.30.0.1\n} }", &[]),
     // Elsewhere.
     ("table ip t { chain c { type nat hook output priority -100;\noifname u0 tcp dport 80 redirect to :3128\n} }", &[OWN]),
     ("table ip t { chain c { type nat hook output priority -100;\ntcp dport 80 redirect to :3128\n} }", &[]),
@@ -92,18 +95,51 @@ fn an_uplink_that_does_not_forward_has_no_forwarded_flows() {
     assert_has(&said(), &[why, remedy]);
 }
 
+/// Rules of NAT for the network behind, and whether they translate all that it sends to the Internet.
+const TRANSLATIONS: [(&str, bool); 24] = [
+    ("oifname { u0, u1 } masquerade", true),
+    ("oifname { u0, u1 } meta l4proto { tcp, udp } masquerade", false),
+    // Some hosts.
+    ("ip saddr 10.40.0.60-10.40.0.69 accept\noifname { u0, u1 } masquerade", false),
+    ("ip saddr 10.40.0.64/26 accept\noifname { u0, u1 } masquerade", false),
+    ("oifname { u0, u1 } ip saddr != 10.40.0.77 masquerade", false),
+    ("oifname { u0, u1 } ip saddr { 10.40.0.0-10.40.0.59, 10.40.0.70-10.40.0.255 } masquerade", false),
+    ("oifname { u0, u1 } ip saddr { 10.40.0.0-10.40.0.59, 10.40.0.60-10.40.0.255 } masquerade", true),
+    ("ip saddr vmap { 10.40.0.8 : accept }\noifname { u0, u1 } masquerade", false),
+    ("ip saddr 10.40.0.1 accept\noifname { u0, u1 } masquerade", true),
+    ("ip saddr { 10.41.0.0/24, 10.40.1.0/24 } accept\noifname { u0, u1 } masquerade", true),
+    // Some destinations.
+    ("ip daddr 8.8.0.0/16 accept\noifname { u0, u1 } masquerade", false),
+    ("oifname { u0, u1 } ip daddr != { 8.8.0.0/16, 10.0.0.0/8 } masquerade", false),
+    ("ip daddr { 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 224.0.0.0/4 } accept\noifname { u0, u1 } masquerade", true),
+    ("ip daddr 8.8.8.8 snat to 10.30.0.1\noifname { u0, u1 } masquerade", false),
+    ("ip daddr 8.8.8.8 oifname u0 snat to 10.30.0.1\noifname { u0, u1 } masquerade", true),
+    // Some ports.
+    ("udp dport { 500, 4500 } accept\noifname { u0, u1 } masquerade", false),
+    ("oifname { u0, u1 } tcp sport 1024-65535 masquerade\noifname { u0, u1 } meta l4proto != tcp masquerade", false),
+    // Some hosts to some ports of some servers.
+    ("ip saddr . ip daddr . tcp dport { 10.40.0.7 . 8.8.8.8 . 443 } accept\noifname { u0, u1 } masquerade", false),
+    ("ip saddr 10.40.0.7 ip daddr 10.40.0.7 tcp dport 443 accept\noifname { u0, u1 } masquerade", true),
+    // By mark, as of a firewall, and of Kubernetes.
+    ("meta mark & 0xff == 7 accept\noifname { u0, u1 } masquerade", false),
+    ("ct mark 7 accept\noifname { u0, u1 } masquerade", false),
+    ("meta mark & 0x4000 == 0x4000 masquerade", false),
+    ("meta mark & 0x4000 == 0x4000 masquerade\noifname { u0, u1 } masquerade", true),
+    // What an IPsec policy takes goes by no route.
+    ("rt ipsec exists accept\noifname { u0, u1 } masquerade", true),
+];
+
 #[test]
-fn a_network_whose_pings_are_not_translated_is_left() {
+fn a_network_of_which_something_is_not_translated_is_left() {
     let net = two_providers();
     let _lan = machine_behind(&net);
-    net.client.run("nft delete table ip n");
-    let rule = "oifname { u0, u1 } meta l4proto { tcp, udp } masquerade";
-    (net.client).chain("ip n post", "nat hook postrouting priority 100", rule);
-    let said = stdout(&net.client.mountain("check --adopt"));
-    assert_has(
-        &said,
-        &["10.40.0.0/24: the firewall does not translate them"],
-    );
+    for (rules, expected) in TRANSLATIONS {
+        net.client.run("nft delete table ip n");
+        (net.client).chain("ip n post", "nat hook postrouting priority 100", rules);
+        let said = stdout(&net.client.mountain("check --adopt"));
+        let left = "10.40.0.0/24: the firewall does not translate all of them";
+        assert_eq!(!said.contains(left), expected, "{rules}\n{said}");
+    }
 }
 
 /// Rules may be about any of them, and one that is about a private one is no difference.

@@ -164,7 +164,7 @@ fn flows_that_nobody_here_translates_are_left_to_the_kernel() {
     up(&net);
     assert_eq!(begun(&server, &lan, "10.41.0.2"), set(&[U0, U1]));
     assert_kept(&net, &server, &lan, &["10.50.0.2", "10.42.0.2"]);
-    let said = ["from 10.42.0.0/24, 10.50.0.0/24: the firewall does not translate them"];
+    let said = ["from 10.42.0.0/24, 10.50.0.0/24: the firewall does not translate all of them"];
     assert_has(&net.client.status().placement.unwrap().left[0], &said);
     assert_has(&stdout(&net.client.mountain("check --adopt")), &said);
 }

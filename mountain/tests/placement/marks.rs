@@ -130,7 +130,7 @@ fn check_names_rules_by_which_marks_or_uplinks_matter() {
     let net = Home::new().with_lan();
     let check = || stdout(&net.home.mountain("check --adopt"));
     let by_mark = "otherwise if mountain's bits";
-    let one_address = "the firewall does not translate them to each uplink's own address";
+    let one_address = "the firewall does not translate all of them to each uplink's own address";
     let by_device = "the firewall treats u0 and u1 differently";
     let prerouting = "type nat hook prerouting priority dstnat;";
     let postrouting = "type nat hook postrouting priority srcnat - 1;";

@@ -7,6 +7,7 @@ use std::ops::ControlFlow::{self, Break, Continue};
 use std::ops::RangeBounds;
 use std::rc::Rc;
 
+use super::edges::Edges;
 use super::expr::{self, Expr, Extension, Lookup, Source, Statement, Verdict};
 use super::facts::Facts;
 use super::read::{SET_EVAL, SET_TIMEOUT};
@@ -26,8 +27,19 @@ const INLINE_MAX: usize = 4096;
 impl Ruleset {
     /// What the base chains at a place may still do to a packet of which these facts are known.
     pub fn residue(&self, place: &Place, facts: &Facts) -> Residue<'_> {
+        self.evaluate(place, facts, None)
+    }
+
+    /// At which addresses and ports these rules begin or cease to apply to such a packet.
+    pub fn edges(&self, place: &Place, facts: &Facts) -> Edges {
+        let mut edges = Edges::default();
+        self.evaluate(place, facts, Some(&mut edges));
+        edges
+    }
+
+    fn evaluate(&self, place: &Place, facts: &Facts, mut edges: Option<&mut Edges>) -> Residue<'_> {
         use EffectKind as E;
-        let residue = self.evaluate(place, facts);
+        let residue = self.evaluate_once(place, facts, edges.as_deref_mut());
         // What rules change on the way is not known after.
         let mut open = residue.left_of(facts);
         // A connection is translated once: no rule of NAT meets the address that another one has given it.
@@ -41,11 +53,16 @@ impl Ruleset {
         }
         match open == *facts {
             true => residue,
-            false => self.evaluate(place, &open),
+            false => self.evaluate_once(place, &open, edges),
         }
     }
 
-    fn evaluate(&self, place: &Place, facts: &Facts) -> Residue<'_> {
+    fn evaluate_once(
+        &self,
+        place: &Place,
+        facts: &Facts,
+        edges: Option<&mut Edges>,
+    ) -> Residue<'_> {
         let mut run = Run {
             ruleset: self,
             place,
@@ -53,6 +70,7 @@ impl Ruleset {
             chains: Vec::new(),
             bodies: HashMap::new(),
             running: HashSet::new(),
+            edges,
         };
         for ((family, name), table) in self.tables.iter().filter(|(_, table)| !table.dormant) {
             for (chain_name, chain) in &table.chains {
@@ -136,6 +154,8 @@ struct Run<'a, 'b> {
     bodies: HashMap<(Family, &'a str, &'a str), Rc<Body<'a>>>,
     /// Those that jumps led through.
     running: HashSet<(Family, &'a str, &'a str)>,
+    /// Where they are wanted.
+    edges: Option<&'b mut Edges>,
 }
 
 /// A rule that is being run.
@@ -298,7 +318,12 @@ impl<'a> Run<'a, '_> {
                 match in_range(&bytes, from, to) {
                     Ok(holds) if holds == *invert => return Break(End::Continue),
                     Ok(_) => {}
-                    Err(what) => run.steps.push(asked(*invert, &what)),
+                    Err(what) => {
+                        if let Some(edges) = &mut self.edges {
+                            edges.add(self.place.packets, &bytes, from, to);
+                        }
+                        run.steps.push(asked(*invert, &what));
+                    }
                 }
             }
             Expr::Lookup(lookup) => return self.look_up(run, lookup),
@@ -475,6 +500,9 @@ impl<'a> Run<'a, '_> {
         let has_known = key.iter().any(Byte::is_known);
         let elements = may_match(set, &key).filter(|_| !(changes && has_known));
         let what = question(&here.set(&lookup.set), set, &key, elements.as_deref());
+        if let (Some(edges), Some(elements)) = (&mut self.edges, &elements) {
+            edges.look_up(self.place.packets, set, &key, elements);
+        }
         if lookup.verdict {
             let Some(elements) = elements else {
                 let what = self.by_device(&format!("verdict map {}", lookup.set));

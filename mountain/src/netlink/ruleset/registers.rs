@@ -11,6 +11,8 @@ pub(super) enum Byte {
     Known(u8),
     /// Byte of a named value.
     Open(Rc<str>, usize),
+    /// Some bits of one; the others are 0.
+    Bits(Rc<str>, usize, u8),
     /// The same with a known value: comparisons use the value, and what is written with it shows the name.
     Named(u8, Rc<str>, usize),
 }
@@ -19,7 +21,16 @@ impl Byte {
     fn value(&self) -> Option<u8> {
         match self {
             Self::Known(value) | Self::Named(value, ..) => Some(*value),
-            Self::Open(..) => None,
+            Self::Open(..) | Self::Bits(..) => None,
+        }
+    }
+
+    /// Of one that is not known: the name of the value, which byte of it, and which bits.
+    pub(super) fn open(&self) -> Option<(&str, usize, u8)> {
+        match self {
+            Self::Known(_) | Self::Named(..) => None,
+            Self::Open(name, at) => Some((name, *at, 0xff)),
+            Self::Bits(name, at, bits) => Some((name, *at, *bits)),
         }
     }
 
@@ -29,7 +40,7 @@ impl Byte {
 
     fn name(&self) -> Option<(&str, usize)> {
         match self {
-            Self::Known(_) => None,
+            Self::Known(_) | Self::Bits(..) => None,
             Self::Open(name, at) | Self::Named(_, name, at) => Some((name, *at)),
         }
     }
@@ -64,8 +75,8 @@ impl Registers {
             *written = bytes.len();
         }
         // The kernel clears the rest of the last 4 bytes: what a longer value has left there is no part of a key.
-        let rest = bytes.len().next_multiple_of(4) - bytes.len();
-        bytes.extend(named("unset", rest));
+        let whole = bytes.len().next_multiple_of(4);
+        bytes.resize(whole, Byte::Known(0));
         for (place, byte) in self.bytes.iter_mut().skip(reg).zip(bytes) {
             *place = byte;
         }
@@ -84,13 +95,14 @@ pub(super) fn named(name: &str, len: usize) -> Vec<Byte> {
 /// Bytes as text: their identity.
 pub(super) fn render(bytes: &[Byte]) -> String {
     let follows = |a: &Byte, b: &Byte| match (a.name(), b.name()) {
-        (None, None) => true,
+        (None, None) => a.is_known() && b.is_known(),
         (Some((one, at)), Some((other, next))) => one == other && next == at + 1,
         _ => false,
     };
-    let part = |part: &[Byte]| match part[0].name() {
-        None => hex(&known(part).unwrap_or_default()),
-        Some((name, at)) => format!("{name}[{at}..{}]", at + part.len()),
+    let part = |part: &[Byte]| match (&part[0], part[0].name()) {
+        (Byte::Bits(name, at, bits), _) => format!("{name}[{at}] & {bits:02x}"),
+        (_, None) => hex(&known(part).unwrap_or_default()),
+        (_, Some((name, at))) => format!("{name}[{at}..{}]", at + part.len()),
     };
     let parts: Vec<String> = bytes.chunk_by(follows).map(part).collect();
     parts.join(" . ")
@@ -128,6 +140,8 @@ pub(super) fn bitwise(bytes: &[Byte], how: &Bitwise) -> Vec<Byte> {
                 (_, 0, xor) => Byte::Known(*xor),
                 (Byte::Known(byte), mask, xor) => Byte::Known(byte & mask ^ xor),
                 (byte, 0xff, 0) => byte.clone(),
+                (Byte::Open(name, at), mask, 0) => Byte::Bits(name.clone(), *at, *mask),
+                (Byte::Bits(name, at, bits), mask, 0) => Byte::Bits(name.clone(), *at, bits & mask),
                 (byte, mask, xor) => {
                     let name = format!(
                         "({} & {mask:02x} ^ {xor:02x})",
@@ -165,7 +179,7 @@ mod tests {
         registers.write(4, named("dport", 2));
         assert_eq!(registers.read_written(4).len(), 2);
         let key = render(&registers.read(0, 8));
-        assert_eq!(key, "ip saddr[0..4] . dport[0..2] . unset[0..2]");
+        assert_eq!(key, "ip saddr[0..4] . dport[0..2] . 0000");
         // The rest of the name is still there.
         assert_eq!(known(&registers.read(8, 2)), Some(b"6\0".to_vec()));
     }

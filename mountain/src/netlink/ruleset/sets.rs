@@ -70,13 +70,21 @@ pub(super) fn may_match<'a>(set: &'a Set, key: &[Byte]) -> Option<Vec<&'a Elemen
     Some(found)
 }
 
-/// By part of a concatenated key, whether an element holds it, or what that depends on. Each part is padded to four
-/// bytes.
+/// By part of a concatenated key, whether an element holds it, or what that depends on.
 fn parts<'a>(
     set: &'a Set,
     key: &'a [Byte],
     element: &'a Element,
 ) -> impl Iterator<Item = Result<bool, String>> + 'a {
+    compared(set, key, element).map(|(part, from, to)| in_range(part, from, to))
+}
+
+/// The parts of a concatenated key, each with the range of an element that it is compared with. Each is padded to four bytes.
+pub(super) fn compared<'a>(
+    set: &'a Set,
+    key: &'a [Byte],
+    element: &'a Element,
+) -> impl Iterator<Item = (&'a [Byte], &'a [u8], &'a [u8])> {
     let whole = std::slice::from_ref(&set.key_len);
     let lens = if set.fields.is_empty() {
         whole
@@ -89,7 +97,7 @@ fn parts<'a>(
         let part = at..at + len;
         at += len.next_multiple_of(4);
         let (from, to) = (from.get(part.clone())?, to.get(part.clone())?);
-        Some(in_range(key.get(part)?, from, to))
+        Some((key.get(part)?, from, to))
     })
 }
 

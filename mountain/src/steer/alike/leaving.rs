@@ -6,10 +6,9 @@ use std::collections::BTreeMap;
 
 use libc::{IPPROTO_TCP, IPPROTO_UDP};
 
+use super::translated::{by_destination, kinds, same_nat};
 use super::About;
-use super::{
-    facts, same_nat, unlike, Difference, Firewall, Question, ANYWHERE, ANY_PORT, SOURCES_MAX,
-};
+use super::{facts, unlike, Difference, Firewall, Question, ANYWHERE, ANY_PORT, SOURCES_MAX};
 use crate::netlink::ruleset::{
     Chains, DeviceFact, EffectKind, Facts, Hook, MarkFact, Packets, Place, Residue,
 };
@@ -190,28 +189,38 @@ impl Firewall {
     /// one.
     fn with_one_address(&self, question: &Question) -> Option<Difference> {
         let nat = Place::new(Packets::of(question.ipv6), Hook::Postrouting).chains(Chains::Nat);
-        let residues = |device: &Link| {
+        let devices = self.devices_of(question)?;
+        let all = devices.iter().enumerate().flat_map(|(i, device)| {
             let sources = question.sources_of(device).take(SOURCES_MAX);
-            let facts = facts(nat.hook, device);
-            let residues = sources.map(|source| {
+            sources.map(move |source| {
                 let facts = Facts {
                     iif: DeviceFact::Absent,
                     source: Some(source.into()),
-                    destination: Some(ANYWHERE[usize::from(question.ipv6)]),
                     mark: MarkFact::of(0),
                     ct_mark: MarkFact::of(0),
                     begins: true,
-                    ..facts.clone()
+                    ..facts(nat.hook, device)
                 };
-                self.ruleset.residue(&nat, &facts)
-            });
-            residues.collect()
-        };
-        let residues: Vec<Vec<Residue<'_>>> = self
-            .devices_of(question)?
-            .into_iter()
-            .map(residues)
-            .collect();
-        same_nat(&residues, "this host's packets")
+                (i, facts)
+            })
+        });
+        let mut residues = Vec::new();
+        for (i, all) in all {
+            let edges = |kind: &Facts| self.ruleset.edges(&nat, kind);
+            let Some(kinds) = kinds(all, &[by_destination], edges) else {
+                return Some(Difference::new(
+                    "the firewall has more rules about single destinations than can be asked about",
+                ));
+            };
+            residues.extend(
+                kinds
+                    .iter()
+                    .map(|kind| (i, self.ruleset.residue(&nat, kind))),
+            );
+        }
+        same_nat(
+            residues.iter().map(|(i, residue)| (*i, residue)),
+            "this host's packets",
+        )
     }
 }
