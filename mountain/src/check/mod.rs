@@ -184,7 +184,7 @@ pub fn check_into(
     if let Some(status) = running {
         check_silent(report, status);
     }
-    placement::check(report, &topology, config, up);
+    placement::check(report, &topology, config, up, running);
     firewall::check(report, &topology, running, new_flows);
     check_sysctls(report, &topology, config.placement.enabled);
     sockets::check_new(report, &topology, config);

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use super::Report;
 use crate::config::Config;
+use crate::control::status::Status;
 use crate::daemon::firewall::read;
 use crate::daemon::topology::reserves;
 use crate::host::cgroup;
@@ -17,7 +18,13 @@ use crate::placement::{but_for, preview, Left};
 use crate::steer::alike::Difference;
 use crate::topology::Topology;
 
-pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config, up: &str) {
+pub(super) fn check(
+    report: &mut Report,
+    topology: &Topology,
+    config: &Config,
+    up: &str,
+    running: Option<&Status>,
+) {
     if !topology.places() {
         return;
     }
@@ -34,8 +41,8 @@ pub(super) fn check(report: &mut Report, topology: &Topology, config: &Config, u
         Ok(lines) => report.ok(
             "uplinks",
             format!(
-                "routes and rules of their own would be added while mountain runs ({}); \
-                 `{up} --dry-run` shows them",
+                "routes and rules of their own {} while mountain runs ({}); `{up} --dry-run` shows them",
+                if running.is_some() { "are there" } else { "would be added" },
                 count(lines.len(), "line")
             ),
         ),

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use anyhow::{anyhow, ensure, Context, Result};
 use clap::Args;
+use clap_complete::ArgValueCandidates;
 use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::cli::compare::text;
 use crate::cli::measure::{reflector_hint, LONGEST};
 use crate::cli::results::{check_writable, is_stdout, keep, progress};
-use crate::cli::{exit_code, print_json};
+use crate::cli::{exit_code, path, print_json};
 use crate::control::steering;
 use crate::host::signals::{Asked, Ended};
 use crate::host::stdout;
@@ -60,6 +61,11 @@ pub(crate) struct Ab {
     /// Send over this device
     #[arg(long, value_name = "DEV")]
     dev: Option<String>,
+    /// Send over this path, by the name that `mountain status` shows
+    ///
+    /// It is looked up once, before the first command.
+    #[arg(long, value_name = "NAME", conflicts_with = "dev", add = ArgValueCandidates::new(path::candidates))]
+    path: Option<String>,
     /// Use IPv4 only
     #[arg(short = '4', conflicts_with = "ipv6")]
     ipv4: bool,
@@ -103,6 +109,9 @@ impl Ab {
         ensure!(self.settle <= LONGEST, "--settle: at most a year");
         check_writable(self.out.as_deref())?;
         let mut options = self.options();
+        if let Some(name) = &self.path {
+            path::choose(&mut options, name)?;
+        }
         // The name is looked up once: both sides have the same target. That can take long, and until then nothing is
         // changed that a signal would leave behind.
         options.target = Pinger::new(options.clone())?.numeric_target();

@@ -173,21 +173,7 @@ impl Ping {
             ..PingOptions::default()
         };
         if let Some(name) = &self.path {
-            let way = path::look_up(name, &self.target, ipv6)?;
-            if let (Some(gateway), Some(other)) = (way.gateway, &way.shared_with) {
-                if self.target.parse() != Ok(gateway) {
-                    bail!(
-                        "the paths {name:?} and {other:?} share {}, and which of their gateways a \
-                         probe takes is the routing table's choice: only {gateway} itself can be \
-                         measured by --path {name}",
-                        way.device
-                    );
-                }
-            }
-            options.ipv6 = Some(way.ipv6);
-            options.device = Some(way.device);
-            options.gateway = way.gateway;
-            options.source = way.source;
+            path::choose(&mut options, name)?;
         }
         Ok(options)
     }
@@ -358,7 +344,16 @@ impl Cpu {
         let mut command = command.transpose()?;
         let wait = Duration::from_secs(10);
         let duration = command.is_none().then_some(self.duration.unwrap_or(wait));
-        let recorded = cpu::record(self.interval, duration, command.as_mut())?;
+        // A command has the terminal for itself.
+        let bar = duration.map(|length| {
+            let length = humantime::format_duration(length);
+            let bar = progress(0, &format!("recording: {{elapsed}} of {length}"));
+            bar.enable_steady_tick(Duration::from_secs(1));
+            bar
+        });
+        let recorded = cpu::record(self.interval, duration, command.as_mut());
+        bar.inspect(ProgressBar::finish_and_clear);
+        let recorded = recorded?;
         let run = RunFile {
             schema: SCHEMA.into(),
             label: self.label,

@@ -4,29 +4,48 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, ToSocketAddrs};
 
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use clap_complete::CompletionCandidate;
 
 use crate::config::Config;
 use crate::control::run_dir::RunDir;
 use crate::control::status::PathStatus;
+use crate::measure::ping::PingOptions;
 
 /// Where probes over a path go.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ProbeRoute {
-    pub device: String,
+struct ProbeRoute {
+    device: String,
     /// `None`: next hops are on the link itself, or it is not known.
-    pub gateway: Option<IpAddr>,
+    gateway: Option<IpAddr>,
     /// The address that the daemon probes from, which is the device's own.
-    pub source: Option<IpAddr>,
-    pub ipv6: bool,
+    source: Option<IpAddr>,
+    ipv6: bool,
     /// Another path leaves by the same device, and the socket cannot choose between them.
-    pub shared_with: Option<String>,
+    shared_with: Option<String>,
+}
+
+/// Has probes take a path's device, gateway and address.
+pub(crate) fn choose(options: &mut PingOptions, name: &str) -> Result<()> {
+    let way = look_up(name, &options.target, options.ipv6)?;
+    if let (Some(gateway), Some(other)) = (way.gateway, &way.shared_with) {
+        ensure!(
+            options.target.parse() == Ok(gateway),
+            "the paths {name:?} and {other:?} share {}, and which of their gateways a probe takes is the routing \
+             table's choice: only {gateway} itself can be measured by --path {name}",
+            way.device
+        );
+    }
+    options.ipv6 = Some(way.ipv6);
+    options.device = Some(way.device);
+    options.gateway = way.gateway;
+    options.source = way.source;
+    Ok(())
 }
 
 /// Looks a path up in the running daemon or, without one, among the tables of the configuration.
 /// `ipv6`: the family, if one is asked for; else the first of the target's that the path has.
-pub(crate) fn look_up(name: &str, target: &str, ipv6: Option<bool>) -> Result<ProbeRoute> {
+fn look_up(name: &str, target: &str, ipv6: Option<bool>) -> Result<ProbeRoute> {
     let status = RunDir::of_this_namespace()?
         .status()
         .with_context(|| format!("--path {name}"))?;
@@ -126,10 +145,18 @@ fn in_config(config: &Config, name: &str, families: &[bool]) -> Result<ProbeRout
         families
     };
     let Some((path, ipv6)) = unknown.iter().copied().find_map(find) else {
+        let names = config
+            .path
+            .iter()
+            .map(|p| p.name.as_ref().unwrap_or(&p.dev));
+        let names: BTreeSet<&str> = names.map(String::as_str).collect();
+        let named = match Vec::from_iter(names)[..] {
+            [] => "its configuration names none".to_owned(),
+            ref names => format!("its configuration names {} only", names.join(", ")),
+        };
         bail!(
-            "there is no path {name:?}: mountain is not running in this network namespace (start \
-             it with `mountain up`, or choose a device with --dev), and its configuration names \
-             no such path"
+            "there is no path {name:?}: mountain is not running in this network namespace (start it with `mountain up`, or \
+             choose a device with --dev), and {named}"
         );
     };
     let other = |p: &&Path| p.dev == path.dev && p.gateway != path.gateway && of_family(p, ipv6);
@@ -240,6 +267,7 @@ mod tests {
         for (name, ipv6) in [("dsl", true), ("eth0", false)] {
             let error = in_config(&config, name, &[ipv6]).unwrap_err().to_string();
             assert!(error.contains("not running"), "{error}");
+            assert!(error.ends_with("names dsl, wwan0 only"), "{error}");
         }
     }
 

@@ -24,7 +24,9 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use super::presence::{self, Elsewhere};
 use super::status::Status;
 use crate::host::atomic_file::is_at;
+use crate::host::delay;
 use crate::host::folder;
+use crate::host::lock::holder;
 use crate::host::namespaces::this_namespace;
 use crate::steer::PolicyKind;
 
@@ -291,6 +293,8 @@ impl RunDir {
     /// What the daemon answered, that it runs and does not answer ([`Unanswered`], where it is silent), or that it runs
     /// [`Elsewhere`].
     pub(crate) fn ask(&self, request: &Request) -> Result<Option<Value>> {
+        let lock = self.0.join("lock");
+        let _waiting = delay::say(move || format!("{} to answer", holder(&lock)));
         let mut stream = match self.connect() {
             Ok(stream) => stream,
             Err(e) => match e.kind() {

@@ -4,34 +4,20 @@
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
-use std::time::Duration;
 
 use anyhow::Result;
 use nix::fcntl::{Flock, FlockArg};
 
-/// Who waits for so long says for whom.
-const PATIENCE: Duration = Duration::from_secs(2);
+use super::delay;
 
 /// Locks the file at `path`, in the order in which processes ask for it.
 ///
 /// # Errors
 /// When the kernel refuses.
 pub(crate) fn wait_for(file: File, path: &Path) -> Result<Flock<File>> {
-    let (waiting, ended) = mpsc::channel::<()>();
     let told = path.to_owned();
-    let say = move || {
-        if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-            eprintln!(
-                "waiting for {}, which has locked {}",
-                holder(&told),
-                told.display()
-            );
-        }
-    };
-    // Where there is no room for a thread it waits silently.
-    let _ = thread::Builder::new().spawn(say);
+    let waiting =
+        delay::say(move || format!("{}, which has locked {}", holder(&told), told.display()));
     let locked = Flock::lock(file, FlockArg::LockExclusive);
     drop(waiting);
     locked.map_err(|(_, e)| anyhow::anyhow!("cannot lock {}: {e}", path.display()))

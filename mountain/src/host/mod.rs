@@ -8,6 +8,7 @@ pub mod stdout;
 pub mod atomic_file;
 pub(crate) mod capabilities;
 pub mod cgroup;
+pub(crate) mod delay;
 pub mod descriptors;
 pub(crate) mod folder;
 pub(crate) mod kernel;

@@ -354,11 +354,16 @@ fn a_check_calls_nothing_left_behind_while_a_daemon_does_not_answer() {
     let net = two_providers();
     net.client.mountain_ok("up --adopt");
     let check = || stdout(&net.client.mountain("check --adopt"));
+    let there = "routes and rules of their own are there while mountain runs";
+    assert_has(&check(), &[there]);
     let pid = Pid::from_raw(net.client.pid());
     kill(pid, Signal::SIGSTOP).unwrap();
-    let silent = check();
+    let output = net.client.mountain("check --adopt");
     kill(pid, Signal::SIGCONT).unwrap();
+    let silent = stdout(&output);
     assert!(!silent.contains("left behind"), "{silent}");
+    let waiting = format!("waiting for process {pid} (mountain) to answer");
+    assert_has(&stderr(&output), &[&waiting]);
     net.client.end_daemon(Signal::SIGKILL);
     assert_has(&check(), &["left behind"]);
     net.client.mountain_ok("down");
