@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Neighbour entries of the paths' gateways: without one nothing can be steered to a path.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::Daemon;
 use crate::host::solicit::solicit;
 use crate::host::sysctl;
 use crate::netlink;
+use crate::topology::Path;
 
 /// A gateway that was never resolved may take so long before its path counts as down: the kernel
 /// asks once a second.
@@ -187,8 +189,13 @@ impl Daemon {
         let Some((ifindex, gateway)) = self.paths.gateway(path) else {
             return true;
         };
+        let Some(there) = self.asks_with(path) else {
+            return true;
+        };
         let known = self.paths.path(path);
-        let source = known.and_then(|path| path.source.filter(|s| path.fresh.contains(s)));
+        let is_good =
+            |source: &IpAddr, path: &Path| path.fresh.contains(source) && there.contains(source);
+        let source = known.and_then(|path| path.source.filter(|source| is_good(source, path)));
         match solicit(ifindex, gateway, source) {
             Ok(()) => true,
             Err(e) => {
@@ -233,6 +240,17 @@ impl Daemon {
         }
     }
 
+    /// The addresses that a path's device has at the moment. `None`: it has lost them, and may not ask. The kernel would take one
+    /// of another device (`inet_select_addr`, net/ipv4/devinet.c), which the gateway would look for here from then on. Where it
+    /// had none before, as on unnumbered links, it does so without Mountain, too.
+    fn asks_with(&self, path: usize) -> Option<Vec<IpAddr>> {
+        let path = self.paths.path(path)?;
+        let there = netlink::addresses_of(path.key.ifindex).unwrap_or_default();
+        let is_of_family = |address: &IpAddr| address.is_ipv6() == path.key.ipv6;
+        let is_unnumbered = path.addresses.is_empty() && path.up;
+        (is_unnumbered || there.iter().any(is_of_family)).then_some(there)
+    }
+
     fn forget_entry(&self, path: usize) {
         let gateway = self.paths.gateway(path);
         let forgotten = gateway.map(|(ifindex, ip)| netlink::forget_neighbour(ifindex, ip));
@@ -242,7 +260,8 @@ impl Daemon {
     }
 
     fn verify_entry(&self, path: usize) {
-        let gateway = self.paths.gateway(path);
+        let asks = self.asks_with(path).is_some();
+        let gateway = self.paths.gateway(path).filter(|_| asks);
         let verified = gateway.map(|(ifindex, ip)| netlink::verify_neighbour(ifindex, ip));
         if let Some(Err(e)) = verified {
             tracing::debug!(path = self.paths.name(path), "{e:#}");
@@ -270,7 +289,7 @@ impl Daemon {
 
     /// Asks the kernel to resolve a path's gateway, for which it may ask with any address of the device.
     fn resolve(&mut self, path: usize) {
-        if self.options.dry_run {
+        if self.options.dry_run || self.asks_with(path).is_none() {
             return;
         }
         self.ask_everyone(path);

@@ -86,9 +86,11 @@ impl Paths {
         self.by_id.keys().copied().collect()
     }
 
-    /// Ids of the paths that can be probed.
+    /// Ids of the paths that can be probed. Of one whose device has lost its address the kernel would ask for the gateway with an
+    /// address of another device.
     pub(crate) fn probed(&self) -> Vec<usize> {
-        self.matching(|known| known.target.is_some())
+        let has_source = |path: &Path| path.key.ipv6 || path.up || !path.addresses.is_empty();
+        self.matching(|known| known.target.is_some() && has_source(&known.path))
     }
 
     /// Whether the program counts a path's probes: it knows the path's packets by the gateway's link-layer address.

@@ -333,6 +333,16 @@ pub fn passing_addresses() -> io::Result<Vec<IpAddr>> {
     Ok(passing.map(|a| a.address).collect())
 }
 
+/// The addresses of a device.
+///
+/// # Errors
+/// When the kernel refuses the dump.
+pub(crate) fn addresses_of(ifindex: u32) -> io::Result<Vec<IpAddr>> {
+    let all = all_addresses()?.into_iter();
+    let of_device = all.filter(|address| address.ifindex == ifindex);
+    Ok(of_device.map(|address| address.address).collect())
+}
+
 fn all_addresses() -> io::Result<Vec<Address>> {
     let mut found = Vec::new();
     let all = [0; ADDRESS_HEADER_LEN];

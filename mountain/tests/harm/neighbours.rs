@@ -210,3 +210,20 @@ fn a_gateway_learns_of_another_address_of_this_hosts_device() {
         thread::sleep(Duration::from_secs(1));
     }
 }
+
+/// The kernel would ask with an address of another device, which the gateway would look for here from then on.
+#[test]
+fn a_device_that_has_lost_its_address_asks_with_no_other_ones() {
+    let net = Net::new();
+    net.client.mountain_ok("up");
+    net.wait_good();
+    let rule = "iifname s1 arp saddr ip != 10.30.1.0/24 counter";
+    (net.server).chain("arp t in", "filter hook input priority 0", rule);
+    for _ in 0..3 {
+        net.client.ip("addr del 10.30.1.1/24 dev u1");
+        thread::sleep(Duration::from_secs(2));
+        assert_eq!(net.server.counted("chain arp t in"), [0]);
+        net.client.ip("addr add 10.30.1.1/24 dev u1");
+        thread::sleep(Duration::from_millis(500));
+    }
+}
