@@ -36,8 +36,10 @@ impl Gone {
     pub(super) fn follow(&mut self, topology: &Topology, present: Vec<Path>) -> Vec<Path> {
         let now = Instant::now();
         let last = std::mem::replace(&mut self.last, present);
-        let is_one =
-            |a: &Path, b: &Path| (a.key.ifindex, a.key.ipv6) == (b.key.ifindex, b.key.ipv6);
+        // A device that is made anew has its name, but another index.
+        let is_one = |a: &Path, b: &Path| {
+            a.key.ipv6 == b.key.ipv6 && (a.key.ifindex == b.key.ifindex || a.ifname == b.ifname)
+        };
         let began = last.into_iter().map(|path| (path, now + GRACE));
         let mut staying = std::mem::take(&mut self.staying);
         for (path, until) in began {

@@ -18,6 +18,7 @@ mod held;
 mod in_use;
 mod left;
 pub(crate) mod nft;
+mod numbers;
 mod open;
 mod published;
 mod routing;
@@ -50,6 +51,7 @@ use gone::Gone;
 use held::Held;
 use in_use::InUse;
 pub(crate) use left::{but_for, Left};
+use numbers::Remembered;
 use routing::{describe, plan, PlacementPlan, To};
 pub use status::PlacementStatus;
 use suspension::Suspensions;
@@ -109,6 +111,8 @@ pub struct Placer {
     held: Held,
     /// Uplinks that have just lost their default route.
     gone: Gone,
+    /// What uplinks were called whose devices may come back.
+    remembered: Remembered,
     /// What is said of uplinks that new flows do not choose.
     closed: BTreeSet<String>,
     /// Whether rules and tables outlive it.
@@ -160,6 +164,7 @@ impl Placer {
             preferred: [None; 2],
             held: Held::default(),
             gone: Gone::default(),
+            remembered: Remembered::default(),
             closed: BTreeSet::new(),
             leaves: false,
         })
@@ -261,7 +266,8 @@ impl Placer {
         self.hold_snated(topology, &known);
         let held = self.held.addresses();
         let (mask, present) = (self.config.mark_mask, routing::uplink_paths(topology));
-        let gone = self.gone.follow(topology, present);
+        let numbers = self.remembered.and(numbers, &present);
+        let gone = self.gone.follow(topology, present.clone());
         let plan_with = |gone: &[Path]| plan((topology, gone), mask, &held, &numbers);
         let plan = plan_with(&gone)?;
         if !gone.is_empty() {
@@ -276,6 +282,7 @@ impl Placer {
             );
         }
         // What is in the kernel, whatever fails from here on.
+        self.remembered.note(&plan.numbers, &present);
         self.plan = plan;
         self.forget_translated();
         Ok(())

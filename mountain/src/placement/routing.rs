@@ -36,14 +36,15 @@
 //! An uplink's number, of which mark and table are made, comes from its device's index, which stays as
 //! long as the device does. So connections that Netfilter has marked find their uplink again when
 //! mountain is started anew. Where two indexes would give one number, each device keeps the one that it has, whichever
-//! uplinks come and go.
+//! uplinks come and go, and one that is made anew has the number that it had ([`super::numbers`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use anyhow::{bail, Result};
+use anyhow::Result;
 use serde::Deserialize;
 
+use super::numbers::numbers;
 use crate::netlink::snapshot::{FibRule, TABLE_MAIN};
 use crate::topology::{Kept, Path, RouteOptions, Topology};
 
@@ -323,43 +324,6 @@ fn by_gateway(path: &Path) -> Option<To> {
         preferred_source: path.preferred_source,
         options: path.options.clone(),
     })
-}
-
-/// A number for each device, 1 to `largest`: the one that it has; for a new device its index where that fits and is
-/// free.
-fn numbers(
-    devices: impl Iterator<Item = u32>,
-    largest: u32,
-    before: &BTreeMap<u32, u32>,
-) -> Result<BTreeMap<u32, u32>> {
-    let devices: BTreeSet<u32> = devices.collect();
-    if devices.len() > largest as usize {
-        bail!(
-            "{} uplinks, but the mark has room for {largest}: widen `mark_mask`",
-            devices.len()
-        );
-    }
-    let mut numbers: BTreeMap<u32, u32> = BTreeMap::new();
-    let is_taken =
-        |numbers: &BTreeMap<u32, u32>, number: u32| numbers.values().any(|n| *n == number);
-    for (&device, &number) in before {
-        // Found in the kernel, it may be of another mask.
-        let fits = devices.contains(&device) && (1..=largest).contains(&number);
-        if fits && !is_taken(&numbers, number) {
-            numbers.insert(device, number);
-        }
-    }
-    for device in devices {
-        if numbers.contains_key(&device) {
-            continue;
-        }
-        let mut number = (device - 1) % largest + 1;
-        while is_taken(&numbers, number) {
-            number = number % largest + 1;
-        }
-        numbers.insert(device, number);
-    }
-    Ok(numbers)
 }
 
 impl Routing {

@@ -134,6 +134,29 @@ fn connections_go_on_when_a_default_route_is_made_anew() {
     });
 }
 
+/// As of a modem that is plugged in again. What is masqueraded, Linux forgets with the address.
+#[test]
+fn forwarded_connections_go_on_when_an_uplinks_device_is_made_anew() {
+    let net = Home::new().with_lan();
+    net.home.run("nft flush chain inet home post");
+    for i in 0..2 {
+        let rule = format!("oifname u{i} snat ip to 10.4{i}.0.2");
+        net.home.run(&format!("nft add rule inet home post {rule}"));
+    }
+    net.up();
+    net.wait_forwarding();
+    let mut flows = net.inner_flows();
+    let opened = flows.open_by_both(&["tcp", "udp"], SERVER[0]);
+    for i in [1, 0] {
+        net.home.ip(&format!("link del u{i}"));
+        thread::sleep(Duration::from_millis(1500));
+        net.join(i);
+        net.wait_good();
+        assert_eq!(flows.ask(), opened, "u{i}");
+    }
+    assert_eq!(net.refused(), 0);
+}
+
 /// As by `systemctl restart`, for a new configuration or version.
 #[test]
 fn forwarded_connections_go_on_when_mountain_restarts_while_the_other_uplink_is_away() {

@@ -102,7 +102,8 @@ impl Home {
         net
     }
 
-    fn join(&self, i: u32) {
+    /// Makes an uplink.
+    pub fn join(&self, i: u32) {
         let (near, far) = (format!("u{i}"), format!("r{i}"));
         let nets = [format!("10.4{i}.0"), format!("fd4{i}")];
         self.home.join((&near, 2), &self.providers, (&far, 1), nets);

@@ -204,7 +204,7 @@ fn a_device_that_is_down_leads_nowhere_and_keeps_its_rules() {
 #[test]
 fn numbers_are_the_devices_own_and_differ() {
     let numbers = |devices: &[u32], largest| {
-        let numbers = super::numbers(devices.iter().copied(), largest, &BTreeMap::new())?;
+        let numbers = numbers(devices.iter().copied(), largest, &BTreeMap::new())?;
         anyhow::Ok(numbers.into_values().collect::<Vec<_>>())
     };
     assert_eq!(numbers(&[2, 3, 2], 255).unwrap(), [2, 3]);
@@ -221,7 +221,7 @@ fn numbers_are_the_devices_own_and_differ() {
 fn a_device_keeps_its_number_whoever_comes_and_goes() {
     let numbers = |devices: &[u32], before: &[(u32, u32)]| {
         let before: BTreeMap<u32, u32> = before.iter().copied().collect();
-        let numbers = super::numbers(devices.iter().copied(), 255, &before).unwrap();
+        let numbers = numbers(devices.iter().copied(), 255, &before).unwrap();
         numbers.into_iter().collect::<Vec<_>>()
     };
     let both = numbers(&[3, 258], &[]);
