@@ -222,7 +222,11 @@ fn signalling_goes_where_the_kernel_has_the_packets_that_it_is_about() {
     // Other forwarded datagrams are placed as the signalling is, whichever port they are from.
     let forwarded = |port| net.inner_flows().open_at("tcp", EACH, (SERVER[0], port));
     assert_eq!(by_uplink(&forwarded(1723)), [EACH, 0]);
-    assert_eq!(gre_by_uplink(&net, 0), [EACH as u64, 0]);
+    // The other end of a tunnel knows one address: of ipip, 6in4, GRE, ESP.
+    for protocol in [4, 41, 47, 50] {
+        let sent = sent_by_uplink(&net, protocol, protocol);
+        assert_eq!(sent, [EACH as u64, 0], "{protocol}");
+    }
     // Nor does anybody take mail from an address that its domain does not name.
     assert_eq!(by_uplink(&forwarded(25)), [EACH, 0]);
     assert_by_both(&forwarded(5060));
@@ -230,24 +234,29 @@ fn signalling_goes_where_the_kernel_has_the_packets_that_it_is_about() {
     lose_the_kernels_uplink(&net);
     net.flows()
         .assert_opens_at("tcp", 8, (SERVER[0], 5060), [0, 8]);
-    assert_eq!(gre_by_uplink(&net, 100), [0, EACH as u64]);
+    for protocol in [47, 50] {
+        let sent = sent_by_uplink(&net, protocol, 100 + protocol);
+        assert_eq!(sent, [0, EACH as u64], "{protocol}");
+    }
 }
 
-/// Packets of GRE that leave by each uplink, of some from the network behind, to as many addresses from this one on.
-fn gre_by_uplink(net: &Home, first: u8) -> [u64; 2] {
-    const COUNT: &str = "meta l4proto gre oifname u0 counter\nmeta l4proto gre oifname u1 counter";
+/// Packets of a protocol that leave by each uplink, of some from the network behind, to as many addresses from this one on.
+fn sent_by_uplink(net: &Home, protocol: u8, first: u8) -> [u64; 2] {
+    let counts = [0, 1].map(|i| format!("meta l4proto {protocol} oifname u{i} counter"));
     let at = "filter hook postrouting priority 0";
-    net.home.chain("inet gre out", at, COUNT);
+    net.home.chain("inet sent out", at, &counts.join("\n"));
     net.lan.as_ref().unwrap().with(|| {
-        let gre = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(47))).unwrap();
+        let protocol = Protocol::from(i32::from(protocol));
+        let socket = Socket::new(Domain::IPV4, Type::RAW, Some(protocol)).unwrap();
         for n in 0..EACH as u8 {
             let to = SocketAddr::from(([192, 0, 2, first + n], 0));
-            gre.send_to(&[0x30, 1, 0x88, 0x0b, 0, 0, 0, n], &to.into())
-                .unwrap();
+            // Of GRE: with a key.
+            let packet = [0x30, 1, 0x88, 0x0b, 0, 0, 0, n];
+            socket.send_to(&packet, &to.into()).unwrap();
         }
     });
-    let counted = net.home.counted("chain inet gre out");
-    net.home.run("nft delete table inet gre");
+    let counted = net.home.counted("chain inet sent out");
+    net.home.run("nft delete table inet sent");
     counted.try_into().unwrap()
 }
 
