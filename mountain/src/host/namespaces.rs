@@ -51,10 +51,12 @@ impl Namespace {
 /// Without CAP_SYS_ADMIN, and those of `work`.
 pub fn within<T: Send>(namespace: &File, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     thread::scope(|scope| {
-        let inside = scope.spawn(|| {
+        let inside = thread::Builder::new().spawn_scoped(scope, || {
             setns(namespace, CloneFlags::CLONE_NEWNET)?;
             work()
         });
+        let inside =
+            inside.context("cannot start a thread: is the number of processes limited?")?;
         inside
             .join()
             .unwrap_or_else(|_| bail!("a thread in the namespace panicked"))

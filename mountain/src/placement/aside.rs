@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Work that would keep the daemon's loop from measuring, beside it: calls of nft(8), and deleting connections.
 
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 
-use anyhow::{anyhow, Result};
+use anyhow::{anyhow, Context, Error, Result};
 
 /// One piece of work at a time, on a thread of its own in the caller's network namespace.
-pub(super) struct Aside<T>(Option<JoinHandle<Result<T>>>);
+pub(super) struct Aside<T>(Option<Work<T>>);
+
+enum Work<T> {
+    Begun(JoinHandle<Result<T>>),
+    /// There was no room for a thread.
+    Failed(Error),
+}
 
 impl<T> Default for Aside<T> {
     fn default() -> Self {
@@ -21,13 +27,20 @@ impl<T: Send + 'static> Aside<T> {
 
     /// Whether there is a result to take.
     pub(super) fn is_ended(&self) -> bool {
-        self.0.as_ref().is_some_and(JoinHandle::is_finished)
+        match &self.0 {
+            Some(Work::Begun(thread)) => thread.is_finished(),
+            Some(Work::Failed(_)) => true,
+            None => false,
+        }
     }
 
     /// Begins; what is still under way is waited for, and its result is lost.
     pub(super) fn begin(&mut self, work: impl FnOnce() -> Result<T> + Send + 'static) {
         self.wait();
-        self.0 = Some(std::thread::spawn(work));
+        let begun = Builder::new().spawn(work);
+        let begun =
+            begun.context("cannot start a thread: is the number of processes limited (TasksMax=)?");
+        self.0 = Some(begun.map_or_else(Work::Failed, Work::Begun));
     }
 
     /// Begins once the work that is under way is done, and drops its result.
@@ -35,7 +48,9 @@ impl<T: Send + 'static> Aside<T> {
         let before = self.0.take();
         self.begin(move || {
             // It has said itself what became of it, but for a panic, which is on standard error.
-            drop(before.map(JoinHandle::join));
+            if let Some(Work::Begun(thread)) = before {
+                drop(thread.join());
+            }
             work()
         });
     }
@@ -50,8 +65,13 @@ impl<T: Send + 'static> Aside<T> {
 
     /// Waits for what is under way.
     pub(super) fn wait(&mut self) -> Option<Result<T>> {
-        let ended = self.0.take()?.join();
-        Some(ended.unwrap_or_else(|_| Err(anyhow!("a thread panicked"))))
+        Some(match self.0.take()? {
+            Work::Begun(thread) => {
+                let ended = thread.join();
+                ended.unwrap_or_else(|_| Err(anyhow!("a thread panicked")))
+            }
+            Work::Failed(why) => Err(why),
+        })
     }
 }
 
