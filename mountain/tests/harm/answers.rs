@@ -96,7 +96,7 @@ fn an_uplink_that_does_not_forward_has_no_forwarded_flows() {
 }
 
 /// Rules of NAT for the network behind, and whether they translate all that it sends to the Internet.
-const TRANSLATIONS: [(&str, bool); 24] = [
+const TRANSLATIONS: [(&str, bool); 26] = [
     ("oifname { u0, u1 } masquerade", true),
     ("oifname { u0, u1 } meta l4proto { tcp, udp } masquerade", false),
     // Some hosts.
@@ -125,6 +125,9 @@ const TRANSLATIONS: [(&str, bool); 24] = [
     ("ct mark 7 accept\noifname { u0, u1 } masquerade", false),
     ("meta mark & 0x4000 == 0x4000 masquerade", false),
     ("meta mark & 0x4000 == 0x4000 masquerade\noifname { u0, u1 } masquerade", true),
+    // By protocol.
+    ("oifname { u0, u1 } ip protocol != udp masquerade", false),
+    ("ip protocol { gre, esp } accept\noifname { u0, u1 } masquerade", true),
     // What an IPsec policy takes goes by no route.
     ("rt ipsec exists accept\noifname { u0, u1 } masquerade", true),
 ];
@@ -228,7 +231,7 @@ fn what_a_device_is_marked_for_stays_out_of_the_other_uplink() {
     let net = two_providers();
     let client = &net.client;
     client.ip("rule add fwmark 7/0xff unreachable");
-    client.nft(CASES[16].0);
+    client.nft(CASES[18].0);
     let reserve = config("[[path]]\ndev = \"u1\"\nmetered = true\n");
     let up = format!("up --adopt --config {}", reserve.path().display());
     client.mountain_ok(&up);

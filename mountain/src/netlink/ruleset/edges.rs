@@ -9,7 +9,7 @@ use super::registers::Byte;
 use super::sets::compared;
 use super::{Element, Packets, Set};
 
-/// The first and the last value of each range of addresses and ports that rules ask for, and those right outside of it. Between
+/// The first and the last value of each range of addresses, ports and protocols that rules ask for, and those right outside of it. Between
 /// two of them rules do the same. Only of fields that are not known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Edges {
@@ -21,6 +21,8 @@ pub struct Edges {
     pub source_ports: BTreeSet<u16>,
     /// Of destination ports.
     pub destination_ports: BTreeSet<u16>,
+    /// Of protocols.
+    pub protocols: BTreeSet<u8>,
     /// Marks of packets that rules ask for.
     pub marks: BTreeSet<u32>,
     /// Marks of connections.
@@ -34,6 +36,7 @@ impl Edges {
         self.destinations.extend(others.destinations);
         self.source_ports.extend(others.source_ports);
         self.destination_ports.extend(others.destination_ports);
+        self.protocols.extend(others.protocols);
         self.marks.extend(others.marks);
         self.ct_marks.extend(others.ct_marks);
     }
@@ -58,6 +61,12 @@ impl Edges {
         };
         self.sources.extend(addresses(source));
         self.destinations.extend(addresses(destination));
+        let protocols = around(PROTOCOL, 0..1).into_iter().chain(match packets {
+            Packets::Ipv4 => around(NETWORK, 9..10),
+            Packets::Ipv6 => Vec::new(),
+        });
+        let protocols = protocols.filter_map(|number| u8::try_from(number).ok());
+        self.protocols.extend(protocols);
         self.source_ports.extend(ports(0..2));
         self.destination_ports.extend(ports(2..4));
         let mark = |base| {
@@ -84,9 +93,11 @@ impl Edges {
     }
 }
 
-/// NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER, NFT_META_MARK and NFT_CT_MARK, as bytes of them are named.
+/// NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER, NFT_META_L4PROTO, NFT_META_MARK and NFT_CT_MARK, as bytes of
+/// them are named.
 const NETWORK: &str = "payload 1";
 const TRANSPORT: &str = "payload 2";
+const PROTOCOL: &str = "meta 16";
 const MARK: &str = "meta 3";
 const CT_MARK: &str = "ct mark";
 

@@ -165,6 +165,7 @@ struct RuleRun<'a> {
     steps: Vec<Step>,
     /// By verdict maps whose keys are not known.
     branches: Vec<Branch<'a>>,
+    edges: Edges,
 }
 
 /// How a rule ends for some keys of a verdict map.
@@ -252,6 +253,7 @@ impl<'a> Run<'a, '_> {
             registers: Registers::new(),
             steps: Vec::new(),
             branches: Vec::new(),
+            edges: Edges::default(),
         };
         let mut exprs = rule.exprs.iter();
         let ran = exprs.try_for_each(|expr| self.run(&mut run, expr));
@@ -284,6 +286,9 @@ impl<'a> Run<'a, '_> {
             lines.push(ResidueLine::new(steps, end, here));
         }
         lines.extend(branches);
+        if let (Some(edges), false) = (&mut self.edges, lines.is_empty()) {
+            edges.extend(run.edges);
+        }
         lines
     }
 
@@ -319,8 +324,8 @@ impl<'a> Run<'a, '_> {
                     Ok(holds) if holds == *invert => return Break(End::Continue),
                     Ok(_) => {}
                     Err(what) => {
-                        if let Some(edges) = &mut self.edges {
-                            edges.add(self.place.packets, &bytes, from, to);
+                        if self.edges.is_some() {
+                            run.edges.add(self.place.packets, &bytes, from, to);
                         }
                         run.steps.push(asked(*invert, &what));
                     }
@@ -500,8 +505,8 @@ impl<'a> Run<'a, '_> {
         let has_known = key.iter().any(Byte::is_known);
         let elements = may_match(set, &key).filter(|_| !(changes && has_known));
         let what = question(&here.set(&lookup.set), set, &key, elements.as_deref());
-        if let (Some(edges), Some(elements)) = (&mut self.edges, &elements) {
-            edges.look_up(self.place.packets, set, &key, elements);
+        if let (Some(_), Some(elements)) = (&self.edges, &elements) {
+            run.edges.look_up(self.place.packets, set, &key, elements);
         }
         if lookup.verdict {
             let Some(elements) = elements else {

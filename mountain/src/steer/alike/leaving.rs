@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use libc::{IPPROTO_TCP, IPPROTO_UDP};
 
-use super::translated::{by_destination, kinds, same_nat};
+use super::translated::{kinds, same_nat};
 use super::About;
 use super::{facts, unlike, Difference, Firewall, Question, ANYWHERE, ANY_PORT, SOURCES_MAX};
 use crate::netlink::ruleset::{
@@ -207,7 +207,7 @@ impl Firewall {
         let mut residues = Vec::new();
         for (i, all) in all {
             let edges = |kind: &Facts| self.ruleset.edges(&nat, kind);
-            let Some(kinds) = kinds(all, &[by_destination], edges) else {
+            let Some(kinds) = kinds(all, edges) else {
                 return Some(Difference::new(
                     "the firewall has more rules about single destinations than can be asked about",
                 ));

@@ -5,14 +5,19 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
-use libc::{IPPROTO_ICMP, IPPROTO_ICMPV6, IPPROTO_TCP, IPPROTO_UDP};
 
 use super::{facts, Difference, Firewall, ANYWHERE, ANY_PORT};
 use crate::netlink::ruleset::{DeviceFact, Edges, EffectKind, Facts, MarkFact, Place, Residue};
 use crate::netlink::Link;
 use crate::topology::is_global;
 
-/// So many kinds of connections of a network are asked about, by protocol: each takes a look through the rules of NAT.
+/// IPPROTO_* (linux/in.h, linux/in6.h): what is placed.
+const UDP: u8 = 17;
+const TCP: u8 = 6;
+const ICMP: u8 = 1;
+const ICMPV6: u8 = 58;
+
+/// So many kinds of connections of a network are asked about: each takes a look through the rules of NAT.
 const KINDS_MAX: usize = 256;
 
 impl Firewall {
@@ -35,12 +40,18 @@ impl Firewall {
             all.for_each(|facts| edges.extend(self.ruleset.edges(nat, &facts)));
             edges
         };
-        let icmp = if net.addr().is_ipv6() {
-            IPPROTO_ICMPV6
-        } else {
-            IPPROTO_ICMP
+        let all = Facts {
+            iif: from.clone(),
+            source: Some(net),
+            begins: true,
+            ..Facts::default()
         };
-        let untranslated = |kind: &Facts| {
+        let Some(kinds) = kinds(all, edges) else {
+            return Some(Difference::new(format!(
+                "the firewall has more rules about packets from {net} than can be asked about"
+            )));
+        };
+        kinds.iter().find_map(|kind| {
             let residue = |device: &&Link| self.ruleset.residue(nat, &by(device, kind));
             let residues: Vec<Residue<'_>> = devices.iter().map(residue).collect();
             let is_translated = |residue: &Residue<'_>| residue.does(&TRANSLATIONS);
@@ -51,28 +62,7 @@ impl Firewall {
                 ))),
                 None => same_nat(residues.iter().enumerate(), &format!("packets from {net}")),
             }
-        };
-        [IPPROTO_UDP, IPPROTO_TCP, icmp]
-            .into_iter()
-            .find_map(|protocol| {
-                let all = Facts {
-                    iif: from.clone(),
-                    protocol: u8::try_from(protocol).ok(),
-                    source: Some(net),
-                    begins: true,
-                    ..Facts::default()
-                };
-                let splits = match protocol == icmp {
-                    true => &SPLITS[..WITHOUT_PORTS],
-                    false => &SPLITS[..],
-                };
-                match kinds(all, splits, edges) {
-                    Some(kinds) => kinds.iter().find_map(untranslated),
-                    None => Some(Difference::new(format!(
-                    "the firewall has more rules about packets from {net} than can be asked about"
-                ))),
-                }
-            })
+        })
     }
 }
 
@@ -82,82 +72,84 @@ const TRANSLATIONS: [EffectKind; 3] = [
     EffectKind::Masquerade,
 ];
 
-/// One connection of each kind that rules tell apart, of all to the Internet. `None`: there are too many.
-pub(super) fn kinds(
-    all: Facts,
-    splits: &[Split],
-    edges: impl Fn(&Facts) -> Edges,
-) -> Option<Vec<Facts>> {
-    let mut kinds = vec![all];
-    for split in splits {
-        let parts = kinds.iter().flat_map(|kind| split(kind, edges(kind)));
-        kinds = parts.take(KINDS_MAX + 1).collect();
+/// One connection of each kind that rules tell apart, of all to the Internet from a source. What no rule asks for stays open,
+/// but for marks. `None`: there are too many.
+pub(super) fn kinds(all: Facts, edges: impl Fn(&Facts) -> Edges) -> Option<Vec<Facts>> {
+    let (mut open, mut kinds) = (vec![all], Vec::new());
+    while let Some(kind) = open.pop() {
+        match split(&kind, edges(&kind)) {
+            Some(parts) => open.extend(parts),
+            None => kinds.push(unmarked(kind)),
+        }
+        if open.len() + kinds.len() > KINDS_MAX {
+            return None;
+        }
     }
-    (kinds.len() <= KINDS_MAX).then_some(kinds)
+    Some(kinds)
 }
 
-/// One connection of each kind that edges of one field tell apart.
-type Split = fn(&Facts, Edges) -> Vec<Facts>;
+/// Without the marks that are open: of ranges of marks there are no edges.
+fn unmarked(mut kind: Facts) -> Facts {
+    for mark in [&mut kind.mark, &mut kind.ct_mark] {
+        if *mark == MarkFact::default() {
+            *mark = MarkFact::of(0);
+        }
+    }
+    kind
+}
 
-const SPLITS: [Split; 6] = [
-    by_source,
-    by_destination,
-    by_mark,
-    by_ct_mark,
-    by_source_port,
-    by_destination_port,
-];
-/// How many of them are not by port.
-const WITHOUT_PORTS: usize = 4;
-
-fn by_source(kind: &Facts, edges: Edges) -> Vec<Facts> {
-    let Some([first, last]) = kind.source.map(ends) else {
-        return vec![kind.clone()];
+/// One connection of each kind that edges of a field tell apart: the first that is open and that rules ask for. `None`: there is
+/// none.
+fn split(kind: &Facts, edges: Edges) -> Option<Vec<Facts>> {
+    let source = kind.source?;
+    let ipv6 = usize::from(source.addr().is_ipv6());
+    let icmp = [ICMP, ICMPV6][ipv6];
+    let by_mark = kind.mark == MarkFact::default() && !edges.marks.is_empty();
+    let by_ct_mark = kind.ct_mark == MarkFact::default() && !edges.ct_marks.is_empty();
+    let has_ports = kind.protocol != Some(icmp);
+    let parts = if source.prefix_len() < source.max_prefix_len() && !edges.sources.is_empty() {
+        let [first, last] = ends(source);
+        let hosts = edges.sources.range(first..=last).copied();
+        let hosts = BTreeSet::from_iter(hosts.chain([first, last]));
+        with(kind, hosts, |kind, host| kind.source = Some(host.into()))
+    } else if kind.destination.is_none() && !edges.destinations.is_empty() {
+        let hosts = edges.destinations.into_iter().filter(|to| is_global(*to));
+        let hosts = BTreeSet::from_iter(hosts.chain([ANYWHERE[ipv6]]));
+        with(kind, hosts, |kind, host| kind.destination = Some(host))
+    } else if kind.protocol.is_none() && !edges.protocols.is_empty() {
+        with(kind, [UDP, TCP, icmp], |kind, protocol| {
+            kind.protocol = Some(protocol)
+        })
+    } else if by_mark {
+        with(kind, and(edges.marks, 0), |kind, mark| {
+            kind.mark = MarkFact::of(mark)
+        })
+    } else if by_ct_mark {
+        with(kind, and(edges.ct_marks, 0), |kind, mark| {
+            kind.ct_mark = MarkFact::of(mark)
+        })
+    } else if has_ports && kind.source_port.is_none() && !edges.source_ports.is_empty() {
+        let ports = and(edges.source_ports, ANY_PORT);
+        with(kind, ports, |kind, port| kind.source_port = Some(port))
+    } else if has_ports && kind.destination_port.is_none() && !edges.destination_ports.is_empty() {
+        let ports = and(edges.destination_ports, ANY_PORT);
+        with(kind, ports, |kind, port| kind.destination_port = Some(port))
+    } else {
+        return None;
     };
-    let hosts = edges.sources.range(first..=last).copied();
-    let hosts: BTreeSet<IpAddr> = hosts.chain([first, last]).collect();
-    with(kind, hosts, |kind, host| kind.source = Some(host.into()))
+    Some(parts)
 }
 
-/// Of a kind whose source is known.
-pub(super) fn by_destination(kind: &Facts, mut edges: Edges) -> Vec<Facts> {
-    let ipv6 = kind.source.is_some_and(|source| source.addr().is_ipv6());
-    edges.destinations.retain(|to| is_global(*to));
-    edges.destinations.insert(ANYWHERE[usize::from(ipv6)]);
-    with(kind, edges.destinations, |kind, to| {
-        kind.destination = Some(to)
-    })
+fn and<T: Ord>(mut values: BTreeSet<T>, another: T) -> BTreeSet<T> {
+    values.insert(another);
+    values
 }
 
-fn by_mark(kind: &Facts, mut edges: Edges) -> Vec<Facts> {
-    edges.marks.insert(0);
-    with(kind, edges.marks, |kind, mark| {
-        kind.mark = MarkFact::of(mark)
-    })
-}
-
-fn by_ct_mark(kind: &Facts, mut edges: Edges) -> Vec<Facts> {
-    edges.ct_marks.insert(0);
-    with(kind, edges.ct_marks, |kind, mark| {
-        kind.ct_mark = MarkFact::of(mark)
-    })
-}
-
-fn by_source_port(kind: &Facts, mut edges: Edges) -> Vec<Facts> {
-    edges.source_ports.insert(ANY_PORT);
-    with(kind, edges.source_ports, |kind, port| {
-        kind.source_port = Some(port)
-    })
-}
-
-fn by_destination_port(kind: &Facts, mut edges: Edges) -> Vec<Facts> {
-    edges.destination_ports.insert(ANY_PORT);
-    with(kind, edges.destination_ports, |kind, port| {
-        kind.destination_port = Some(port)
-    })
-}
-
-fn with<T>(kind: &Facts, values: BTreeSet<T>, set: fn(&mut Facts, T)) -> Vec<Facts> {
+fn with<T>(
+    kind: &Facts,
+    values: impl IntoIterator<Item = T>,
+    set: fn(&mut Facts, T),
+) -> Vec<Facts> {
     let values = values.into_iter();
     let parts = values.map(|value| {
         let mut part = kind.clone();
