@@ -23,12 +23,12 @@ use crate::config::Config;
 use crate::control::status::Status;
 use crate::host::stdout::lines;
 use crate::host::text::count;
-use crate::host::{capabilities, descriptors, kernel, sysctl};
+use crate::host::{capabilities, descriptors, kernel, memory, sysctl};
 use crate::netlink;
 use crate::placement::config::NewFlows;
 use crate::placement::has_left;
 use crate::steer::explain::{SILENT, SILENT_REMEDY};
-use crate::topology::{read_topology_blocking, Filter, Group, Kind, Topology};
+use crate::topology::{read_topology_blocking, Filter, Group, Kind, Topology, MAX_FIB_RULES};
 
 /// How a finding is to be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -173,7 +173,7 @@ pub fn check_into(
         check_cc(report);
     }
     let new_flows = config.placement.new_flows();
-    check_routes(report, &topology, new_flows);
+    check_routes(report, &topology, new_flows, up);
     if topology.groups.is_empty() {
         say_no_route(report, &filter, up);
         config::check_redirects(report, config);
@@ -303,18 +303,27 @@ fn check_program(report: &mut Report, tried: anyhow::Result<String>) {
         Ok(what) => return report.ok("program", what),
         Err(error) => error,
     };
-    let todo = match report.worst() {
-        Level::Fail => "mend the failures above first",
+    let error = format!("{error:#}");
+    let todo = match (memory::remedy(&error), report.worst()) {
+        (Some(remedy), _) => remedy,
+        (None, Level::Fail) => "mend the failures above first",
         _ => "`MOUNTAIN_LOG=debug mountain up --foreground` shows what the kernel said of it",
     };
-    report.fail("program", format!("cannot be loaded: {error:#}"), todo);
+    report.fail("program", format!("cannot be loaded: {error}"), todo);
 }
 
-fn check_routes(report: &mut Report, topology: &Topology, new: NewFlows) {
+fn check_routes(report: &mut Report, topology: &Topology, new: NewFlows, up: &str) {
     for group in &topology.groups {
         report.ok("routes", describe(group, topology, new));
     }
     let (others, rules) = (topology.not_ours.len(), topology.fib_rules.len());
+    if rules > MAX_FIB_RULES {
+        report.fail(
+            "rules",
+            format!("{rules} routing rules come before these routes, at most {MAX_FIB_RULES} are supported: `{up}` does not start"),
+            "have fewer (`ip rule`): one with a prefix or a mark with a mask may stand for many",
+        );
+    }
     let of_rules = (rules > 0).then(|| format!("of {}", count(rules, "routing rule")));
     let to_others = (others > 0).then(|| {
         let to = count(others, "destination");

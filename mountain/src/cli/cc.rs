@@ -152,6 +152,8 @@ impl Enable {
             routes::find(*prefix)?;
         }
         pinned.state()?;
+        // Without /proc/sys nothing could be undone.
+        scope::default_here()?;
         let done = pinned.enable(self.behaviour)?;
         let scoped = self.apply(&pinned, &cgroups);
         if scoped.is_err() && done == Enabled::New {

@@ -47,7 +47,7 @@ use crate::control::run_dir::{AlreadyRuns, RunDir};
 use crate::daemon;
 use crate::host::capabilities::{self, Capability};
 use crate::host::text::{address, count, prefix};
-use crate::host::{descriptors, program, stdout};
+use crate::host::{descriptors, memory, program, stdout};
 use crate::measure::reflect::{Reflector, DEFAULT_LISTEN};
 use crate::placement;
 use crate::redirect::config::RedirectConfig;
@@ -213,7 +213,8 @@ pub fn main() -> ExitCode {
         }
         Err(e) => {
             let mut text = format!("{e:#}");
-            if let Some(remedy) = descriptors::remedy(&text) {
+            let memory = || memory::remedy(&text).map(str::to_owned);
+            if let Some(remedy) = descriptors::remedy(&text).or_else(memory) {
                 text += &format!("; {remedy}");
             }
             eprintln!("mountain: {text}");
@@ -395,9 +396,14 @@ pub(crate) fn notify_ready() {
     }
 }
 
+/// For so long a thread beside the loop waits for work. One that is there needs no new one, for which there may be no room:
+/// tokio panics then.
+const THREADS_STAY: Duration = Duration::from_secs(366 * 86_400);
+
 fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        .thread_keep_alive(THREADS_STAY)
         .build()?)
 }
 

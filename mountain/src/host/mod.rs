@@ -13,6 +13,7 @@ pub mod descriptors;
 pub(crate) mod folder;
 pub(crate) mod kernel;
 pub(crate) mod lock;
+pub(crate) mod memory;
 pub mod namespaces;
 pub mod program;
 pub(crate) mod signals;

@@ -31,6 +31,8 @@ pub(crate) const MAX_GROUP_PATHS: usize = 16;
 pub(crate) const MAX_PATHS: usize = 64;
 /// Most groups on one host.
 pub(crate) const MAX_GROUPS: usize = 64;
+/// MTN_MAX_FIB_RULES of bpf/common/intf.h.
+pub(crate) const MAX_FIB_RULES: usize = 64;
 /// Most destinations of [`Topology::kept`]: VPN servers are few.
 pub(crate) const MAX_KEPT: usize = 64;
 

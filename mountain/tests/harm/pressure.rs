@@ -54,6 +54,12 @@ fn more_ip_rules_than_fit_leave_all_traffic_to_the_kernel() {
     let by = come_by(server, 9004, "own packets", &own);
     assert!(by[0] > 0, "the kernel spreads them: {by:?}");
 
+    let check = stdout(&client.mountain("check"));
+    assert_has(
+        &check,
+        &["81 routing rules come before these routes, at most 64"],
+    );
+
     // It is tried again, and said once.
     thread::sleep(Duration::from_secs(3));
     let text = said(&log);

@@ -3,7 +3,7 @@
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -27,9 +27,17 @@ const POLL: Duration = Duration::from_millis(10);
 pub fn lock(dir: &Path, wait: Duration) -> Result<Option<Flock<File>>> {
     let until = Instant::now() + wait;
     loop {
-        let file = match File::open(dir) {
+        // Neither waits for a writer, as of a FIFO, nor is led elsewhere.
+        let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let file = match File::options().read(true).custom_flags(flags).open(dir) {
             Ok(file) => file,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) if e.kind() == io::ErrorKind::NotADirectory => {
+                bail!(
+                    "{} is not a folder, as it has to be: remove it",
+                    dir.display()
+                )
+            }
             Err(e) => return Err(e).with_context(|| format!("cannot open {}", dir.display())),
         };
         // Who can open it can lock it. Earlier versions made it for all to read.
@@ -71,6 +79,34 @@ pub(crate) fn make_locked(dir: &Path, wait: Duration) -> Result<Flock<File>> {
         }
         if let Some(lock) = lock(dir, wait)? {
             return Ok(lock);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_folder_keeps_nobody_waiting() {
+        let base = tempfile::tempdir().unwrap();
+        let (fifo, link) = (base.path().join("fifo"), base.path().join("link"));
+        mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+        symlink("/nonexistent/x", &link).unwrap();
+        for path in [fifo, link] {
+            let locked = lock(&path, WAIT).map(drop);
+            for said in [locked, make_locked(&path, WAIT).map(drop)] {
+                let said = format!("{:#}", said.unwrap_err());
+                assert!(
+                    said.ends_with("is not a folder, as it has to be: remove it"),
+                    "{said}"
+                );
+            }
         }
     }
 }
