@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! What is to be done where there is too little memory.
+//! Remedies for too little memory.
 
 use nix::errno::Errno;
 
-/// What is to be done about an error, if that is what it came from.
+/// How to mend an error that came from it.
 pub(crate) fn remedy(error: &str) -> Option<&'static str> {
     let how = "there is not enough memory: raise the limit (MemoryMax= of a service, --memory of a container), or have smaller \
                tables, where the configuration sets their size";
