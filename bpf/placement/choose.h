@@ -172,7 +172,7 @@ static __always_inline bool mtn_is_signalling(const struct mtn_flow_key *key, co
 
 /*
  * Why a forwarded packet has to go by the kernel's path: a counter, or MTN_PLACE_STAT_MAX if it does not. A tunnel's other end
- * knows one address (6in4, IPIP, ESP), and GRE goes where PPTP's connection does. Hosts to which ports are forwarded tell others the address that they are seen with: games' servers,
+ * knows one address (6in4, IPIP, ESP), as do others' of SCTP, and GRE goes where PPTP's connection does. Hosts to which ports are forwarded tell others the address that they are seen with: games' servers,
  * telephones, dynamic DNS. Who spreads the flows of one host does not mind that, but for UDP, which such ports send.
  * A function of its own as mtn_rule_selects().
  */
@@ -182,7 +182,8 @@ __noinline int mtn_belongs(struct mtn_flow_key *key)
 
 	if (!key)
 		return MTN_PLACE_STAT_MAX;
-	if (!mtn_has_ports(key->proto) && key->proto != IPPROTO_ICMP && key->proto != IPPROTO_ICMPV6)
+	if (key->proto != IPPROTO_TCP && key->proto != IPPROTO_UDP && key->proto != IPPROTO_ICMP &&
+	    key->proto != IPPROTO_ICMPV6)
 		return MTN_PLACE_PASS_SIGNALLING;
 	if (key->proto == IPPROTO_UDP && bpf_ntohs(key->sport) < MTN_CHOSEN_PORT &&
 	    *(volatile __u32 *)&config.publishes >> (key->ipv6 & 1) & 1)

@@ -42,7 +42,7 @@ pub(super) fn check(
             "uplinks",
             format!(
                 "routes and rules of their own {} while mountain runs ({}); `{up} --dry-run` shows them",
-                if running.is_some() { "are there" } else { "would be added" },
+                if running.is_some_and(|status| status.placement.is_some()) { "are there" } else { "would be added" },
                 count(lines.len(), "line")
             ),
         ),

@@ -109,7 +109,7 @@ fn wait_ready(
     let (begin, mut quiet) = (Instant::now(), true);
     let end = begin + START_TIMEOUT;
     loop {
-        let status = run_dir.status().ok().flatten();
+        let status = run_dir.status_quietly().ok().flatten();
         // It may have been asked for while the daemon had no time to answer.
         if asked.has_come()? {
             give_up(&mut child, run_dir)?;

@@ -65,7 +65,7 @@ pub(crate) fn candidates() -> Vec<CompletionCandidate> {
         .iter()
         .map(|p| p.name.as_ref().unwrap_or(&p.dev));
     let mut names: BTreeSet<String> = configured.cloned().collect();
-    let status = RunDir::of_this_namespace().and_then(|dir| dir.status());
+    let status = RunDir::of_this_namespace().and_then(|dir| dir.status_quietly());
     if let Ok(Some(status)) = status {
         names.extend(status.paths.into_iter().map(|path| path.judged.name));
     }

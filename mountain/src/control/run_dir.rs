@@ -251,6 +251,14 @@ impl RunDir {
         self.ask_for(&Request::Status)
     }
 
+    /// The same without a word while the daemon does not answer.
+    pub(crate) fn status_quietly(&self) -> Result<Option<Status>> {
+        let status = self.ask_quietly(&Request::Status)?;
+        status
+            .map(|value| Ok(serde_json::from_value(value)?))
+            .transpose()
+    }
+
     /// As [`RunDir::ask`], with the answer as what it is.
     pub(crate) fn ask_for<T: DeserializeOwned>(&self, request: &Request) -> Result<Option<T>> {
         let Some(value) = self.ask(request)? else {
@@ -295,6 +303,10 @@ impl RunDir {
     pub(crate) fn ask(&self, request: &Request) -> Result<Option<Value>> {
         let lock = self.0.join("lock");
         let _waiting = delay::say(move || format!("{} to answer", holder(&lock)));
+        self.ask_quietly(request)
+    }
+
+    fn ask_quietly(&self, request: &Request) -> Result<Option<Value>> {
         let mut stream = match self.connect() {
             Ok(stream) => stream,
             Err(e) => match e.kind() {

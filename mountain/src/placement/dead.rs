@@ -68,6 +68,16 @@ impl Dead {
         }
     }
 
+    /// Flows are to leave all of them once more; `why`: it could not begin.
+    fn again(&mut self, why: &anyhow::Error) {
+        let said = format!("forwarded flows cannot leave an uplink: {why:#}");
+        if self.said != said {
+            warn!("{said}");
+            self.said = said;
+        }
+        self.paths.values_mut().for_each(|death| death.left = None);
+    }
+
     /// Which flows are to leave which of them now.
     fn leaving(&self) -> Vec<(usize, Forgotten)> {
         let leaving = self.paths.iter().filter_map(|(id, death)| {
@@ -92,8 +102,11 @@ impl Placer {
     /// go on from another address are deleted in connection tracking, and the next packet is placed anew, those of
     /// connections that were never answered at once; TCP connections are reset after `reset_stuck_s`. To be called several times a second.
     pub(crate) fn give_up_dead(&mut self) {
-        if self.dead.leaving.ended().is_some() {
-            self.recall();
+        match self.dead.leaving.ended() {
+            Some(Ok(())) => self.recall(),
+            // It has not begun: once more, a while later.
+            Some(Err(e)) => self.dead.again(&e),
+            None => {}
         }
         // nft may have made the table meanwhile.
         let is_made = self.forwarding.making.is_ended();

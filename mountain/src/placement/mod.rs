@@ -266,8 +266,9 @@ impl Placer {
         self.hold_snated(topology, &known);
         let held = self.held.addresses();
         let (mask, present) = (self.config.mark_mask, routing::uplink_paths(topology));
-        let numbers = self.remembered.and(numbers, &present);
-        let gone = self.gone.follow(topology, present.clone());
+        let gone = self.gone.follow(topology, present);
+        let uplinks = routing::all_paths(topology, &gone);
+        let numbers = self.remembered.and(numbers, &uplinks);
         let plan_with = |gone: &[Path]| plan((topology, gone), mask, &held, &numbers);
         let plan = plan_with(&gone)?;
         if !gone.is_empty() {
@@ -282,7 +283,7 @@ impl Placer {
             );
         }
         // What is in the kernel, whatever fails from here on.
-        self.remembered.note(&plan.numbers, &present);
+        self.remembered.note(&plan.numbers, &uplinks);
         self.plan = plan;
         self.forget_translated();
         Ok(())

@@ -8,13 +8,10 @@ use anyhow::{bail, Result};
 
 use crate::topology::Path;
 
-/// The numbers that uplinks had, by device name and by address. A device that is made anew (a modem, PPPoE, a bridge around it)
-/// has another index, and the marks of its running connections are those of its number.
+/// The numbers that uplinks had, by address. A device that is made anew (a modem, PPPoE, a bridge around it) has another index,
+/// and the marks of its running connections are those of its number. Its name may be another one's by then.
 #[derive(Default)]
-pub(super) struct Remembered {
-    by_name: BTreeMap<String, u32>,
-    by_address: BTreeMap<IpAddr, u32>,
-}
+pub(super) struct Remembered(BTreeMap<IpAddr, u32>);
 
 impl Remembered {
     /// Numbers by device index, and for devices of these uplinks that have none the one that they had.
@@ -23,24 +20,16 @@ impl Remembered {
         mut numbers: BTreeMap<u32, u32>,
         uplinks: &[Path],
     ) -> BTreeMap<u32, u32> {
+        let there: BTreeSet<u32> = uplinks.iter().map(|path| path.key.ifindex).collect();
+        numbers.retain(|device, _| there.contains(device));
         for path in uplinks {
-            let had = || {
-                let mut by_address = path.addresses.iter().map(|a| self.by_address.get(a));
-                let by_name = self.by_name.get(&path.ifname);
-                by_name.or_else(|| by_address.find_map(|number| number))
-            };
-            if numbers.contains_key(&path.key.ifindex) {
-                continue;
-            }
-            let of_others = |number: &u32| {
-                let others = uplinks.iter().filter(|other| other.ifname != path.ifname);
-                others
-                    .filter_map(|other| numbers.get(&other.key.ifindex))
-                    .any(|n| n == number)
-            };
-            if let Some(number) = had().copied().filter(|number| !of_others(number)) {
-                numbers.retain(|_, other| *other != number);
-                numbers.insert(path.key.ifindex, number);
+            let mut had = path
+                .addresses
+                .iter()
+                .filter_map(|address| self.0.get(address));
+            let is_free = |number: &u32| numbers.values().all(|other| other != number);
+            if let Some(number) = had.next().copied().filter(is_free) {
+                numbers.entry(path.key.ifindex).or_insert(number);
             }
         }
         numbers
@@ -50,9 +39,8 @@ impl Remembered {
     pub(super) fn note(&mut self, numbers: &BTreeMap<u32, u32>, uplinks: &[Path]) {
         for path in uplinks {
             if let Some(number) = numbers.get(&path.key.ifindex) {
-                self.by_name.insert(path.ifname.clone(), *number);
                 let addresses = path.addresses.iter().map(|address| (*address, *number));
-                self.by_address.extend(addresses);
+                self.0.extend(addresses);
             }
         }
     }
@@ -112,12 +100,18 @@ mod tests {
         remembered.note(&numbered(&[(2, 2), (3, 3)]), &[dsl.clone(), lte.clone()]);
         let and =
             |numbers: &[(u32, u32)], uplinks: &[Path]| remembered.and(numbered(numbers), uplinks);
-        // By name, whatever its address is, also while the old device is remembered; and by address.
-        let again = path(9, "lte", "198.51.100.77");
+        // Also while the old device is remembered, whatever it is called.
+        let again = path(9, "br0", "198.51.100.2");
         let expected = numbered(&[(2, 2), (9, 3)]);
         assert_eq!(and(&[(2, 2), (3, 3)], &[dsl.clone(), again]), expected);
-        let bridge = path(9, "br0", "198.51.100.2");
-        assert_eq!(and(&[(2, 2)], &[dsl.clone(), bridge]), expected);
+        // Two that come back with each other's name.
+        let swapped = [path(8, "lte", "192.0.2.2"), path(9, "dsl", "198.51.100.2")];
+        assert_eq!(and(&[], &swapped), numbered(&[(8, 2), (9, 3)]));
+        let redialled = path(9, "lte", "198.51.100.77");
+        assert_eq!(
+            and(&[(2, 2)], &[dsl.clone(), redialled]),
+            numbered(&[(2, 2)])
+        );
         // Not while another one has it.
         let other = path(9, "br0", "192.0.2.2");
         assert_eq!(and(&[(2, 2)], &[dsl, other]), numbered(&[(2, 2)]));

@@ -221,6 +221,12 @@ pub(super) fn uplink_paths(topology: &Topology) -> Vec<Path> {
     whole.map(|uplink| uplink.path.clone()).collect()
 }
 
+/// All uplinks of [`plan`].
+pub(super) fn all_paths(topology: &Topology, gone: &[Path]) -> Vec<Path> {
+    let all = uplinks(topology, gone).into_iter();
+    all.map(|uplink| uplink.path.clone()).collect()
+}
+
 /// The addresses that get a rule by [`plan`] while nothing is held.
 pub(super) fn uplink_addresses(topology: &Topology) -> BTreeSet<IpAddr> {
     let whole = uplinks(topology, &[]).into_iter().filter(|u| u.whole);

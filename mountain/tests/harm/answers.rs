@@ -96,7 +96,7 @@ fn an_uplink_that_does_not_forward_has_no_forwarded_flows() {
 }
 
 /// Rules of NAT for the network behind, and whether they translate all that it sends to the Internet.
-const TRANSLATIONS: [(&str, bool); 26] = [
+const TRANSLATIONS: [(&str, bool); 30] = [
     ("oifname { u0, u1 } masquerade", true),
     ("oifname { u0, u1 } meta l4proto { tcp, udp } masquerade", false),
     // Some hosts.
@@ -106,7 +106,9 @@ const TRANSLATIONS: [(&str, bool); 26] = [
     ("oifname { u0, u1 } ip saddr { 10.40.0.0-10.40.0.59, 10.40.0.70-10.40.0.255 } masquerade", false),
     ("oifname { u0, u1 } ip saddr { 10.40.0.0-10.40.0.59, 10.40.0.60-10.40.0.255 } masquerade", true),
     ("ip saddr vmap { 10.40.0.8 : accept }\noifname { u0, u1 } masquerade", false),
-    ("ip saddr 10.40.0.1 accept\noifname { u0, u1 } masquerade", true),
+    ("ip saddr 10.40.0.1 accept\noifname { u0, u1 } masquerade", false),
+    ("ip saddr 10.40.0.1 snat to 10.30.0.1\noifname { u0, u1 } masquerade", false),
+    ("ip saddr & 0.0.0.3 == 0.0.0.1 snat to 10.30.0.1\noifname { u0, u1 } masquerade", false),
     ("ip saddr { 10.41.0.0/24, 10.40.1.0/24 } accept\noifname { u0, u1 } masquerade", true),
     // Some destinations.
     ("ip daddr 8.8.0.0/16 accept\noifname { u0, u1 } masquerade", false),
@@ -128,6 +130,8 @@ const TRANSLATIONS: [(&str, bool); 26] = [
     // By protocol.
     ("oifname { u0, u1 } ip protocol != udp masquerade", false),
     ("ip protocol { gre, esp } accept\noifname { u0, u1 } masquerade", true),
+    ("meta l4proto sctp snat to 10.30.0.1\noifname { u0, u1 } masquerade", false),
+    ("meta mark 1 snat to 10.30.0.1\nmeta mark 2 snat to 10.30.1.1\noifname { u0, u1 } masquerade", true),
     // What an IPsec policy takes goes by no route.
     ("rt ipsec exists accept\noifname { u0, u1 } masquerade", true),
 ];
@@ -141,6 +145,8 @@ fn a_network_of_which_something_is_not_translated_is_left() {
         (net.client).chain("ip n post", "nat hook postrouting priority 100", rules);
         let said = stdout(&net.client.mountain("check --adopt"));
         let left = "10.40.0.0/24: the firewall does not translate all of them";
+        let placed = "forwarded connections choose their uplink too, from 1 inner device\n";
+        assert_eq!(said.contains(placed), expected, "{rules}\n{said}");
         assert_eq!(!said.contains(left), expected, "{rules}\n{said}");
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use libc::{IPPROTO_TCP, IPPROTO_UDP};
 
-use super::translated::{kinds, same_nat};
+use super::translated::{anywhere, kinds, same_nat};
 use super::About;
 use super::{facts, unlike, Difference, Firewall, Question, ANYWHERE, ANY_PORT, SOURCES_MAX};
 use crate::netlink::ruleset::{
@@ -190,33 +190,26 @@ impl Firewall {
     fn with_one_address(&self, question: &Question) -> Option<Difference> {
         let nat = Place::new(Packets::of(question.ipv6), Hook::Postrouting).chains(Chains::Nat);
         let devices = self.devices_of(question)?;
-        let all = devices.iter().enumerate().flat_map(|(i, device)| {
+        let mut residues = Vec::new();
+        for (i, device) in devices.iter().enumerate() {
             let sources = question.sources_of(device).take(SOURCES_MAX);
-            sources.map(move |source| {
-                let facts = Facts {
+            for (n, source) in sources.enumerate() {
+                let all = Facts {
                     iif: DeviceFact::Absent,
                     source: Some(source.into()),
-                    mark: MarkFact::of(0),
-                    ct_mark: MarkFact::of(0),
                     begins: true,
                     ..facts(nat.hook, device)
                 };
-                (i, facts)
-            })
-        });
-        let mut residues = Vec::new();
-        for (i, all) in all {
-            let edges = |kind: &Facts| self.ruleset.edges(&nat, kind);
-            let Some(kinds) = kinds(all, edges) else {
-                return Some(Difference::new(
-                    "the firewall has more rules about single destinations than can be asked about",
-                ));
-            };
-            residues.extend(
-                kinds
-                    .iter()
-                    .map(|kind| (i, self.ruleset.residue(&nat, kind))),
-            );
+                let edges = |kind: &Facts| self.ruleset.edges(&nat, kind);
+                let mut asked = vec![anywhere(&all)];
+                // Single destinations for one of its addresses, as each takes many looks.
+                if n == 0 {
+                    let kinds = kinds(all, edges).unwrap_or_default().into_iter();
+                    asked.extend(kinds.filter(|kind| kind.mark == MarkFact::of(0)));
+                }
+                let residue = |kind: &Facts| (i, self.ruleset.residue(&nat, kind));
+                residues.extend(asked.iter().map(residue));
+            }
         }
         same_nat(
             residues.iter().map(|(i, residue)| (*i, residue)),

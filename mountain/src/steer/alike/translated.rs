@@ -46,22 +46,30 @@ impl Firewall {
             begins: true,
             ..Facts::default()
         };
-        let Some(kinds) = kinds(all, edges) else {
-            return Some(Difference::new(format!(
-                "the firewall has more rules about packets from {net} than can be asked about"
-            )));
-        };
-        kinds.iter().find_map(|kind| {
+        let residues = |kind: &Facts| {
             let residue = |device: &&Link| self.ruleset.residue(nat, &by(device, kind));
-            let residues: Vec<Residue<'_>> = devices.iter().map(residue).collect();
-            let is_translated = |residue: &Residue<'_>| residue.does(&TRANSLATIONS);
-            match residues.iter().position(|residue| !is_translated(residue)) {
-                Some(i) => Some(Difference::new(format!(
-                    "the firewall does not translate all packets from {net} that leave by {}",
-                    devices[i].name
-                ))),
-                None => same_nat(residues.iter().enumerate(), &format!("packets from {net}")),
-            }
+            devices.iter().map(residue).collect::<Vec<_>>()
+        };
+        let packets = format!("packets from {net}");
+        let alike = |kind: &Facts| same_nat(residues(kind).iter().enumerate(), &packets);
+        let kinds = kinds(all.clone(), edges).unwrap_or_else(|| usual(net, &all));
+        // With all hosts, ports and protocols at once, also what asks for them in a way that has no edges counts.
+        alike(&anywhere(&all)).or_else(|| {
+            kinds.iter().find_map(|kind| {
+                let residues = residues(kind);
+                let is_translated = |residue: &Residue<'_>| residue.does(&TRANSLATIONS);
+                if let Some(i) = residues.iter().position(|residue| !is_translated(residue)) {
+                    return Some(Difference::new(format!(
+                        "the firewall does not translate all {packets} that leave by {}",
+                        devices[i].name
+                    )));
+                }
+                // By mark, somebody has chosen the address.
+                let is_unmarked = [kind.mark, kind.ct_mark] == [MarkFact::of(0); 2];
+                is_unmarked
+                    .then(|| same_nat(residues.iter().enumerate(), &packets))
+                    .flatten()
+            })
         })
     }
 }
@@ -71,6 +79,36 @@ const TRANSLATIONS: [EffectKind; 3] = [
     EffectKind::Redirect,
     EffectKind::Masquerade,
 ];
+
+/// Unmarked connections to anywhere, of which else is known as much as of these.
+pub(super) fn anywhere(all: &Facts) -> Facts {
+    let ipv6 = all.source.is_some_and(|source| source.addr().is_ipv6());
+    Facts {
+        destination: Some(ANYWHERE[usize::from(ipv6)]),
+        ..unmarked(all.clone())
+    }
+}
+
+/// The kinds that are asked about where rules tell too many apart.
+fn usual(net: IpNet, all: &Facts) -> Vec<Facts> {
+    let icmp = [ICMP, ICMPV6][usize::from(net.addr().is_ipv6())];
+    let hosts = with(&anywhere(all), ends(net), |kind, host| {
+        kind.source = Some(host.into())
+    });
+    let protocols = hosts.iter().flat_map(|kind| {
+        with(kind, [UDP, TCP, icmp], |kind, protocol| {
+            kind.protocol = Some(protocol)
+        })
+    });
+    let ports = protocols.map(|mut kind| {
+        if kind.protocol != Some(icmp) {
+            kind.source_port = Some(ANY_PORT);
+            kind.destination_port = Some(ANY_PORT);
+        }
+        kind
+    });
+    ports.collect()
+}
 
 /// One connection of each kind that rules tell apart, of all to the Internet from a source. What no rule asks for stays open,
 /// but for marks. `None`: there are too many.
@@ -108,9 +146,11 @@ fn split(kind: &Facts, edges: Edges) -> Option<Vec<Facts>> {
     let by_ct_mark = kind.ct_mark == MarkFact::default() && !edges.ct_marks.is_empty();
     let has_ports = kind.protocol != Some(icmp);
     let parts = if source.prefix_len() < source.max_prefix_len() && !edges.sources.is_empty() {
-        let [first, last] = ends(source);
-        let hosts = edges.sources.range(first..=last).copied();
-        let hosts = BTreeSet::from_iter(hosts.chain([first, last]));
+        let hosts = edges
+            .sources
+            .into_iter()
+            .filter(|host| is_host(source, *host));
+        let hosts = BTreeSet::from_iter(hosts.chain(ends(source)));
         with(kind, hosts, |kind, host| kind.source = Some(host.into()))
     } else if kind.destination.is_none() && !edges.destinations.is_empty() {
         let hosts = edges.destinations.into_iter().filter(|to| is_global(*to));
@@ -157,6 +197,12 @@ fn with<T>(
         part
     });
     parts.collect()
+}
+
+/// Whether a network may have a host with this address.
+fn is_host(net: IpNet, address: IpAddr) -> bool {
+    let is_other = net.addr().is_ipv6() || net.prefix_len() > 30;
+    net.contains(&address) && (is_other || ![net.network(), net.broadcast()].contains(&address))
 }
 
 /// Two addresses of hosts of a network, from either end.
