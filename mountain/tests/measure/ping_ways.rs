@@ -242,14 +242,15 @@ fn a_path_of_the_daemon_is_measured_by_its_name() {
     // Both halves of an A/B go over the path, too.
     let ab = |args: &str| format!("ab {args} --a true --b true --settle 0s -c 2 -i 2ms");
     (net.client).mountain_fails(&ab("203.0.113.1 --path x"), known);
-    let measured = net
-        .client
-        .mountain_ok(&ab(&format!("{SERVER4} --path dsl -o -")));
-    let measured: serde_json::Value = serde_json::from_str(&measured).unwrap();
-    for side in 0..2 {
-        let environment = &measured["runs"][side][0]["environment"];
-        assert!(environment["device.u0.qdisc"].is_string(), "{environment}");
-        assert!(environment["device.u1.qdisc"].is_null(), "{environment}");
+    for (path, device, other) in [("dsl", "u0", "u1"), ("lte", "u1", "u0")] {
+        let args = ab(&format!("{SERVER6} --path {path} -o -"));
+        let measured: serde_json::Value =
+            serde_json::from_str(&net.client.mountain_ok(&args)).unwrap();
+        for side in 0..2 {
+            let environment = &measured["runs"][side][0]["environment"];
+            let knows = |device: &str| !environment[format!("device.{device}.qdisc")].is_null();
+            assert!(knows(device) && !knows(other), "{path}: {environment}");
+        }
     }
 
     // Of a silent path only its own probes are lost.

@@ -242,9 +242,10 @@ fn signalling_goes_where_the_kernel_has_the_packets_that_it_is_about() {
 
 /// Packets of a protocol that leave by each uplink, of some from the network behind, to as many addresses from this one on.
 fn sent_by_uplink(net: &Home, protocol: u8, first: u8) -> [u64; 2] {
-    let counts = [0, 1].map(|i| format!("meta l4proto {protocol} oifname u{i} counter"));
-    let at = "filter hook postrouting priority 0";
-    net.home.chain("inet sent out", at, &counts.join("\n"));
+    // Not at home, where nothing is placed while a new ruleset is read.
+    let counts = [0, 1].map(|i| format!("meta l4proto {protocol} iifname r{i} counter"));
+    let at = "filter hook prerouting priority -350";
+    (net.providers).chain("inet sent in", at, &counts.join("\n"));
     net.lan.as_ref().unwrap().with(|| {
         let protocol = Protocol::from(i32::from(protocol));
         let socket = Socket::new(Domain::IPV4, Type::RAW, Some(protocol)).unwrap();
@@ -255,8 +256,8 @@ fn sent_by_uplink(net: &Home, protocol: u8, first: u8) -> [u64; 2] {
             socket.send_to(&packet, &to.into()).unwrap();
         }
     });
-    let counted = net.home.counted("chain inet sent out");
-    net.home.run("nft delete table inet sent");
+    let counted = net.providers.counted("chain inet sent in");
+    net.providers.run("nft delete table inet sent");
     counted.try_into().unwrap()
 }
 
