@@ -171,9 +171,10 @@ static __always_inline bool mtn_is_signalling(const struct mtn_flow_key *key, co
 #define MTN_CHOSEN_PORT		32768
 
 /*
- * Why a forwarded packet has to go by the kernel's path: a counter, or MTN_PLACE_STAT_MAX if it does not. A tunnel's other end
- * knows one address (6in4, IPIP, ESP), as do others' of SCTP, and GRE goes where PPTP's connection does. Hosts to which ports are forwarded tell others the address that they are seen with: games' servers,
- * telephones, dynamic DNS. Who spreads the flows of one host does not mind that, but for UDP, which such ports send.
+ * Why a forwarded packet has to go by the kernel's path: a counter, or MTN_PLACE_STAT_MAX if it does not. The other end of a
+ * tunnel (6in4, IPIP, ESP) or of SCTP knows one address, and GRE goes where PPTP's connection does. Hosts to which ports are
+ * forwarded tell others the address that they are seen with: games' servers, telephones, dynamic DNS. Who spreads the flows of
+ * one host does not mind that, but for UDP, which such ports send.
  * A function of its own as mtn_rule_selects().
  */
 __noinline int mtn_belongs(struct mtn_flow_key *key)

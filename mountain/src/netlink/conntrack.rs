@@ -423,8 +423,8 @@ pub(crate) fn forget_translated(addresses: &BTreeSet<IpAddr>) -> Result<usize> {
 /// empty one of 262,144 buckets. With more it is asked for all entries once.
 const APART_MAX: usize = 8;
 
-/// Requests for the entries of what is sent from these addresses; of many, or of IPv6, for all entries. Each with whether it is
-/// about IPv6.
+/// Requests for the entries of packets from these addresses; where they are many, or of IPv6, for all entries. Each with
+/// whether it is about IPv6.
 fn requests_from(addresses: &BTreeSet<IpAddr>) -> BTreeSet<(bool, Vec<u8>)> {
     let apart = addresses.iter().filter(|a| a.is_ipv4()).count() <= APART_MAX;
     let addresses = addresses.iter().copied();

@@ -111,7 +111,7 @@ pub struct Placer {
     held: Held,
     /// Uplinks that have just lost their default route.
     gone: Gone,
-    /// What uplinks were called whose devices may come back.
+    /// The numbers of uplinks whose devices may come back.
     remembered: Remembered,
     /// What is said of uplinks that new flows do not choose.
     closed: BTreeSet<String>,

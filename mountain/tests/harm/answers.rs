@@ -8,7 +8,7 @@ use crate::placement::{
 };
 use crate::support::{assert_has, config, stdout, wait_until, LEAVE, SERVER4};
 
-/// Parts of what `check` says: this host's new flows, those from behind it, and all forwarded ones are left.
+/// Sentences of `check`: this host's new flows, those from behind it, and all forwarded ones are left.
 const OWN: &str = "new connections are left to the kernel";
 const BEHIND: &str = "10.40.0.0/24: the firewall does not let them leave by all";
 const NO_MARKS: &str =

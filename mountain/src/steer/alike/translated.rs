@@ -80,7 +80,7 @@ const TRANSLATIONS: [EffectKind; 3] = [
     EffectKind::Masquerade,
 ];
 
-/// Unmarked connections to anywhere, of which else is known as much as of these.
+/// The same connections, but unmarked and to anywhere.
 pub(super) fn anywhere(all: &Facts) -> Facts {
     let ipv6 = all.source.is_some_and(|source| source.addr().is_ipv6());
     Facts {
