@@ -147,6 +147,7 @@ pub fn check_into(
         Running::Nobody | Running::Unknown => None,
     };
     check_run(report);
+    check_switches(report);
     check_kernel(report);
     for hint in &config.hints {
         report.warn("configuration", hint, "");
@@ -240,6 +241,17 @@ fn check_left(report: &mut Report) {
             "left behind",
             "an earlier run's routing rules or nftables table are here, or a saved ruleset has brought them back",
             "`mountain down` removes them; `mountain up` goes on with them",
+        );
+    }
+}
+
+/// As in a service with `ProcSubset=pid`, or a mount namespace without /proc.
+fn check_switches(report: &mut Report) {
+    if let Err(error) = sysctl::can_be_read() {
+        report.fail(
+            "/proc/sys",
+            format!("{error:#}"),
+            "mount /proc; in a service, do without `ProcSubset=pid`",
         );
     }
 }

@@ -18,7 +18,7 @@ use crate::cc::pinned::{available, names_on_record, Enabled, Pinned};
 use crate::cc::status::{CcDetails, CcFlowTotals, CcSettings, CcStatus};
 use crate::cc::{routes, scope, Behaviour, NAME};
 use crate::cli::{log, need_root, need_root_with, print_json, show_for_a_second};
-use crate::host::capabilities::Capability;
+use crate::host::capabilities::CapabilitySet;
 use crate::host::descriptors;
 use crate::host::namespaces::this_namespace;
 use crate::host::text::count;
@@ -29,7 +29,7 @@ const TOP_ROWS: usize = 30;
 /// Over which `top` takes its first rates.
 const FIRST_RATE: Duration = Duration::from_millis(250);
 /// For the program and its settings, and for the network namespaces in which it is the default.
-const NEEDED: &[Capability] = &[Capability::NetAdmin, Capability::SysAdmin];
+const NEEDED: CapabilitySet = CapabilitySet::NET_ADMIN.union(CapabilitySet::SYS_ADMIN);
 
 #[derive(Args)]
 pub(crate) struct Cc {

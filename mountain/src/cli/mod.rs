@@ -45,7 +45,7 @@ use crate::check;
 use crate::config::{self, Config};
 use crate::control::run_dir::{AlreadyRuns, RunDir};
 use crate::daemon;
-use crate::host::capabilities::{self, Capability};
+use crate::host::capabilities::{self, CapabilitySet};
 use crate::host::text::{address, count, prefix};
 use crate::host::{descriptors, memory, program, stdout};
 use crate::measure::reflect::{Reflector, DEFAULT_LISTEN};
@@ -291,7 +291,7 @@ pub(crate) fn need_root() -> Result<()> {
 }
 
 /// Root in a container may be without.
-pub(crate) fn need_root_with(capabilities: &[Capability]) -> Result<()> {
+pub(crate) fn need_root_with(capabilities: CapabilitySet) -> Result<()> {
     need_root()?;
     let lacking = capabilities::lacking(capabilities);
     if !lacking.is_empty() {

@@ -20,7 +20,7 @@ use crate::cli::{
     WrongConfiguration, DEFAULT_CONFIG,
 };
 use crate::config::save_redirects;
-use crate::host::capabilities::Capability;
+use crate::host::capabilities::CapabilitySet;
 use crate::host::signals;
 use crate::host::text::{address, count};
 use crate::redirect::actions::{self, Added, AddedPossible, Wanted};
@@ -192,7 +192,7 @@ struct Del {
 impl Redirect {
     pub(crate) fn run(self) -> Result<ExitCode> {
         log::if_asked();
-        need_root_with(&[Capability::NetAdmin])?;
+        need_root_with(CapabilitySet::NET_ADMIN)?;
         match self.command {
             Command::Add(add) => add.run()?,
             Command::Del(del) => del.run()?,

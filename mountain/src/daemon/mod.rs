@@ -34,7 +34,7 @@ use crate::config::Config;
 use crate::control::presence;
 use crate::control::run_dir::RunDir;
 use crate::control::status::{CgroupStatus, MoveStatus};
-use crate::host::signals;
+use crate::host::{signals, sysctl};
 use crate::measure::probe::Prober;
 use crate::netlink::{self, Change, Monitor};
 use crate::placement::{self, Placer};
@@ -216,6 +216,7 @@ async fn run_locked(
 ) -> Result<()> {
     run_dir.begin_own_log().context("cannot empty the log")?;
     config.hints.iter().for_each(|hint| warn!("{hint}"));
+    sysctl::can_be_read().context(CANNOT_START)?;
     // Listening before reading: a change in between is seen as a change.
     let mut monitor = Monitor::new().context("cannot listen to the kernel's routing changes")?;
     let placed = placement::left_behind(&config.placement)?;

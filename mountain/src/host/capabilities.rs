@@ -3,68 +3,31 @@
 
 use std::fs;
 
-/// One that something here needs.
-#[derive(Clone, Copy)]
-pub(crate) enum Capability {
-    /// Routes, rules, nftables, BPF programs on devices.
-    NetAdmin,
-    /// ICMP probes.
-    NetRaw,
-    /// Other namespaces, mounts; instead of the next two.
-    SysAdmin,
-    /// BPF programs that follow pointers of the kernel's.
-    Perfmon,
-    /// BPF programs and maps.
-    Bpf,
-}
+use rustix::thread::capabilities;
+pub(crate) use rustix::thread::CapabilitySet;
 
-impl Capability {
-    /// Of linux/capability.h, as a bit.
-    const fn bit(self) -> u64 {
-        match self {
-            Self::NetAdmin => 1 << 12,
-            Self::NetRaw => 1 << 13,
-            Self::SysAdmin => 1 << 21,
-            Self::Perfmon => 1 << 38,
-            Self::Bpf => 1 << 39,
-        }
-    }
+/// Other ways than CAP_SYS_ADMIN to load BPF programs and have them follow pointers of the kernel's.
+const FINER: CapabilitySet = CapabilitySet::BPF.union(CapabilitySet::PERFMON);
 
-    /// As capabilities(7) has it.
-    const fn name(self) -> &'static str {
-        match self {
-            Self::NetAdmin => "CAP_NET_ADMIN",
-            Self::NetRaw => "CAP_NET_RAW",
-            Self::SysAdmin => "CAP_SYS_ADMIN",
-            Self::Perfmon => "CAP_PERFMON",
-            Self::Bpf => "CAP_BPF",
-        }
-    }
-}
-
-/// The effective ones, a bit mask. Without /proc, none.
-fn effective() -> u64 {
-    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    let line = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
-    line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
-        .unwrap_or(0)
+fn effective() -> CapabilitySet {
+    // No kernel that loads these programs refuses to tell.
+    capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective)
 }
 
 /// Whether CAP_SYS_ADMIN is effective.
 pub(crate) fn is_admin() -> bool {
-    lacking(&[Capability::SysAdmin]).is_empty()
+    effective().contains(CapabilitySet::SYS_ADMIN)
 }
 
-/// Those of these that the calling thread lacks. Without /proc, all of them.
-pub(crate) fn lacking(needed: &[Capability]) -> Vec<&'static str> {
-    lacking_of(effective(), needed)
+/// Those of these that the calling thread lacks, as capabilities(7) has them.
+pub(crate) fn lacking(needed: CapabilitySet) -> Vec<String> {
+    names(needed - effective())
 }
 
-/// Those of these that a process with these effective capabilities (a bit mask) lacks.
-fn lacking_of(effective: u64, needed: &[Capability]) -> Vec<&'static str> {
-    let lacks = |capability: &Capability| effective & capability.bit() == 0;
-    let lacking = needed.iter().copied().filter(lacks);
-    lacking.map(Capability::name).collect()
+fn names(set: CapabilitySet) -> Vec<String> {
+    set.iter_names()
+        .map(|(name, _)| format!("CAP_{name}"))
+        .collect()
 }
 
 /// Whether this process is in a user namespace other than the machine's first. Capabilities there do not count where BPF
@@ -80,20 +43,19 @@ fn is_of_the_first(uid_map: &str) -> bool {
     uid_map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
-/// Those that steering needs and the calling thread lacks. Without /proc, all of them.
-pub(crate) fn missing() -> Vec<&'static str> {
+/// Those that steering needs and the calling thread lacks: CAP_NET_ADMIN for routes, rules, nftables and programs on
+/// devices, CAP_NET_RAW for ICMP probes, and those that load programs.
+pub(crate) fn missing() -> Vec<String> {
     missing_of(effective())
 }
 
-/// What a process with these effective capabilities (a bit mask) lacks.
-fn missing_of(effective: u64) -> Vec<&'static str> {
-    use Capability::{Bpf, NetAdmin, NetRaw, Perfmon, SysAdmin};
-
-    let needed: &[Capability] = match lacking_of(effective, &[SysAdmin]).is_empty() {
-        true => &[NetAdmin, NetRaw],
-        false => &[NetAdmin, NetRaw, Bpf, Perfmon],
+/// What a thread with these effective capabilities lacks.
+fn missing_of(effective: CapabilitySet) -> Vec<String> {
+    let loading = match effective.contains(CapabilitySet::SYS_ADMIN) {
+        true => CapabilitySet::empty(),
+        false => FINER,
     };
-    lacking_of(effective, needed)
+    names((CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW | loading) - effective)
 }
 
 #[cfg(test)]
@@ -111,11 +73,11 @@ mod tests {
 
     #[test]
     fn administrators_need_no_finer_capabilities() {
-        let needed: u64 = 1 << 12 | 1 << 13;
-        assert!(missing_of(u64::MAX).is_empty());
-        assert!(missing_of(needed | 1 << 21).is_empty());
-        assert!(missing_of(needed | 1 << 38 | 1 << 39).is_empty());
-        assert_eq!(missing_of(needed | 1 << 39), ["CAP_PERFMON"]);
-        assert_eq!(missing_of(0).len(), 4);
+        let needed = CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW;
+        assert!(missing_of(CapabilitySet::all()).is_empty());
+        assert!(missing_of(needed | CapabilitySet::SYS_ADMIN).is_empty());
+        assert!(missing_of(needed | FINER).is_empty());
+        assert_eq!(missing_of(needed | CapabilitySet::BPF), ["CAP_PERFMON"]);
+        assert_eq!(missing_of(CapabilitySet::empty()).len(), 4);
     }
 }

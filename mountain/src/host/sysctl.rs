@@ -4,6 +4,16 @@
 use std::fs;
 use std::path::Path;
 
+use anyhow::{Context, Result};
+
+/// Fails where the network's switches cannot be read: none would be told from one that is off.
+pub(crate) fn can_be_read() -> Result<()> {
+    let path = "/proc/sys/net/ipv4/conf/all/forwarding";
+    let read = fs::read_to_string(path).with_context(|| path.to_string());
+    read.context("it is unknown what is switched on in the kernel")
+        .map(drop)
+}
+
 /// What a switch is set to, by its path below /proc/sys. Below `net` it is the calling thread's namespace's.
 pub(crate) fn text(path: &str) -> Option<String> {
     fs::read_to_string(Path::new("/proc/sys").join(path)).ok()

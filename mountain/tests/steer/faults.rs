@@ -277,12 +277,13 @@ fn nonsense_on_the_control_socket_is_refused_and_the_daemon_goes_on() {
 #[test]
 fn a_kernel_that_is_too_old_or_has_no_btf_is_named() {
     let net = Net::new();
-    let check = |prepare: &str| {
-        let script = format!("mount --make-rprivate / && {prepare} && exec {MOUNTAIN} check");
+    let after = |prepare: &str, command: &str| {
+        let script = format!("mount --make-rprivate / && {prepare} && exec {MOUNTAIN} {command}");
         let args = ["--mount", "sh", "-c", &script];
         let output = net.client.output("unshare", &args);
         (output.status.code(), stdout(&output) + &stderr(&output))
     };
+    let check = |prepare: &str| after(prepare, "check");
     let version = config("6.1.0-28-amd64\n");
     let old_on = |os_release: &str| {
         let os_release = config(os_release);
@@ -306,6 +307,26 @@ fn a_kernel_that_is_too_old_or_has_no_btf_is_named() {
     let (code, text) = check("mount -t tmpfs -o ro none /run");
     assert_eq!(code, Some(1), "{text}");
     assert_has(&text, &["✗ /run", "it is read-only"]);
+    // What is not there is not what is off: this host may forward.
+    let of_processes = "mount -t proc -o subset=pid none /proc";
+    let (code, text) = check(of_processes);
+    assert_eq!(code, Some(1), "{text}");
+    assert_has(
+        &text,
+        &[
+            "✗ /proc/sys",
+            "forwarding: No such file",
+            "`ProcSubset=pid`",
+        ],
+    );
+    let (code, text) = after(of_processes, "up");
+    assert_eq!(code, Some(1), "{text}");
+    assert_has(
+        &text,
+        &["`mountain check` says what is missing", "/proc/sys/net/"],
+    );
+    let (_, text) = check("mount -t tmpfs none /proc");
+    assert_has(&text, &["✓ privileges", "✗ /proc/sys"]);
     // Without the pretence none is found.
     let (_, text) = check("true");
     assert!(!text.contains('✗'), "{text}");
