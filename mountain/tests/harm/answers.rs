@@ -15,7 +15,7 @@ const NO_MARKS: &str =
     "forwarded connections are left to the kernel: the firewall sets or reads the marks of frames";
 
 /// Tables, and which of these parts `check` says with each.
-const CASES: [(&str, &[&str]); 22] = [
+const CASES: [(&str, &[&str]); 24] = [
     // Only the kernel's uplink may be answered by.
     ("table inet t { chain c { type filter hook forward priority 0; policy drop;\niifname n0 accept\niifname u0 ct state established,related accept\n} }", &[BEHIND]),
     ("table inet t { chain c { type filter hook input priority 0; policy drop;\niifname { lo, n0 } accept\niifname u0 ct state established accept\n} }", &[OWN]),
@@ -48,6 +48,9 @@ const CASES: [(&str, &[&str]); 22] = [
     // At bridges.
     ("table bridge t { chain c { type filter hook prerouting priority 0;\nether type ip meta mark set 7\n} }", &[NO_MARKS]),
     ("table bridge t { chain c { type filter hook prerouting priority 0;\nether type arp drop\n} }", &[]),
+    // Of what is not placed: IGMP, as keepalived has it about its macvlan.
+    ("table ip t { chain c { type filter hook output priority 0;\noifname u1 ip protocol { igmp, vrrp } drop\n} }", &[]),
+    ("table ip t { chain c { type filter hook output priority 0;\noifname u1 ip protocol { igmp, udp } drop\n} }", &[OWN]),
 ];
 
 #[test]

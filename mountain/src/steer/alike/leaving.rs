@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use libc::{IPPROTO_TCP, IPPROTO_UDP};
 
-use super::translated::{anywhere, kinds, same_nat};
+use super::translated::{anywhere, kinds, placed, same_nat};
 use super::About;
 use super::{facts, unlike, Difference, Firewall, Question, ANYWHERE, ANY_PORT, SOURCES_MAX};
 use crate::netlink::ruleset::{
@@ -35,7 +35,7 @@ impl Firewall {
         };
         let packets = Packets::of(question.ipv6);
         let is_own = matches!(question.about, About::Leaving);
-        let out = |begins: bool, device: &Link| {
+        let out = |begins: bool, protocol: Option<u8>, device: &Link| {
             // Behind NAT what is forwarded has an address of the uplink, too.
             let places = [
                 Place::new(packets, first),
@@ -48,6 +48,7 @@ impl Firewall {
                 let own = question.only_source_of(device).filter(|_| is_known);
                 let facts = Facts {
                     iif: from.clone(),
+                    protocol,
                     source: own.map(Into::into),
                     begins,
                     answers: !begins,
@@ -60,7 +61,7 @@ impl Firewall {
         };
         if let [only] = &devices[..] {
             let answers = |p| self.answers(question, from, p, only).drops_all();
-            let stopped = out(true, only).drops_all();
+            let stopped = out(true, None, only).drops_all();
             let rule =
                 stopped.or_else(|| [IPPROTO_UDP, IPPROTO_TCP].into_iter().find_map(answers))?;
             let name = &only.name;
@@ -69,9 +70,15 @@ impl Firewall {
                 format!("the firewall lets nothing out by {name}, or no answer in, by {rule}"),
             ));
         }
+        let unlike_in = |begins, protocol| unlike(&devices, |device| out(begins, protocol, device));
         [true, false]
             .into_iter()
-            .find_map(|begins| unlike(&devices, |device| out(begins, device)))
+            .find_map(|begins| {
+                // A rule may be about others alone, as keepalived's about IGMP by its macvlan.
+                let placed = || placed(question.ipv6).map(Some).into_iter();
+                unlike_in(begins, None)
+                    .and_then(|_| placed().find_map(|protocol| unlike_in(begins, protocol)))
+            })
             .or_else(|| self.answered(question, from, &devices))
             .or_else(|| is_own.then(|| self.with_one_address(question)).flatten())
     }

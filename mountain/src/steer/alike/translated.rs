@@ -11,11 +11,16 @@ use crate::netlink::ruleset::{DeviceFact, Edges, EffectKind, Facts, MarkFact, Pl
 use crate::netlink::Link;
 use crate::topology::is_global;
 
-/// IPPROTO_* (linux/in.h, linux/in6.h): what is placed.
+/// IPPROTO_* (linux/in.h, linux/in6.h).
 const UDP: u8 = 17;
 const TCP: u8 = 6;
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
+
+/// The protocols that are placed.
+pub(super) fn placed(ipv6: bool) -> [u8; 3] {
+    [UDP, TCP, [ICMP, ICMPV6][usize::from(ipv6)]]
+}
 
 /// So many kinds of connections of a network are asked about: each takes a look through the rules of NAT.
 const KINDS_MAX: usize = 256;
@@ -91,17 +96,16 @@ pub(super) fn anywhere(all: &Facts) -> Facts {
 
 /// The kinds that are asked about where rules tell too many apart.
 fn usual(net: IpNet, all: &Facts) -> Vec<Facts> {
-    let icmp = [ICMP, ICMPV6][usize::from(net.addr().is_ipv6())];
     let hosts = with(&anywhere(all), ends(net), |kind, host| {
         kind.source = Some(host.into())
     });
     let protocols = hosts.iter().flat_map(|kind| {
-        with(kind, [UDP, TCP, icmp], |kind, protocol| {
+        with(kind, placed(net.addr().is_ipv6()), |kind, protocol| {
             kind.protocol = Some(protocol)
         })
     });
     let ports = protocols.map(|mut kind| {
-        if kind.protocol != Some(icmp) {
+        if matches!(kind.protocol, Some(UDP | TCP)) {
             kind.source_port = Some(ANY_PORT);
             kind.destination_port = Some(ANY_PORT);
         }
@@ -140,11 +144,10 @@ fn unmarked(mut kind: Facts) -> Facts {
 /// none.
 fn split(kind: &Facts, edges: Edges) -> Option<Vec<Facts>> {
     let source = kind.source?;
-    let ipv6 = usize::from(source.addr().is_ipv6());
-    let icmp = [ICMP, ICMPV6][ipv6];
+    let ipv6 = source.addr().is_ipv6();
     let by_mark = kind.mark == MarkFact::default() && !edges.marks.is_empty();
     let by_ct_mark = kind.ct_mark == MarkFact::default() && !edges.ct_marks.is_empty();
-    let has_ports = kind.protocol != Some(icmp);
+    let has_ports = matches!(kind.protocol, None | Some(UDP | TCP));
     let parts = if source.prefix_len() < source.max_prefix_len() && !edges.sources.is_empty() {
         let hosts = edges
             .sources
@@ -154,10 +157,10 @@ fn split(kind: &Facts, edges: Edges) -> Option<Vec<Facts>> {
         with(kind, hosts, |kind, host| kind.source = Some(host.into()))
     } else if kind.destination.is_none() && !edges.destinations.is_empty() {
         let hosts = edges.destinations.into_iter().filter(|to| is_global(*to));
-        let hosts = BTreeSet::from_iter(hosts.chain([ANYWHERE[ipv6]]));
+        let hosts = BTreeSet::from_iter(hosts.chain([ANYWHERE[usize::from(ipv6)]]));
         with(kind, hosts, |kind, host| kind.destination = Some(host))
     } else if kind.protocol.is_none() && !edges.protocols.is_empty() {
-        with(kind, [UDP, TCP, icmp], |kind, protocol| {
+        with(kind, placed(ipv6), |kind, protocol| {
             kind.protocol = Some(protocol)
         })
     } else if by_mark {
