@@ -99,7 +99,7 @@ fn an_uplink_that_does_not_forward_has_no_forwarded_flows() {
 }
 
 /// Rules of NAT for the network behind, and whether they translate all that it sends to the Internet.
-const TRANSLATIONS: [(&str, bool); 30] = [
+const TRANSLATIONS: [(&str, bool); 37] = [
     ("oifname { u0, u1 } masquerade", true),
     ("oifname { u0, u1 } meta l4proto { tcp, udp } masquerade", false),
     // Some hosts.
@@ -137,6 +137,14 @@ const TRANSLATIONS: [(&str, bool); 30] = [
     ("meta mark 1 snat to 10.30.0.1\nmeta mark 2 snat to 10.30.1.1\noifname { u0, u1 } masquerade", true),
     // What an IPsec policy takes goes by no route.
     ("rt ipsec exists accept\noifname { u0, u1 } masquerade", true),
+    ("oifname { u0, u1 } rt ipsec missing masquerade", true),
+    ("fib daddr type local accept\noifname { u0, u1 } masquerade", true),
+    // What cannot be told.
+    ("ip dscp ef accept\noifname { u0, u1 } masquerade", false),
+    ("icmp type echo-request accept\noifname { u0, u1 } masquerade", false),
+    ("ip saddr & 0.0.0.3 == 0.0.0.1 accept\noifname { u0, u1 } masquerade", false),
+    ("ip daddr & 0.0.0.3 == 0.0.0.1 masquerade\noifname { u0, u1 } masquerade", true),
+    ("ip dscp ef limit rate 5/second counter\noifname { u0, u1 } masquerade", true),
 ];
 
 #[test]

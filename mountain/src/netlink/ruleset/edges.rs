@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! At which addresses and ports rules begin or cease to apply.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::ops::Range;
@@ -27,6 +28,8 @@ pub struct Edges {
     pub marks: BTreeSet<u32>,
     /// Marks of connections.
     pub ct_marks: BTreeSet<u32>,
+    /// Rules also ask in a way that has no edges: by a mask that is no prefix.
+    pub untold: bool,
 }
 
 impl Edges {
@@ -39,11 +42,19 @@ impl Edges {
         self.protocols.extend(others.protocols);
         self.marks.extend(others.marks);
         self.ct_marks.extend(others.ct_marks);
+        self.untold |= others.untold;
     }
 
     /// Bytes of a packet are compared with a range.
     pub(super) fn add(&mut self, packets: Packets, bytes: &[Byte], from: &[u8], to: &[u8]) {
-        let around = |base, field| ends(bytes, base, field, from, to).map_or_else(Vec::new, around);
+        let untold = Cell::new(self.untold);
+        let around = |base, field: Range<usize>| {
+            let Some(found) = ends(bytes, base, field, from, to) else {
+                return Vec::new();
+            };
+            untold.set(untold.get() || !found.is_prefix);
+            around(found)
+        };
         let (source, destination) = match packets {
             Packets::Ipv4 => (12..16, 16..20),
             Packets::Ipv6 => (8..24, 24..40),
@@ -70,13 +81,14 @@ impl Edges {
         self.source_ports.extend(ports(0..2));
         self.destination_ports.extend(ports(2..4));
         let mark = |base| {
-            let (mark, _) = ends(bytes, base, 0..4, from, to)?;
+            let mark = ends(bytes, base, 0..4, from, to)?.least;
             let bytes = u32::try_from(mark).ok()?.to_be_bytes();
             // A range of them is one in network byte order.
             (from == to).then(|| u32::from_ne_bytes(bytes))
         };
         self.marks.extend(mark(MARK));
         self.ct_marks.extend(mark(CT_MARK));
+        self.untold = untold.get();
     }
 
     /// They are looked up in a set.
@@ -101,15 +113,16 @@ const PROTOCOL: &str = "meta 16";
 const MARK: &str = "meta 3";
 const CT_MARK: &str = "ct mark";
 
-/// The least and the greatest number in a field of a header, in bytes of that, with which `bytes` are within a range. `None`:
-/// they are not of that field.
-fn ends(
-    bytes: &[Byte],
-    base: &str,
-    field: Range<usize>,
-    from: &[u8],
-    to: &[u8],
-) -> Option<(u128, u128)> {
+/// The numbers in a field with which bytes are within a range.
+struct Ends {
+    least: u128,
+    most: u128,
+    /// All between these are.
+    is_prefix: bool,
+}
+
+/// Those in a field of a header, in bytes of that, with which `bytes` are within a range. `None`: they are not of that field.
+fn ends(bytes: &[Byte], base: &str, field: Range<usize>, from: &[u8], to: &[u8]) -> Option<Ends> {
     let open = |byte: &Byte| {
         let (name, at, bits) = byte.open()?;
         (name == base && field.contains(&at)).then(|| (at - field.start, bits))
@@ -117,7 +130,7 @@ fn ends(
     let mut all = bytes.iter().enumerate();
     let (first, at) = all.find_map(|(i, byte)| Some((i, open(byte)?.0)))?;
     let begin = first.checked_sub(at)?;
-    let (mut least, mut most) = (0, 0);
+    let (mut least, mut most, mut unasked) = (0, 0, 0);
     for i in 0..field.len() {
         let asked = match bytes.get(begin + i) {
             // Such as the beginning of an address of a known network.
@@ -130,13 +143,18 @@ fn ends(
         let value = |of: &[u8]| of.get(begin + i).copied().unwrap_or(0) & asked;
         least = least << 8 | u128::from(value(from));
         most = most << 8 | u128::from(value(to) | !asked);
+        unasked = unasked << 8 | u128::from(!asked);
     }
-    Some((least, most))
+    Some(Ends {
+        least,
+        most,
+        is_prefix: unasked & unasked.wrapping_add(1) == 0,
+    })
 }
 
 /// The ends of a range, and the numbers outside of it.
-fn around((least, most): (u128, u128)) -> Vec<u128> {
-    let outside = [least.checked_sub(1), most.checked_add(1)];
-    let all = outside.into_iter().flatten().chain([least, most]);
+fn around(ends: Ends) -> Vec<u128> {
+    let outside = [ends.least.checked_sub(1), ends.most.checked_add(1)];
+    let all = outside.into_iter().flatten().chain([ends.least, ends.most]);
     all.collect()
 }

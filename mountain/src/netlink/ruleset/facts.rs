@@ -115,6 +115,8 @@ pub struct Facts {
     pub translated: bool,
     /// Its destination is one other host.
     pub is_unicast: bool,
+    /// No IPsec policy takes it as it leaves.
+    pub is_plain: bool,
 }
 
 impl Facts {
@@ -146,6 +148,7 @@ impl Facts {
             Source::Other(name) if self.is_unicast && name == "fib 3 0x2" => {
                 RTN_UNICAST.to_ne_bytes().map(Some).to_vec()
             }
+            Source::Other(name) if self.is_plain && name == "rt ipsec" => vec![Some(0); len],
             // IPS_DST_NAT is one of its low bits, as all others are that only later packets bring about.
             Source::Other(name) if self.begins && name == "ct status" => {
                 let low = if cfg!(target_endian = "big") {

@@ -70,8 +70,8 @@ pub(super) fn as_exprs(found: &Extension) -> Option<Vec<Expr>> {
     }
 }
 
-/// Whether a match of connection tracking, or of the kind of destination, is met by a packet. `None`: it asks for
-/// something else, or that is not known.
+/// Whether a match of connection tracking, of the kind of destination or of IPsec policies is met by a packet. `None`: it
+/// asks for something else, or that is not known.
 pub(super) fn by_facts(found: &Extension, facts: &Facts) -> Option<bool> {
     /// XT_CONNTRACK_STATE, and what tells iptables to show it as the match `state`.
     const STATE: u16 = 1;
@@ -82,6 +82,10 @@ pub(super) fn by_facts(found: &Extension, facts: &Facts) -> Option<bool> {
     /// XT_ADDRTYPE_UNICAST, XT_ADDRTYPE_INVERT_DEST.
     const UNICAST: u16 = 1 << RTN_UNICAST;
     const INVERTED: u32 = 1 << 1;
+    /// The size of struct xt_policy_elem; XT_POLICY_MATCH_OUT, XT_POLICY_MATCH_NONE.
+    const POLICY_LEN: usize = 76;
+    const POLICY_OUT: u16 = 1 << 1;
+    const POLICY_NONE: u16 = 1 << 2;
     let info = &found.info;
     // struct xt_addrtype_info_v1: types of sources, of destinations, and flags, which name no device here.
     if (found.name.as_str(), found.revision) == ("addrtype", 1) && facts.is_unicast {
@@ -89,6 +93,11 @@ pub(super) fn by_facts(found: &Extension, facts: &Facts) -> Option<bool> {
         let is_met = u16_at(info, 2)? & UNICAST != 0;
         return (sources == 0 && flags & !INVERTED == 0)
             .then_some(is_met != (flags & INVERTED != 0));
+    }
+    // struct xt_policy_info: its flags are behind XT_POLICY_MAX_ELEM policies.
+    if (found.name.as_str(), found.revision) == ("policy", 0) && facts.is_plain {
+        let flags = u16_at(info, 4 * POLICY_LEN)?;
+        return (flags & POLICY_OUT != 0).then_some(flags & POLICY_NONE != 0);
     }
     let state = facts.ct_state()?;
     match (found.name.as_str(), found.revision) {

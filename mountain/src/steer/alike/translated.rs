@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use ipnet::IpNet;
 
 use super::{facts, Difference, Firewall, ANYWHERE, ANY_PORT};
-use crate::netlink::ruleset::{DeviceFact, Edges, EffectKind, Facts, MarkFact, Place, Residue};
+use crate::netlink::ruleset::{DeviceFact, Edges, Facts, MarkFact, Place, Residue};
 use crate::netlink::Link;
 use crate::topology::is_global;
 
@@ -49,6 +49,9 @@ impl Firewall {
             iif: from.clone(),
             source: Some(net),
             begins: true,
+            // To this host itself, and by IPsec, goes nothing that is placed.
+            is_unicast: true,
+            is_plain: true,
             ..Facts::default()
         };
         let residues = |kind: &Facts| {
@@ -56,13 +59,18 @@ impl Firewall {
             devices.iter().map(residue).collect::<Vec<_>>()
         };
         let packets = format!("packets from {net}");
-        let alike = |kind: &Facts| same_nat(residues(kind).iter().enumerate(), &packets);
+        // Also by what cannot be told.
+        let is_translated = |residue: &Residue<'_>| residue.translating().drops_all().is_some();
+        let same = |residues: &[Residue<'_>]| same_nat(residues.iter().enumerate(), &packets);
+        let whole = residues(&all);
+        if whole.iter().all(is_translated) && same(&whole).is_none() {
+            return None;
+        }
         let kinds = kinds(all.clone(), edges).unwrap_or_else(|| usual(net, &all));
         // With all hosts, ports and protocols at once, also what asks for them in a way that has no edges counts.
-        alike(&anywhere(&all)).or_else(|| {
+        same(&residues(&anywhere(&all))).or_else(|| {
             kinds.iter().find_map(|kind| {
                 let residues = residues(kind);
-                let is_translated = |residue: &Residue<'_>| residue.does(&TRANSLATIONS);
                 if let Some(i) = residues.iter().position(|residue| !is_translated(residue)) {
                     return Some(Difference::new(format!(
                         "the firewall does not translate all {packets} that leave by {}",
@@ -71,19 +79,11 @@ impl Firewall {
                 }
                 // By mark, somebody has chosen the address.
                 let is_unmarked = [kind.mark, kind.ct_mark] == [MarkFact::of(0); 2];
-                is_unmarked
-                    .then(|| same_nat(residues.iter().enumerate(), &packets))
-                    .flatten()
+                is_unmarked.then(|| same(&residues)).flatten()
             })
         })
     }
 }
-
-const TRANSLATIONS: [EffectKind; 3] = [
-    EffectKind::Nat,
-    EffectKind::Redirect,
-    EffectKind::Masquerade,
-];
 
 /// The same connections, but unmarked and to anywhere.
 pub(super) fn anywhere(all: &Facts) -> Facts {
@@ -141,8 +141,11 @@ fn unmarked(mut kind: Facts) -> Facts {
 }
 
 /// One connection of each kind that edges of a field tell apart: the first that is open and that rules ask for. `None`: there is
-/// none.
+/// none, or not all that rules ask for has edges.
 fn split(kind: &Facts, edges: Edges) -> Option<Vec<Facts>> {
+    if edges.untold {
+        return None;
+    }
     let source = kind.source?;
     let ipv6 = source.addr().is_ipv6();
     let by_mark = kind.mark == MarkFact::default() && !edges.marks.is_empty();
