@@ -162,6 +162,36 @@ fn a_network_of_which_something_is_not_translated_is_left() {
     }
 }
 
+/// Rules of iptables, before one that masquerades, and whether all is translated then.
+const BY_IPTABLES: [(&str, bool); 6] = [
+    ("-m policy --dir out --pol ipsec -j ACCEPT", true),
+    ("-m policy --dir out --pol none -j ACCEPT", false),
+    ("-p tcp -m multiport --dports 80,443 -j ACCEPT", false),
+    ("-p tcp -m multiport --dports 80,443 -j MASQUERADE", true),
+    (
+        "-m iprange --src-range 10.40.0.60-10.40.0.69 -j ACCEPT",
+        false,
+    ),
+    ("-m dscp --dscp 46 -j ACCEPT", false),
+];
+
+#[test]
+fn the_same_by_iptables() {
+    let net = two_providers();
+    let _lan = machine_behind(&net);
+    net.client.run("nft delete table ip n");
+    for (rule, expected) in BY_IPTABLES {
+        for rule in [rule, "-j MASQUERADE"] {
+            let rule = format!("iptables-nft -t nat -A POSTROUTING {rule}");
+            net.client.run(&rule);
+        }
+        let said = stdout(&net.client.mountain("check --adopt"));
+        let left = "10.40.0.0/24: the firewall does not translate all of them";
+        assert_eq!(!said.contains(left), expected, "{rule}\n{said}");
+        net.client.run("iptables-nft -t nat -F");
+    }
+}
+
 /// Rules may be about any of them, and one that is about a private one is no difference.
 #[test]
 fn an_uplink_with_several_addresses_is_asked_about_all() {
