@@ -48,7 +48,7 @@ const CASES: [(&str, &[&str]); 24] = [
     // At bridges.
     ("table bridge t { chain c { type filter hook prerouting priority 0;\nether type ip meta mark set 7\n} }", &[NO_MARKS]),
     ("table bridge t { chain c { type filter hook prerouting priority 0;\nether type arp drop\n} }", &[]),
-    // Of what is not placed: IGMP, as keepalived has it about its macvlan.
+    // About protocols that are not placed: keepalived has such a rule for its macvlan.
     ("table ip t { chain c { type filter hook output priority 0;\noifname u1 ip protocol { igmp, vrrp } drop\n} }", &[]),
     ("table ip t { chain c { type filter hook output priority 0;\noifname u1 ip protocol { igmp, udp } drop\n} }", &[OWN]),
 ];

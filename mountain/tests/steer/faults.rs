@@ -307,7 +307,7 @@ fn a_kernel_that_is_too_old_or_has_no_btf_is_named() {
     let (code, text) = check("mount -t tmpfs -o ro none /run");
     assert_eq!(code, Some(1), "{text}");
     assert_has(&text, &["✗ /run", "it is read-only"]);
-    // What is not there is not what is off: this host may forward.
+    // A switch that cannot be read may be on.
     let of_processes = "mount -t proc -o subset=pid none /proc";
     let (code, text) = check(of_processes);
     assert_eq!(code, Some(1), "{text}");
