@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::host::{Host, Kind};
+use super::host::{neighbour_mac, Host, Kind};
 use super::kernel::{contains, Reference, Seens, Sent};
 use super::packets::{By, Flow, UDP};
 use super::rig::{Exit, Seen};
@@ -149,6 +149,21 @@ impl<'a> Judge<'a> {
         policed && !self.reference.unsteady[1].contains(&flow.id) && !routes.iter().any(by_hash)
     }
 
+    /// Whether TCP may send by this exit what met no answer. Its IPv6 looks for a source first, and keeps the way that it
+    /// found with it: that by the source comes with the first repetition, which the reference does not wait for.
+    fn may_retry_by(&self, flow: &Flow, exit: &Exit) -> bool {
+        let mut routes = self.host.routes.iter().filter(|route| {
+            let prefix: IpNet = route.prefix.parse().unwrap();
+            route.is_multipath() && flow.ipv6() && prefix.contains(&flow.to.ip())
+        });
+        routes.any(|route| {
+            let mut hops = route.hops.iter();
+            hops.any(|hop| {
+                hop.device == exit.device && hop.gateway.map(neighbour_mac) == exit.neighbour
+            })
+        })
+    }
+
     /// Where the packet went and how it looks.
     fn verdict(&mut self, flow: &Flow, seen: &Seens) -> Result<(), String> {
         let reference = self.reference;
@@ -180,6 +195,9 @@ impl<'a> Judge<'a> {
             }
             let rehashed = self.rehashed.contains(&flow.id);
             if (random || rehashed || again && flow.ipv6()) && of_kernel.knows_crossed(packet) {
+                continue;
+            }
+            if again && plain.is_empty() && self.may_retry_by(flow, &packet.exit) {
                 continue;
             }
             let sized = [Kind::SmallMtu, Kind::Mtu6, Kind::Metrics]
