@@ -148,12 +148,17 @@ static __always_inline bool mtn_is_to_provider(const struct mtn_flow_key *key)
  * 80, 9 (discard), 1 or 0, at which no UDP is served, or to 10002 and 65530, as much copied code does. A peer of BGP
  * (RFC 4271) or multihop BFD (RFC 5883) takes no other address than the one that it has been told. Nor does who gets mail by
  * SMTP (RFC 5321): the domain names the servers that may send (SPF, RFC 7208), and their addresses have names. Mail from
- * another one is refused for good.
+ * another one is refused for good. Nor does the other end of a tunnel (6in4, IPIP, ESP) or of SCTP; GRE goes where PPTP's
+ * connection does. What the firewall does with protocols other than these four is not asked about (`placed()`,
+ * steer/alike/translated.rs).
  */
 static __always_inline bool mtn_is_signalling(const struct mtn_flow_key *key, const bool local)
 {
 	__u16 port = bpf_ntohs(key->dport);
 
+	if (key->proto != IPPROTO_TCP && key->proto != IPPROTO_UDP && key->proto != IPPROTO_ICMP &&
+	    key->proto != IPPROTO_ICMPV6)
+		return true;
 	if (key->proto == IPPROTO_TCP && (port == 25 || port == 1723))
 		return true;
 	if (!local)
@@ -171,10 +176,9 @@ static __always_inline bool mtn_is_signalling(const struct mtn_flow_key *key, co
 #define MTN_CHOSEN_PORT		32768
 
 /*
- * Why a forwarded packet has to go by the kernel's path: a counter, or MTN_PLACE_STAT_MAX if it does not. The other end of a
- * tunnel (6in4, IPIP, ESP) or of SCTP knows one address, and GRE goes where PPTP's connection does. Hosts to which ports are
- * forwarded tell others the address that they are seen with: games' servers, telephones, dynamic DNS. Who spreads the flows of
- * one host does not mind that, but for UDP, which such ports send.
+ * Why a forwarded packet has to go by the kernel's path: a counter, or MTN_PLACE_STAT_MAX if it does not. Hosts to which ports
+ * are forwarded tell others the address that they are seen with: games' servers, telephones, dynamic DNS. Who spreads the flows
+ * of one host does not mind that, but for UDP, which such ports send.
  * A function of its own as mtn_rule_selects().
  */
 __noinline int mtn_belongs(struct mtn_flow_key *key)
@@ -183,8 +187,7 @@ __noinline int mtn_belongs(struct mtn_flow_key *key)
 
 	if (!key)
 		return MTN_PLACE_STAT_MAX;
-	if (key->proto != IPPROTO_TCP && key->proto != IPPROTO_UDP && key->proto != IPPROTO_ICMP &&
-	    key->proto != IPPROTO_ICMPV6)
+	if (mtn_is_signalling(key, false))
 		return MTN_PLACE_PASS_SIGNALLING;
 	if (key->proto == IPPROTO_UDP && bpf_ntohs(key->sport) < MTN_CHOSEN_PORT &&
 	    *(volatile __u32 *)&config.publishes >> (key->ipv6 & 1) & 1)
@@ -443,7 +446,7 @@ __noinline int mtn_place_forwarded(struct mtn_new_flow *s, __u32 group)
 		mtn_count(MTN_PLACE_PASS_MARKED);
 		return MTN_MAX_PATHS;
 	}
-	why = mtn_is_signalling(&s->key, false) ? MTN_PLACE_PASS_SIGNALLING : mtn_belongs(&s->key);
+	why = mtn_belongs(&s->key);
 	if (why < MTN_PLACE_STAT_MAX)
 		s->with_kernel = why;
 	return mtn_place(s, group, rule);

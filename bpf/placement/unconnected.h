@@ -116,7 +116,7 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 	named = mtn_named_by(ctx, s->key.ipv6);
 	/* The kernel has read the socket's before ours was taken off. */
 	s->mark = named.mark == stale ? 0 : named.mark;
-	s->key.proto = IPPROTO_UDP;
+	s->key.proto = ctx->protocol;
 	s->key.dport = ctx->user_port;
 	/* Asked each time: a route, a rule or an option may have come since the exchange began. */
 	group = mtn_group_of(&s->key);

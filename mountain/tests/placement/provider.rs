@@ -227,6 +227,7 @@ fn signalling_goes_where_the_kernel_has_the_packets_that_it_is_about() {
         let sent = sent_by_uplink(&net, protocol, protocol);
         assert_eq!(sent, [EACH as u64, 0], "{protocol}");
     }
+    assert_eq!(udp_lite_by_uplink(&net), [2 * EACH as u64, 0]);
     // Nor does anybody take mail from an address that its domain does not name.
     assert_eq!(by_uplink(&forwarded(25)), [EACH, 0]);
     assert_by_both(&forwarded(5060));
@@ -240,13 +241,39 @@ fn signalling_goes_where_the_kernel_has_the_packets_that_it_is_about() {
     }
 }
 
-/// Packets of a protocol that leave by each uplink, of some from the network behind, to as many addresses from this one on.
-fn sent_by_uplink(net: &Home, protocol: u8, first: u8) -> [u64; 2] {
+/// Packets of a protocol that leave by each uplink while this sends some.
+fn counted_by_uplink(net: &Home, protocol: u8, send: impl FnOnce()) -> [u64; 2] {
     // Not at home, where nothing is placed while a new ruleset is read.
     let counts = [0, 1].map(|i| format!("meta l4proto {protocol} iifname r{i} counter"));
     let at = "filter hook prerouting priority -350";
     (net.providers).chain("inet sent in", at, &counts.join("\n"));
-    net.lan.as_ref().unwrap().with(|| {
+    send();
+    let counted = net.providers.counted("chain inet sent in");
+    net.providers.run("nft delete table inet sent");
+    counted.try_into().unwrap()
+}
+
+/// The same of UDP-Lite from this host, by connected sockets and others.
+fn udp_lite_by_uplink(net: &Home) -> [u64; 2] {
+    let program = format!(
+        "from socket import *
+for n in range({EACH}):
+    to = ('192.0.2.%d' % (n + 1), {PORT})
+    lite = [socket(AF_INET, SOCK_DGRAM, 136) for _ in range(2)]
+    lite[0].connect(to)
+    lite[0].send(b'lite')
+    lite[1].sendto(b'lite', to)
+"
+    );
+    counted_by_uplink(net, 136, || {
+        let mut python = net.placed(&net.home, "python3");
+        assert!(python.args(["-c", &program]).status().unwrap().success());
+    })
+}
+
+/// The same of some from the network behind, to as many addresses from this one on.
+fn sent_by_uplink(net: &Home, protocol: u8, first: u8) -> [u64; 2] {
+    let send = || {
         let protocol = Protocol::from(i32::from(protocol));
         let socket = Socket::new(Domain::IPV4, Type::RAW, Some(protocol)).unwrap();
         for n in 0..EACH as u8 {
@@ -255,10 +282,8 @@ fn sent_by_uplink(net: &Home, protocol: u8, first: u8) -> [u64; 2] {
             let packet = [0x30, 1, 0x88, 0x0b, 0, 0, 0, n];
             socket.send_to(&packet, &to.into()).unwrap();
         }
-    });
-    let counted = net.providers.counted("chain inet sent in");
-    net.providers.run("nft delete table inet sent");
-    counted.try_into().unwrap()
+    };
+    counted_by_uplink(net, protocol, || net.lan.as_ref().unwrap().with(send))
 }
 
 /// Two next hops of one route: the kernel has one address for one server, of all kinds (of IPv4).
