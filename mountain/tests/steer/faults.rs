@@ -325,6 +325,10 @@ fn a_kernel_that_is_too_old_or_has_no_btf_is_named() {
         &text,
         &["`mountain check` says what is missing", "/proc/sys/net/"],
     );
+    let add = "redirect add --proto udp --from 127.0.0.1:7000 --to 127.0.0.1:8000";
+    let (code, text) = after(of_processes, add);
+    assert_eq!(code, Some(1), "{text}");
+    assert_has(&text, &["it is unknown what is switched on"]);
     let (_, text) = check("mount -t tmpfs none /proc");
     assert_has(&text, &["✓ privileges", "✗ /proc/sys"]);
     // Without the pretence none is found.

@@ -60,6 +60,7 @@ struct AllDevices {
 
 impl AllDevices {
     fn read() -> Result<Self> {
+        sysctl::can_be_read()?;
         Ok(Self {
             addresses: netlink::addresses().context("cannot list the addresses")?,
             passing: netlink::passing_addresses().context("cannot list the addresses")?,
