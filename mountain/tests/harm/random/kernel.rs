@@ -322,6 +322,12 @@ impl Known<'_> {
         })
     }
 
+    /// Whether the length of segments depends on the member.
+    pub fn is_sized_by_member(&self) -> bool {
+        let sizes = self.all().flatten().filter_map(|s| s.look.mss);
+        sizes.collect::<BTreeSet<_>>().len() > 1
+    }
+
     /// Whether the kernel alone might send it by this device.
     pub fn may_leave_by(&self, device: &str) -> bool {
         let mut all = self.all().flatten();
