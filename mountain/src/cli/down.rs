@@ -90,6 +90,10 @@ fn here() -> Result<Found> {
     while asked.is_none() && run_dir.is_running()? && begin.elapsed() < QUIET + TIMEOUT {
         if quiet && begin.elapsed() > QUIET {
             eprintln!("mountain: waiting for the daemon, which starts or ends");
+            // Or somebody has removed its socket.
+            if let Some(pid) = presence::process() {
+                let _ = kill(pid, Signal::SIGTERM);
+            }
             quiet = false;
         }
         std::thread::sleep(AGAIN);
@@ -121,7 +125,11 @@ fn here() -> Result<Found> {
             if let Some(lock) = lock {
                 run_dir.remove(&lock);
             }
-            Ok(if left { Found::Left } else { Found::Nothing })
+            Ok(match (quiet, left) {
+                (false, _) => Found::Daemon,
+                (true, true) => Found::Left,
+                (true, false) => Found::Nothing,
+            })
         }
     }
 }

@@ -56,8 +56,12 @@ where
 /// What the daemon of this network namespace answers.
 fn running<T: DeserializeOwned>(request: &Request) -> Result<T> {
     need_root()?;
-    match RunDir::of_this_namespace()?.ask_for(request)? {
+    let run_dir = RunDir::of_this_namespace()?;
+    match run_dir.ask_for(request)? {
         Some(answer) => Ok(answer),
+        None if run_dir.is_running()? => bail!(
+            "mountain starts or ends just now: try again in some seconds. If its socket was removed, `mountain down` ends it"
+        ),
         None => bail!(
             "mountain is not running in this network namespace: start it with `mountain up`{}",
             match has_left() {

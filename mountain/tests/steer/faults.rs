@@ -240,6 +240,19 @@ fn a_daemon_that_stands_still_is_to_be_killed() {
 }
 
 #[test]
+fn a_daemon_whose_socket_was_removed_is_told_and_ended() {
+    let mut net = Net::new();
+    let log = net.start("up --foreground --wait");
+    wait_said(&log, "running");
+    std::fs::remove_file(net.client.control_socket()).unwrap();
+    let said = net.client.mountain_fails("status", "its socket was removed");
+    assert_has(&said, &["`mountain down` ends it"]);
+    net.client.mountain_says("down", "mountain is down");
+    wait_said(&log, "SIGTERM asks to stop");
+    (net.client).mountain_fails("status", "mountain is not running");
+}
+
+#[test]
 fn nonsense_on_the_control_socket_is_refused_and_the_daemon_goes_on() {
     let net = Net::new();
     net.up();
