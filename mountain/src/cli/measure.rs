@@ -302,7 +302,7 @@ pub(crate) struct Cpu {
     label: Option<String>,
     /// Run this and record until it ends
     ///
-    /// Ctrl-C (SIGINT), SIGTERM and SIGHUP are passed on to it. A second one kills it, and ends what
+    /// Ctrl-C (SIGINT), SIGTERM, SIGHUP and SIGQUIT are passed on to it. A second one kills it, and ends what
     /// it started and left behind.
     #[arg(last = true)]
     command: Vec<String>,

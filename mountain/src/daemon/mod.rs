@@ -19,9 +19,11 @@ pub(crate) mod snat_sources;
 pub(crate) mod topology;
 
 use std::collections::{BTreeSet, VecDeque};
+use std::io;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
+use futures::future::select_all;
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{self, signal, SignalKind};
 use tokio::time::{interval, MissedTickBehavior};
@@ -199,12 +201,15 @@ pub(crate) async fn run(config: Config, options: UpOptions, ready: impl FnOnce()
     result
 }
 
-/// Waits for a signal; for ever for one that this process was started to ignore (`nohup`).
-async fn has_come(signal: &mut Option<unix::Signal>) {
-    match signal {
-        Some(signal) => drop(signal.recv().await),
-        None => std::future::pending().await,
-    }
+/// Waits for any of these signals.
+async fn which(signals: &mut [(Signal, unix::Signal)]) -> Signal {
+    let each = signals.iter_mut().map(|(signal, come)| {
+        Box::pin(async {
+            come.recv().await;
+            *signal
+        })
+    });
+    select_all(each).await.0
 }
 
 /// From the first reading to the last answer. The order of the steps is what matters here, so it is one function.
@@ -227,11 +232,9 @@ async fn run_locked(
         bail!("{}", no_groups(&topology, &options.filter));
     }
     // Before anything is put into the kernel, so that each of these ends by taking it out again.
-    let ends = signals::asks_daemon_to_end();
-    let listen = |kind: SignalKind, to: Signal| ends.contains(to).then(|| signal(kind)).transpose();
-    let mut terminate = listen(SignalKind::terminate(), Signal::SIGTERM)?;
-    let mut interrupt = listen(SignalKind::interrupt(), Signal::SIGINT)?;
-    let mut hangup = listen(SignalKind::hangup(), Signal::SIGHUP)?;
+    let asks = signals::asks_daemon_to_end();
+    let listen = |to| Ok((to, signal(SignalKind::from_raw(to as i32))?));
+    let mut ends = asks.iter().map(listen).collect::<io::Result<Vec<_>>>()?;
     let mut relieve = signal(SignalKind::user_defined1())?;
     let dry_run = options.dry_run;
     // Rules of `mountain redirect` may be carried faster while somebody watches the firewall.
@@ -277,9 +280,7 @@ async fn run_locked(
                 let response = daemon.respond(request);
                 let _ = reply.send(response);
             }
-            () = has_come(&mut terminate) => daemon.end(Signal::SIGTERM),
-            () = has_come(&mut interrupt) => daemon.end(Signal::SIGINT),
-            () = has_come(&mut hangup) => daemon.end(Signal::SIGHUP),
+            to = which(&mut ends), if !ends.is_empty() => daemon.end(to),
             _ = relieve.recv() => daemon.leave_to_the_next(),
         }
     }

@@ -16,8 +16,8 @@ use nix::sys::time::TimeSpec;
 
 /// What asks to end, but for what was ignored from the start (`nohup`, `&` in a script).
 pub(crate) fn asks_to_end() -> SigSet {
-    use Signal::{SIGHUP, SIGINT, SIGTERM};
-    let asks = [SIGINT, SIGTERM, SIGHUP].into_iter();
+    use Signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+    let asks = [SIGINT, SIGTERM, SIGHUP, SIGQUIT].into_iter();
     asks.filter(|s| !is_ignored(*s)).collect()
 }
 

@@ -139,7 +139,7 @@ pub struct Pinger {
     log: ProbeLog,
     /// How the kernel said that it would send.
     way: Option<EgressRoute>,
-    /// SIGINT, SIGTERM and SIGHUP: blocked before anything is switched on that must be switched back.
+    /// SIGINT, SIGTERM, SIGHUP and SIGQUIT: blocked before anything is switched on that must be switched back.
     ended: Asked,
     /// Why the device's own stamps are not used, or what keeps them on.
     hardware: Result<InUse, String>,

@@ -63,20 +63,23 @@ fn a_low_limit_of_open_files_is_named_with_what_raises_it() {
     assert_eq!(stdout(&raised).matches("files").count(), 0);
 }
 
+/// That hangs up, or at which somebody presses Ctrl-\.
 #[test]
-fn a_terminal_that_hangs_up_leaves_no_rules_behind() {
+fn a_terminal_that_ends_it_leaves_no_rules_behind() {
     let net = two_providers();
     let before = net.client.ip("rule");
     // Of bsdutils, which Debian always has: it gives the command a terminal.
     let command = format!("{MOUNTAIN} up --foreground --adopt");
-    let _terminal = net.client.start("script", &["-qfc", &command, "/dev/null"]);
-    wait_until("uplinks have rules", 6 * LEAVE, || {
-        net.client.ip("rule") != before
-    });
-    kill(Pid::from_raw(net.client.pid()), Signal::SIGHUP).unwrap();
-    wait_until("its rules are gone", 6 * LEAVE, || {
-        net.client.ip("rule") == before
-    });
+    for signal in [Signal::SIGHUP, Signal::SIGQUIT] {
+        let _terminal = net.client.start("script", &["-qfc", &command, "/dev/null"]);
+        wait_until("uplinks have rules", 6 * LEAVE, || {
+            net.client.ip("rule") != before
+        });
+        kill(Pid::from_raw(net.client.pid()), signal).unwrap();
+        wait_until("its rules are gone", 6 * LEAVE, || {
+            net.client.ip("rule") == before
+        });
+    }
 }
 
 /// Tools send SIGHUP to daemons to have them read their configuration anew.

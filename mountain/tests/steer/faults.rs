@@ -245,7 +245,9 @@ fn a_daemon_whose_socket_was_removed_is_told_and_ended() {
     let log = net.start("up --foreground --wait");
     wait_said(&log, "running");
     std::fs::remove_file(net.client.control_socket()).unwrap();
-    let said = net.client.mountain_fails("status", "its socket was removed");
+    let said = net
+        .client
+        .mountain_fails("status", "its socket was removed");
     assert_has(&said, &["`mountain down` ends it"]);
     net.client.mountain_says("down", "mountain is down");
     wait_said(&log, "SIGTERM asks to stop");
