@@ -53,6 +53,15 @@ pub(crate) struct PlacementSettings {
     pub by_address: bool,
 }
 
+/// The one address that decides where new flows go, see `mtn_stay()` (bpf/placement/choose.h).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Peer {
+    /// To which this host sends.
+    Server(IpAddr),
+    /// From which a host behind this one does.
+    Host(IpAddr),
+}
+
 /// What marks a path's flows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PathMark {
@@ -190,6 +199,38 @@ impl PlacementPrograms {
                     }
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Tells the paths of the connections that peers have, unless flows of theirs were placed lately.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(crate) fn know_peers(&self, peers: &BTreeMap<Peer, usize>) -> Result<()> {
+        let bss = self.skel.maps.bss_data.as_deref();
+        let bss = bss.expect("the object has a .bss");
+        let (now, most) = (super::now_ns(), self.skel.maps.peers.max_entries() as usize);
+        for (peer, &path) in peers.iter().take(most) {
+            let mut key = types::mtn_flow_key::default();
+            let (address, at) = match *peer {
+                Peer::Server(address) => (address, &mut key.daddr),
+                Peer::Host(address) => (address, &mut key.saddr),
+            };
+            *at = encode::addr(address);
+            key.ipv6 = address.is_ipv6().into();
+            let known = self.skel.maps.peers.lookup(bytes_of(&key), MapFlags::ANY)?;
+            let last_ns = known.and_then(|flow| Some(u64::from_ne_bytes(*flow.first_chunk()?)));
+            if last_ns.is_some_and(|at| now.saturating_sub(at) < bss.config.idle_ns) {
+                continue;
+            }
+            let flow = types::mtn_unconnected {
+                last_ns: now,
+                path: path as u32,
+                mark: bss.paths[path].mark,
+            };
+            let put = (self.skel.maps.peers).update(bytes_of(&key), bytes_of(&flow), MapFlags::ANY);
+            put.context("cannot write the connections under way to the program's table")?;
         }
         Ok(())
     }

@@ -335,6 +335,26 @@ pub(crate) fn tcp_marked(
     Ok(found)
 }
 
+/// Flows that were answered, whose other end sees them at one of these addresses.
+///
+/// # Errors
+/// When the kernel refuses to list its connections.
+pub(crate) fn answered_from<'a>(
+    addresses: impl IntoIterator<Item = &'a IpAddr> + Clone,
+) -> Result<Vec<Ends>> {
+    // All of IPv6 have the same one.
+    let requests: BTreeSet<_> = addresses.clone().into_iter().map(|a| seen_at(*a)).collect();
+    let addresses: BTreeSet<_> = addresses.into_iter().collect();
+    let mut found = Vec::new();
+    for request in requests {
+        list(&request, |entry| {
+            let ends = entry.ends().filter(|ends| addresses.contains(&ends.from));
+            found.extend(ends.filter(|_| entry.is_answered()));
+        })?;
+    }
+    Ok(found)
+}
+
 /// Deletes the entries of flows that are not translated, and were never answered, if `is_there` says that one with these ends
 /// is one of those that are meant. Says how many.
 ///

@@ -74,14 +74,14 @@ pub fn reset_unanswered(
     Ok((count, refused))
 }
 
-/// A TCP connection of a socket.
+/// A connection of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TcpConnection {
+pub struct Connection {
     /// This host's end.
     pub local: SocketAddr,
     /// The other one.
     pub remote: SocketAddr,
-    /// One of the two has closed it.
+    /// One of the two has closed it. Never of UDP's.
     pub closing: bool,
 }
 
@@ -89,18 +89,32 @@ pub struct TcpConnection {
 ///
 /// # Errors
 /// When the kernel does not list its sockets (CONFIG_INET_TCP_DIAG).
-pub fn tcp_connections() -> io::Result<Vec<TcpConnection>> {
+pub fn tcp_connections() -> io::Result<Vec<Connection>> {
+    listed(libc::IPPROTO_TCP, CONNECTED)
+}
+
+/// These, and the UDP sockets that are connected.
+///
+/// # Errors
+/// When the kernel does not list its sockets (CONFIG_INET_TCP_DIAG, CONFIG_INET_UDP_DIAG).
+pub(crate) fn connections() -> io::Result<Vec<Connection>> {
+    let mut all = tcp_connections()?;
+    all.extend(listed(libc::IPPROTO_UDP, 1 << TCP_ESTABLISHED)?);
+    Ok(all)
+}
+
+fn listed(proto: libc::c_int, states: u32) -> io::Result<Vec<Connection>> {
     let mut socket = Socket::open_for(NETLINK_SOCK_DIAG)?;
     let mut found = Vec::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
-        let all = request(family, libc::IPPROTO_TCP, CONNECTED, [0; ID_LEN]);
+        let all = request(family, proto, states, [0; ID_LEN]);
         socket.dump(SOCK_DIAG_BY_FAMILY, &all, |message| {
             let end = |address_at, port_at| {
                 let port = u16::from_be_bytes(bytes_at::<2>(message, port_at)?);
                 Some(SocketAddr::new(address(message, address_at)?, port))
             };
             let ends = end(SOURCE, ID).zip(end(DESTINATION, ID + 2));
-            found.extend(ends.map(|(local, remote)| TcpConnection {
+            found.extend(ends.map(|(local, remote)| Connection {
                 local,
                 remote,
                 closing: message.get(1) != Some(&(TCP_ESTABLISHED as u8)),

@@ -20,6 +20,7 @@ mod left;
 pub(crate) mod nft;
 mod numbers;
 mod open;
+mod peers;
 mod published;
 mod routing;
 mod status;
@@ -194,11 +195,13 @@ impl Placer {
         self.route(topology)?;
         let before = marks_of(&self.uplinks);
         let marks = self.look_at_uplinks(topology, known);
-        if before != marks_of(&self.uplinks) {
+        let are_others = before != marks_of(&self.uplinks);
+        self.programs.set_paths(&marks);
+        if are_others {
             self.suspensions.looks.clear();
             self.forwarding.has_missed = true;
+            self.go_on_with_peers();
         }
-        self.programs.set_paths(&marks);
         self.dead.retain(|id| marks.contains_key(&id));
         let (groups, not_ours) = destinations(topology, groups);
         // Groups and members may have other numbers now.
