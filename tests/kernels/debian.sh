@@ -11,7 +11,7 @@ kernels=$ROOT/target/kernels
 out=$ROOT/out/kernels
 suites=(trixie trixie-backports forky sid experimental)
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-cpus=2 flavour=cloud mirror=''
+cpus=2 flavour=cloud mirror='' architecture=amd64 pages=''
 # Folders and files of modules, below kernel/. Kernels that lack one have it built in, or not at all.
 modules=(net/{core,ipv4,ipv6,netfilter,sched,8021q,xfrm,unix,packet}
     net/bridge/bridge.ko{,.xz,.zst}
@@ -31,25 +31,32 @@ debian_option() {
 
 # private COMMAND...: an apt command that knows of the archive's suites and of nothing else.
 private() {
-    local apt=$kernels/apt
+    local apt=$kernels/apt-$architecture
     "$1" -o Dir::State="$apt/state" -o Dir::State::status=/dev/null -o Dir::Cache="$apt/cache" \
         -o Dir::Etc::sourcelist="$apt/sources.list" -o Dir::Etc::sourceparts=/dev/null \
         -o Dir::Etc::preferences=/dev/null -o Dir::Etc::preferencesparts=/dev/null \
-        -o APT::Architecture=amd64 -o APT::Architectures=amd64 -o APT::Sandbox::User=root \
+        -o APT::Architecture="$architecture" -o APT::Architectures="$architecture" -o APT::Sandbox::User=root \
         -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false -o Acquire::Languages=none -q "${@:2}"
+}
+
+# Where apt has this machine's packages from.
+debian_mirror() {
+    local uri
+    # shellcheck disable=SC2016 # for apt to expand
+    uri=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 'Label: Debian' |
+        head -n 1)
+    [[ -n $uri ]] || die "apt has no packages of Debian's here; say --mirror URL"
+    printf '%s\n' "$uri"
 }
 
 # Packages' lists, once an hour. Without a network the ones of before.
 update() {
-    local apt=$kernels/apt suite
+    local apt=$kernels/apt-$architecture suite
     [[ -z $(find "$apt/updated" -mmin -60 2>/dev/null) ]] || return 0
     mkdir -p "$apt/state/lists/partial" "$apt/cache/archives/partial"
-    # shellcheck disable=SC2016 # for apt to expand
-    [[ -n $mirror ]] || mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' \
-        'Origin: Debian' 'Label: Debian' | head -n 1)
-    [[ -n $mirror ]] || die "apt has no packages of Debian's here; say --mirror URL"
+    [[ -n $mirror ]] || mirror=$(debian_mirror)
     for suite in "${suites[@]}"; do
-        printf 'deb [arch=amd64 signed-by=%s] %s %s main\n' "$keyring" "$mirror" "$suite"
+        printf 'deb [arch=%s signed-by=%s] %s %s main\n' "$architecture" "$keyring" "$mirror" "$suite"
     done >"$apt/sources.list"
     if private apt-get -o APT::Update::Error-Mode=any update >&2; then
         touch "$apt/updated"
@@ -64,7 +71,7 @@ update() {
 offered() {
     local -a names
     mapfile -t names < <(private apt-cache pkgnames linux-image- |
-        grep -E "^linux-image-[0-9][^-]*${flavour:+-$flavour}-amd64\$")
+        grep -E "^linux-image-[0-9][^-]*${flavour:+-$flavour}-$architecture${pages:+-$pages}\$")
     [[ ${#names[@]} -gt 0 ]] || die "no packages of that flavour"
     private apt-cache madison "${names[@]}" |
         awk -F ' *[|] *' '{ split($3, from, "[ /]+"); n = split($3, word, " ");
@@ -75,7 +82,8 @@ offered() {
 unpacked() {
     local package=$1 version=$2 folder file
     local -a packages
-    folder=$kernels/$version${flavour:+-$flavour}
+    folder=$kernels/$version${flavour:+-$flavour}${pages:+-$pages}
+    [[ $architecture == amd64 ]] || folder+=-$architecture
     if [[ ! -d $folder ]]; then
         say "Fetching $package $version"
         rm -rf "$folder.part"
