@@ -96,7 +96,7 @@ impl Pinned {
     /// Keeps other commands out until the value is dropped.
     pub(crate) fn lock(&self) -> Result<Flock<File>> {
         let base = Path::new(RUN);
-        folder::make_public(base).map_err(|e| folder::cannot_make(base, e))?;
+        folder::make_own(base).map_err(|e| folder::cannot_make(base, e))?;
         let path = base.join("cc.lock");
         let file = File::options()
             .create(true)

@@ -31,7 +31,7 @@ use crate::host::namespaces::this_namespace;
 use crate::steer::PolicyKind;
 
 /// Parent of the folders, one per network namespace.
-const BASE: &str = "/run/mountain";
+pub(crate) const BASE: &str = "/run/mountain";
 /// How long a client waits for each step of the daemon's: that it takes the connection, and that it answers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// A folder without a lock that is as old belongs to a start that has failed.

@@ -1,20 +1,46 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Folders in which nobody but their owner may make, change or remove anything, whatever the umask is.
 
-use std::fs::DirBuilder;
+use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
+
+use nix::unistd::geteuid;
 
 /// Makes a folder that all may read, and those above it. One that is there stays as it is.
 pub(crate) fn make_public(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o755).create(path)
 }
 
+/// The same, but fails if it is there and somebody else's.
+pub(crate) fn make_own(path: &Path) -> io::Result<()> {
+    make_public(path)?;
+    ensure_own(path)
+}
+
+/// Fails where others than root and this user may have put links into a folder, which would lead writing elsewhere. That is
+/// so where everybody may make folders in the one above, as in a container with `--tmpfs /run`.
+pub(crate) fn ensure_own(path: &Path) -> io::Result<()> {
+    // It may be a link itself, to a folder of root's.
+    for looked_at in [fs::symlink_metadata(path), fs::metadata(path)] {
+        let found = match looked_at {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+            found => found?,
+        };
+        let is_closed = found.is_symlink() || found.mode() & 0o022 == 0;
+        if !is_closed || ![0, geteuid().as_raw()].contains(&found.uid()) {
+            let who = format!("user {}, not root alone, may write there", found.uid());
+            return Err(io::Error::other(format!("{who}: remove it")));
+        }
+    }
+    Ok(())
+}
+
 /// Makes a folder for its owner alone, in one that all may read. One that is there stays as it is.
 pub(crate) fn make_private(path: &Path) -> io::Result<()> {
     if let Some(above) = path.parent() {
-        make_public(above)?;
+        make_own(above)?;
     }
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }

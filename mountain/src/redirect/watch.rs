@@ -206,7 +206,7 @@ impl Alone {
     fn try_new() -> Result<Option<Self>> {
         let path = Self::path()?;
         if let Some(base) = path.parent() {
-            folder::make_public(base).map_err(|e| folder::cannot_make(base, e))?;
+            folder::make_own(base).map_err(|e| folder::cannot_make(base, e))?;
         }
         loop {
             let mut options = File::options();

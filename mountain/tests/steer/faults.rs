@@ -340,6 +340,17 @@ fn a_kernel_that_is_too_old_or_has_no_btf_is_named() {
         &text,
         &["`mountain check` says what is missing", "/proc/sys/net/"],
     );
+    // Whoever has made the folder may have put links there.
+    let of_others = "mount -t tmpfs -o mode=1777 none /run && mkdir /run/mountain";
+    for theirs in ["chown 1000 /run/mountain", "chmod 777 /run/mountain"] {
+        for command in ["up", "status", "redirect list", "cc status"] {
+            let (code, text) = after(&format!("{of_others} && {theirs}"), command);
+            assert_eq!(code, Some(1), "{text}");
+            assert_has(&text, &["cannot use /run/mountain", "remove it"]);
+        }
+    }
+    let (_, text) = after(of_others, "status");
+    assert_has(&text, &["mountain is not running"]);
     let add = "redirect add --proto udp --from 127.0.0.1:7000 --to 127.0.0.1:8000";
     let (code, text) = after(of_processes, add);
     assert_eq!(code, Some(1), "{text}");

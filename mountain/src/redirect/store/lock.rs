@@ -69,7 +69,7 @@ pub fn lock(dir: &Path, wait: Duration) -> Result<Option<Flock<File>>> {
 pub(crate) fn make_locked(dir: &Path, wait: Duration) -> Result<Flock<File>> {
     loop {
         if let Some(base) = dir.parent() {
-            folder::make_public(base).map_err(|e| folder::cannot_make(base, e))?;
+            folder::make_own(base).map_err(|e| folder::cannot_make(base, e))?;
         }
         match DirBuilder::new().mode(0o700).create(dir) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
