@@ -24,9 +24,11 @@ pub(crate) fn asks_to_end() -> SigSet {
 /// What asks a daemon to end. Where it has no terminal, it ignores SIGHUP: to daemons that means to read their
 /// configuration anew.
 pub(crate) fn asks_daemon_to_end() -> SigSet {
-    if !has_terminal() {
+    // A file that may not grow (`ulimit -f`) is one that cannot be written.
+    let ignored = [Signal::SIGXFSZ, Signal::SIGHUP];
+    for one in &ignored[..if has_terminal() { 1 } else { 2 }] {
         // SAFETY: no function of ours is called for it.
-        let _ = unsafe { signal(Signal::SIGHUP, SigHandler::SigIgn) };
+        let _ = unsafe { signal(*one, SigHandler::SigIgn) };
     }
     asks_to_end()
 }

@@ -485,8 +485,8 @@ pub(crate) fn carried() -> Result<HashMap<u32, bpf::fast::Carried>> {
     }
 }
 
-/// Rules by nft that may never redirect anything, by number, with the firewall's rule that keeps
-/// packets from them.
+/// Rules by nft that may never redirect anything, by number, with what keeps packets from them: a rule of the firewall's,
+/// or that their device is not there.
 pub fn never(rules: &[Installed]) -> HashMap<u32, String> {
     let by_nft = rules.iter().filter(|i| i.plan.backend == Backend::Nft);
     // What cannot be read is reported where it matters.
@@ -495,8 +495,24 @@ pub fn never(rules: &[Installed]) -> HashMap<u32, String> {
     };
     let passed = Passed::default();
     let effects = |i: &Installed| Look::at(&rules_of_others, &i.rule, &passed).all();
-    let first = |i: &Installed| effects(i).never.into_iter().next();
+    let first = |i: &Installed| match &i.rule.dev {
+        Some(name) if index_of(name).is_none() => Some(format!("its device: there is no {name}")),
+        _ => effects(i).never.into_iter().next(),
+    };
     by_nft.filter_map(|i| Some((i.id, first(i)?))).collect()
+}
+
+/// Rules by BPF whose device is not called so any more, with the name that it had: they stay with the device.
+pub(crate) fn renamed(rules: &[Installed]) -> impl Iterator<Item = (u32, &str)> {
+    rules.iter().filter_map(|i| {
+        let at = i.plan.client_dev.as_ref()?.ifindex;
+        let name = i.rule.dev.as_deref().filter(|_| i.plan.backend.is_bpf())?;
+        (index_of(name) != Some(at)).then_some((i.id, name))
+    })
+}
+
+fn index_of(device: &str) -> Option<u32> {
+    nix::net::if_::if_nametoindex(device).ok()
 }
 
 /// Rules that may redirect nothing, by number, with what of the firewall drops all their packets or replies.

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Servers that bind a session to the address that they have seen: FTP's data connections, web sites.
 
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use crate::net::*;
 use crate::support::*;
 
@@ -70,4 +74,90 @@ fn sees_another_after_an_outage_only(rule: &str) -> u64 {
         by_rule += net.counter("by_rule");
     }
     by_rule
+}
+
+/// Servers, and hosts behind this one, that have connections under way when uplinks begin to be chosen: what is new goes where
+/// those do, as FTP's data connections.
+#[test]
+fn peers_with_connections_under_way_keep_their_uplink() {
+    let net = Home::by_default("").with_lan();
+    let rule = format!("ip daddr 192.0.2.0/24 dnat to {}", SERVER[0]);
+    net.providers
+        .chain("inet led in", "nat hook prerouting priority dstnat", &rule);
+    let lan = net.lan.as_ref().unwrap();
+    for host in 11..=34 {
+        lan.ip(&format!("addr add 192.168.7.{host}/24 dev e0"));
+    }
+    let (mut own, mut inner) = (net.flows(), net.inner_flows());
+    let to = |peer: u8| format!("192.0.2.{peer}");
+    let by = |peer: u8| format!("bind=192.168.7.{peer}");
+    for peer in 11..=22 {
+        let kind = ["tcp", "udp"][usize::from(peer % 2)];
+        assert_eq!(by_uplink(&own.open(kind, 1, &to(peer))), [1, 0]);
+        let opened = inner.open_with(kind, 1, SERVER[0], &by(peer));
+        assert_eq!(by_uplink(&opened), [1, 0]);
+    }
+    net.up();
+    net.wait_forwarding();
+    let to_own = |peers: RangeInclusive<u8>| {
+        let opened = peers.map(|peer| net.flows().open("tcp", 1, &to(peer)));
+        by_uplink(&opened.flatten().collect::<Vec<_>>())
+    };
+    let of_inner = |peers: RangeInclusive<u8>| {
+        let opened = peers.map(|peer| {
+            let mut flows = net.inner_flows();
+            flows.open_with("tcp", 1, "192.0.2.1", &by(peer))
+        });
+        by_uplink(&opened.flatten().collect::<Vec<_>>())
+    };
+    assert_eq!((to_own(11..=22), of_inner(11..=22)), ([12, 0], [12, 0]));
+    for others in [to_own(23..=34), of_inner(23..=34)] {
+        assert!(others.iter().all(|n| *n > 0), "{others:?}");
+    }
+}
+
+/// Where nothing translates, connection tracking begins with Mountain's table. What hosts behind this one send all the time
+/// stays where it was for all that.
+#[test]
+fn datagrams_of_before_are_known_where_connection_tracking_begins_with_placing() {
+    let net = Home::with_config("forward = \"always\"\n").with_lan();
+    // A modem at each uplink does that.
+    net.home.run("nft delete table inet home");
+    net.providers.run("nft flush chain inet providers strict");
+    net.providers.chain(
+        "inet modems in",
+        "filter hook prerouting priority -150",
+        "iifname r0 meta mark set 1\niifname r1 meta mark set 2",
+    );
+    net.providers.chain(
+        "inet modems out",
+        "nat hook postrouting priority srcnat",
+        "oifname w meta mark 1 snat ip to 198.51.100.10\noifname w meta mark 2 snat ip to 198.51.100.11",
+    );
+    net.providers
+        .ip("route add 192.168.7.0/24 via 10.40.0.2 dev r0");
+    let (mut old, asking) = (net.inner_flows(), AtomicBool::new(true));
+    let before = old.open("udp", EACH, SERVER[0]);
+    assert_eq!(by_uplink(&before), [EACH, 0]);
+    let counts = "iifname r1 ip saddr 192.168.7.2 counter";
+    let at = "filter hook prerouting priority -350";
+    net.providers.chain("inet sent in", at, counts);
+    let by_second = || net.providers.counted("chain inet sent in")[0];
+    std::thread::scope(|threads| {
+        let asked = threads.spawn(|| {
+            while asking.load(Ordering::Relaxed) {
+                old.ask();
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            old.ask()
+        });
+        net.up();
+        net.wait_forwarding();
+        std::thread::sleep(Duration::from_secs(1));
+        asking.store(false, Ordering::Relaxed);
+        assert_eq!(asked.join().unwrap(), before);
+    });
+    assert_eq!(by_second(), 0, "none of before has moved");
+    assert_by_both(&net.inner_flows().open("udp", EACH, SERVER[0]));
+    assert!(by_second() > 0);
 }

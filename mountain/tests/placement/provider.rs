@@ -3,7 +3,6 @@
 //! and so is MPTCP.
 
 use std::net::SocketAddr;
-use std::ops::RangeInclusive;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -486,44 +485,4 @@ fn one_server_and_one_inner_host_have_one_uplink() {
     net.up();
     net.wait_forwarding();
     assert_eq!(all(), before, "a restart changes nobody's uplink");
-}
-
-/// Servers, and hosts behind this one, that have connections under way when uplinks begin to be chosen: what is new goes where
-/// those do, as FTP's data connections.
-#[test]
-fn peers_with_connections_under_way_keep_their_uplink() {
-    let net = Home::by_default("").with_lan();
-    let rule = format!("ip daddr 192.0.2.0/24 dnat to {}", SERVER[0]);
-    net.providers
-        .chain("inet led in", "nat hook prerouting priority dstnat", &rule);
-    let lan = net.lan.as_ref().unwrap();
-    for host in 11..=34 {
-        lan.ip(&format!("addr add 192.168.7.{host}/24 dev e0"));
-    }
-    let (mut own, mut inner) = (net.flows(), net.inner_flows());
-    let to = |peer: u8| format!("192.0.2.{peer}");
-    let by = |peer: u8| format!("bind=192.168.7.{peer}");
-    for peer in 11..=22 {
-        let kind = ["tcp", "udp"][usize::from(peer % 2)];
-        assert_eq!(by_uplink(&own.open(kind, 1, &to(peer))), [1, 0]);
-        let opened = inner.open_with(kind, 1, SERVER[0], &by(peer));
-        assert_eq!(by_uplink(&opened), [1, 0]);
-    }
-    net.up();
-    net.wait_forwarding();
-    let to_own = |peers: RangeInclusive<u8>| {
-        let opened = peers.map(|peer| net.flows().open("tcp", 1, &to(peer)));
-        by_uplink(&opened.flatten().collect::<Vec<_>>())
-    };
-    let of_inner = |peers: RangeInclusive<u8>| {
-        let opened = peers.map(|peer| {
-            let mut flows = net.inner_flows();
-            flows.open_with("tcp", 1, "192.0.2.1", &by(peer))
-        });
-        by_uplink(&opened.flatten().collect::<Vec<_>>())
-    };
-    assert_eq!((to_own(11..=22), of_inner(11..=22)), ([12, 0], [12, 0]));
-    for others in [to_own(23..=34), of_inner(23..=34)] {
-        assert!(others.iter().all(|n| *n > 0), "{others:?}");
-    }
 }

@@ -177,6 +177,27 @@ fn a_rule_that_can_never_match_is_reported() {
     }
 }
 
+/// By nft it is for the name, by BPF for the device.
+#[test]
+fn a_rule_whose_device_is_renamed_is_named() {
+    for (backend, said) in [
+        (
+            "nft",
+            "may never redirect anything, because of its device: there is no rc",
+        ),
+        ("tcx", "is for the device that was called rc"),
+    ] {
+        let net = Net::new();
+        net.redirect(&format!("add {RULE} --dev rc --backend {backend}"));
+        let before = net.redirect("list");
+        assert!(!before.contains("\nRule 0 "), "{before}");
+        net.router.ip("link set rc down name rx up");
+        let after = net.redirect("list");
+        assert!(after.contains(&format!("\nRule 0 {said}")), "{after}");
+        net.redirect("del --all");
+    }
+}
+
 /// What is said when the rule is added by a backend.
 fn said_by_add(net: &Net, backend: &str) -> String {
     let line = format!("redirect add {RULE} --backend {backend}");
