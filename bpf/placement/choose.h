@@ -140,7 +140,9 @@ static __always_inline bool mtn_is_to_provider(const struct mtn_flow_key *key)
 }
 
 /*
- * Does a connection need the kernel's path, because of its port? Some are about other packets, which only the kernel
+ * Does a connection need the kernel's path, because of its protocol or port? Protocols other than TCP, UDP and ICMP do: the
+ * other end of a tunnel (6in4, IPIP, ESP) or of SCTP knows one address, GRE goes where PPTP's connection does, and the firewall
+ * is not asked about them (`placed()`, steer/alike/translated.rs). Some connections are about other packets, which only the kernel
  * places. Those are of GRE (PPTP, RFC 2637; forwarded ones, too), and of this host's sockets with ports of their own. These
  * have media that RTSP (RFC 7826; also 322 and 8554), SIP (RFC 3261; also the ports behind its own, and those of FreePBX) and
  * H.323 have agreed on. Many servers want all from one address. mtr (to port 1) and hping3 (to 11111) ask so for the source of
@@ -148,9 +150,7 @@ static __always_inline bool mtn_is_to_provider(const struct mtn_flow_key *key)
  * 80, 9 (discard), 1 or 0, at which no UDP is served, or to 10002 and 65530, as much copied code does. A peer of BGP
  * (RFC 4271) or multihop BFD (RFC 5883) takes no other address than the one that it has been told. Nor does who gets mail by
  * SMTP (RFC 5321): the domain names the servers that may send (SPF, RFC 7208), and their addresses have names. Mail from
- * another one is refused for good. Nor does the other end of a tunnel (6in4, IPIP, ESP) or of SCTP; GRE goes where PPTP's
- * connection does. What the firewall does with protocols other than these four is not asked about (`placed()`,
- * steer/alike/translated.rs).
+ * another one is refused for good.
  */
 static __always_inline bool mtn_is_signalling(const struct mtn_flow_key *key, const bool local)
 {

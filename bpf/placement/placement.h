@@ -40,7 +40,7 @@ enum mtn_placement_stat {
 	MTN_PLACE_PASS_FIREWALL, /* the firewall may stop it on another uplink than the kernel's */
 	MTN_PLACE_PASS_PROVIDER, /* to what may be a provider's own: a private network, a DNS server */
 	MTN_PLACE_PASS_MPTCP,	/* which chooses paths by itself */
-	MTN_PLACE_PASS_SIGNALLING, /* about other packets, which only the kernel places */
+	MTN_PLACE_PASS_SIGNALLING, /* about packets that only the kernel places, or such: not TCP, UDP or ICMP */
 	MTN_PLACE_PASS_PUBLISHED, /* from a host to which ports are forwarded: others know it by that address */
 	MTN_PLACE_STAT_MAX,
 };

@@ -9,16 +9,17 @@ done
 [[ $EUID -eq 0 ]] || die "needs root: debootstrap makes files of other users"
 
 target=aarch64-unknown-linux-gnu
-system=$kernels/arm64
+# Of the suite that the compiler is of.
+suite=$(. /etc/os-release && echo "${VERSION_CODENAME:?}")
+system=$kernels/arm64-$suite
 program=$ROOT/target/$target/release/mountain
 compiler=aarch64-linux-gnu-gcc
 # Part of that system.
 modprobe=()
 
-# What run may rely on there, and the libraries that Mountain is linked with: of the suite that the compiler is of.
+# What run may rely on there, and the libraries that Mountain is linked with.
 make_system() {
-    local suite file
-    suite=$(. /etc/os-release && echo "${VERSION_CODENAME:?}")
+    local file
     rm -rf --one-file-system "$system.part"
     mkdir -p "$system.part"
     say "Making a Debian for arm64"
@@ -48,15 +49,17 @@ env CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=$compiler CC_aarch64_unknown_l
 make_files() {
     local stage=$work/stage pair
     rm -rf "$stage"
-    cp -a "$system" "$stage"
-    mkdir -p "$stage"/{dev,proc,root,run,sys,tests,tmp,var}
-    : >"$stage/tests/functions"
+    # Its caller has errexit off.
+    {
+        cp -a "$system" "$stage" &&
+            mkdir -p "$stage"/{dev,proc,root,run,sys,tests,tmp,var} &&
+            : >"$stage/tests/functions"
+    } || return
     for pair in "$KERNEL/vm/init=/init" "$KERNEL/vm/our-races=/usr/bin/our-races" \
         "$KERNEL/vm/kcsan-expected=/tests/kcsan-expected" "${@:2}"; do
-        mkdir -p "$stage$(dirname "${pair#*=}")"
-        cp -aL "${pair%%=*}" "$stage${pair#*=}"
+        mkdir -p "$stage$(dirname "${pair#*=}")" && cp -aL "${pair%%=*}" "$stage${pair#*=}" || return
     done
-    aarch64-linux-gnu-strip "$stage/usr/bin/mountain"
+    aarch64-linux-gnu-strip "$stage/usr/bin/mountain" || return
     (cd "$stage" && find . -print0 | cpio --null -o -H newc -R 0:0 --quiet) >"$1"
 }
 

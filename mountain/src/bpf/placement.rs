@@ -56,10 +56,10 @@ pub(crate) struct PlacementSettings {
 /// The one address that decides where new flows go, see `mtn_stay()` (bpf/placement/choose.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Peer {
-    /// To which this host sends.
-    Server(IpAddr),
-    /// From which a host behind this one does.
+    /// From which a host behind this one sends.
     Host(IpAddr),
+    /// To which this host does.
+    Server(IpAddr),
 }
 
 /// What marks a path's flows.
@@ -210,7 +210,9 @@ impl PlacementPrograms {
     pub(crate) fn know_peers(&self, peers: &BTreeMap<Peer, usize>) -> Result<()> {
         let bss = self.skel.maps.bss_data.as_deref();
         let bss = bss.expect("the object has a .bss");
-        let (now, most) = (super::now_ns(), self.skel.maps.peers.max_entries() as usize);
+        let now = super::now_ns();
+        // Room for those that come. A busy server's clients are no peers that it sends to by itself.
+        let most = self.skel.maps.peers.max_entries() as usize / 2;
         for (peer, &path) in peers.iter().take(most) {
             let mut key = types::mtn_flow_key::default();
             let (address, at) = match *peer {

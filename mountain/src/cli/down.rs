@@ -75,7 +75,7 @@ fn here() -> Result<Found> {
         })
     };
     // One that was just killed holds its lock until it is gone, and one that has just been started before it listens.
-    let (begin, mut quiet) = (Instant::now(), true);
+    let (begin, mut was_there) = (Instant::now(), false);
     let mut asked = match ask() {
         Err(e) => match e.downcast()? {
             Elsewhere { process: Some(pid) } => {
@@ -88,13 +88,13 @@ fn here() -> Result<Found> {
         asked => asked?,
     };
     while asked.is_none() && run_dir.is_running()? && begin.elapsed() < QUIET + TIMEOUT {
-        if quiet && begin.elapsed() > QUIET {
+        if !was_there && begin.elapsed() > QUIET {
             eprintln!("mountain: waiting for the daemon, which starts or ends");
             // Or somebody has removed its socket.
             if let Some(pid) = presence::process() {
                 let _ = kill(pid, Signal::SIGTERM);
             }
-            quiet = false;
+            was_there = true;
         }
         std::thread::sleep(AGAIN);
         asked = ask()?;
@@ -125,10 +125,10 @@ fn here() -> Result<Found> {
             if let Some(lock) = lock {
                 run_dir.remove(&lock);
             }
-            Ok(match (quiet, left) {
-                (false, _) => Found::Daemon,
-                (true, true) => Found::Left,
-                (true, false) => Found::Nothing,
+            Ok(match (was_there, left) {
+                (true, _) => Found::Daemon,
+                (false, true) => Found::Left,
+                (false, false) => Found::Nothing,
             })
         }
     }

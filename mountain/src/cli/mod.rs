@@ -43,11 +43,11 @@ use self::report::Report;
 use crate::bpf::Steer;
 use crate::check;
 use crate::config::{self, Config};
-use crate::control::run_dir::{AlreadyRuns, RunDir, BASE};
+use crate::control::run_dir::{AlreadyRuns, RunDir};
 use crate::daemon;
 use crate::host::capabilities::{self, CapabilitySet};
 use crate::host::text::{address, count, prefix};
-use crate::host::{descriptors, folder, memory, program, stdout};
+use crate::host::{descriptors, memory, program, stdout};
 use crate::measure::reflect::{Reflector, DEFAULT_LISTEN};
 use crate::placement;
 use crate::redirect::config::RedirectConfig;
@@ -250,9 +250,6 @@ impl fmt::Display for WrongConfiguration {
 impl std::error::Error for WrongConfiguration {}
 
 fn run(command: Cmd) -> Result<ExitCode> {
-    if nix::unistd::geteuid().is_root() {
-        folder::ensure_own(Path::new(BASE)).with_context(|| format!("cannot use {BASE}"))?;
-    }
     match command {
         Cmd::Up(up) => up.run()?,
         Cmd::Down(down) => down.run()?,

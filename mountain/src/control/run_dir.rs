@@ -31,7 +31,7 @@ use crate::host::namespaces::this_namespace;
 use crate::steer::PolicyKind;
 
 /// Parent of the folders, one per network namespace.
-pub(crate) const BASE: &str = "/run/mountain";
+const BASE: &str = "/run/mountain";
 /// How long a client waits for each step of the daemon's: that it takes the connection, and that it answers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// A folder without a lock that is as old belongs to a start that has failed.
@@ -116,10 +116,13 @@ pub struct RunDir(PathBuf);
 
 impl RunDir {
     /// Of the namespace that the calling thread is in.
+    ///
+    /// # Errors
+    /// Where others may have put links there.
     pub fn of_this_namespace() -> Result<Self> {
-        Ok(Self(
-            Path::new(BASE).join(format!("net-{}", this_namespace()?)),
-        ))
+        let base = Path::new(BASE);
+        folder::ensure_own(base)?;
+        Ok(Self(base.join(format!("net-{}", this_namespace()?))))
     }
 
     /// Where all files of this namespace's daemon are.

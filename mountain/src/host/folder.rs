@@ -28,10 +28,17 @@ pub(crate) fn ensure_own(path: &Path) -> io::Result<()> {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
             found => found?,
         };
-        let is_closed = found.is_symlink() || found.mode() & 0o022 == 0;
-        if !is_closed || ![0, geteuid().as_raw()].contains(&found.uid()) {
-            let who = format!("user {}, not root alone, may write there", found.uid());
-            return Err(io::Error::other(format!("{who}: remove it")));
+        let path = path.display();
+        if ![0, geteuid().as_raw()].contains(&found.uid()) {
+            let theirs = format!(
+                "{path} belongs to user {}, who may have put links there: remove it",
+                found.uid()
+            );
+            return Err(io::Error::other(theirs));
+        }
+        if !found.is_symlink() && found.mode() & 0o022 != 0 {
+            let open = format!("others may write to {path}: `chmod go-w {path}`");
+            return Err(io::Error::other(open));
         }
     }
     Ok(())

@@ -24,13 +24,17 @@ pub(crate) fn asks_to_end() -> SigSet {
 /// What asks a daemon to end. Where it has no terminal, it ignores SIGHUP: to daemons that means to read their
 /// configuration anew.
 pub(crate) fn asks_daemon_to_end() -> SigSet {
-    // A file that may not grow (`ulimit -f`) is one that cannot be written.
-    let ignored = [Signal::SIGXFSZ, Signal::SIGHUP];
-    for one in &ignored[..if has_terminal() { 1 } else { 2 }] {
-        // SAFETY: no function of ours is called for it.
-        let _ = unsafe { signal(*one, SigHandler::SigIgn) };
+    if !has_terminal() {
+        ignore(Signal::SIGHUP);
     }
+    // A log that may not grow (`ulimit -f`) cannot be written, and no more.
+    ignore(Signal::SIGXFSZ);
     asks_to_end()
+}
+
+fn ignore(what: Signal) {
+    // SAFETY: no function of ours is called for it.
+    let _ = unsafe { signal(what, SigHandler::SigIgn) };
 }
 
 /// Whether this process has a controlling terminal (`tty_nr`, proc_pid_stat(5)).

@@ -98,6 +98,8 @@ pub(crate) struct Ends {
     pub source: IpAddr,
     /// To where.
     pub to: IpAddr,
+    /// To which port, where it has ports.
+    pub port: Option<u16>,
     /// From where it leaves.
     pub from: IpAddr,
 }
@@ -159,6 +161,7 @@ impl Entry<'_> {
         Some(Ends {
             source: original.source?,
             to: original.destination?,
+            port: original.destination_port,
             from: reply.destination?,
         })
     }
@@ -339,14 +342,9 @@ pub(crate) fn tcp_marked(
 ///
 /// # Errors
 /// When the kernel refuses to list its connections.
-pub(crate) fn answered_from<'a>(
-    addresses: impl IntoIterator<Item = &'a IpAddr> + Clone,
-) -> Result<Vec<Ends>> {
-    // All of IPv6 have the same one.
-    let requests: BTreeSet<_> = addresses.clone().into_iter().map(|a| seen_at(*a)).collect();
-    let addresses: BTreeSet<_> = addresses.into_iter().collect();
+pub(crate) fn answered_from(addresses: &BTreeSet<IpAddr>) -> Result<Vec<Ends>> {
     let mut found = Vec::new();
-    for request in requests {
+    for (_, request) in requests_for(addresses, seen_at) {
         list(&request, |entry| {
             let ends = entry.ends().filter(|ends| addresses.contains(&ends.from));
             found.extend(ends.filter(|_| entry.is_answered()));
@@ -405,7 +403,7 @@ pub(crate) fn forget_unmarked(
 /// When the kernel refuses to list its connections.
 pub(crate) fn snated_among(addresses: &BTreeSet<IpAddr>) -> Result<BTreeMap<IpAddr, Translated>> {
     let mut found = BTreeMap::new();
-    for (_, request) in requests_from(addresses) {
+    for (_, request) in requests_for(addresses, from) {
         list(&request, |entry| {
             let Some((from, what)) = entry.translates() else {
                 return;
@@ -433,7 +431,7 @@ pub(crate) fn forget_translated(addresses: &BTreeSet<IpAddr>) -> Result<usize> {
         translated
             .is_some_and(|(from, what)| what == Translated::Flows && addresses.contains(&from))
     };
-    let requests = requests_from(addresses).into_iter();
+    let requests = requests_for(addresses, from).into_iter();
     requests
         .map(|(ipv6, request)| forget(ipv6, &request, wanted))
         .sum()
@@ -443,13 +441,16 @@ pub(crate) fn forget_translated(addresses: &BTreeSet<IpAddr>) -> Result<usize> {
 /// empty one of 262,144 buckets. With more it is asked for all entries once.
 const APART_MAX: usize = 8;
 
-/// Requests for the entries of packets from these addresses; where they are many, or of IPv6, for all entries. Each with
-/// whether it is about IPv6.
-fn requests_from(addresses: &BTreeSet<IpAddr>) -> BTreeSet<(bool, Vec<u8>)> {
+/// Requests for the entries that are about these addresses; where they are many, or of IPv6, for all entries. Each with
+/// whether it is about IPv6. `about`: that for the entries of one.
+fn requests_for(
+    addresses: &BTreeSet<IpAddr>,
+    about: fn(IpAddr) -> Vec<u8>,
+) -> BTreeSet<(bool, Vec<u8>)> {
     let apart = addresses.iter().filter(|a| a.is_ipv4()).count() <= APART_MAX;
     let addresses = addresses.iter().copied();
     let request = |address| match apart {
-        true => from(address),
+        true => about(address),
         false => header(address.is_ipv6()),
     };
     addresses.map(|a| (a.is_ipv6(), request(a))).collect()
@@ -592,13 +593,13 @@ mod tests {
     #[test]
     fn connections_of_many_addresses_are_found_by_few_requests() {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
-        let requests = |a: &str, b: &str| requests_from(&BTreeSet::from([ip(a), ip(b)])).len();
+        let requests = |a: &str, b: &str| requests_for(&BTreeSet::from([ip(a), ip(b)]), from).len();
         assert_eq!(requests("2001:db8::1", "2001:db8::2"), 1);
         // The kernel picks the entries of one address.
         assert_eq!(requests("10.0.0.1", "10.0.0.2"), 2);
         assert_eq!(requests("10.0.0.1", "2001:db8::1"), 2);
         let many = (1..=9).map(|n| IpAddr::from([10, 0, 0, n]));
-        assert_eq!(requests_from(&many.collect()).len(), 1);
+        assert_eq!(requests_for(&many.collect(), from).len(), 1);
         for (client, seen, expected) in [
             ("2001:db8::1", "2001:db8::9", Some("2001:db8::1")),
             ("2001:db8::1", "2001:db8::1", None),

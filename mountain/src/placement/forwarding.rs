@@ -26,10 +26,6 @@ use crate::topology::{is_private, Kind, Topology};
 /// connections stand on the table.
 pub(super) const RELOAD: Duration = Duration::from_secs(10);
 
-/// Where nothing translates, the table is what starts connection tracking, to which all datagrams are new at first. Games and
-/// calls, which send many times a second, are known to it after so long.
-const LEARNING: Duration = Duration::from_secs(5);
-
 /// How far placing forwarded connections has come.
 #[derive(Default)]
 pub(super) struct Forwarding {
@@ -47,8 +43,6 @@ pub(super) struct Forwarding {
     pub(super) table: Option<Made>,
     /// Makes the table anew.
     pub(super) making: Aside<Made>,
-    /// Since when connection tracking may have known what was under way.
-    tracking_since: Option<Instant>,
     /// Has flows that were not translated begin anew: going through hundreds of thousands takes a while.
     pub(super) forgetting: Aside<usize>,
     /// Whether new ones are marked, and kept.
@@ -145,9 +139,6 @@ impl Placer {
         let wanted = !self.is_idle() && self.is_forwarding_wanted();
         // An earlier run's table has kept flows as this one's does.
         let is_first = self.forwarding.said.is_none() && !self.forwarding.has_table();
-        if is_first && self.config.forward == Forward::Always {
-            self.forwarding.tracking_since = Some(Instant::now());
-        }
         let is_reloading = self.may_be_reloading(wanted);
         let (why, nets) = self.left.of_forwarded(self.config.forward);
         let why = why.map(str::to_owned);
@@ -322,11 +313,7 @@ impl Placer {
 
     /// Marks packets once the table is there. Returns whether all are marked.
     fn place_forwarded(&mut self) -> Result<bool> {
-        let known = self.forwarding.tracking_since;
         match self.make_sure_of_table() {
-            Ok(true) if known.is_some_and(|since| since.elapsed() < LEARNING) => {
-                self.hold_forwarded().map(|()| false)
-            }
             Ok(true) => {
                 // Flows by a bridge that the program does not know are left to the kernel.
                 if let Err(e) = self.programs.set_bridges(&self.forwarding.inner_bridges) {

@@ -5,13 +5,13 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use anyhow::{Context, Result};
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::config::SpreadBy;
 use super::Placer;
 use crate::bpf::placement::Peer;
 use crate::netlink::{self, conntrack};
+use crate::topology::is_private;
 
 impl Placer {
     /// Has new flows of peers with connections under way stay on the uplinks of these, until a peer's own choice has been
@@ -20,18 +20,15 @@ impl Placer {
         if self.config.spread != SpreadBy::Destination {
             return;
         }
-        let known = self
-            .peers()
-            .and_then(|peers| self.programs.know_peers(&peers));
-        if let Err(e) = known {
+        if let Err(e) = self.programs.know_peers(&self.peers()) {
             warn!(
-                "servers with connections under way may see another address of this network: {e:#}"
+                "new connections may leave by another uplink than those under way to a server: {e:#}"
             );
         }
     }
 
-    /// The path by which each has its connections.
-    fn peers(&self) -> Result<BTreeMap<Peer, usize>> {
+    /// The path by which each has its connections. None with some by another path: its own choice decides then.
+    fn peers(&self) -> BTreeMap<Peer, usize> {
         let uplinks = self.uplinks.iter();
         let addresses = uplinks.flat_map(|(&id, uplink)| {
             let of_uplink = uplink.addresses.iter();
@@ -39,20 +36,38 @@ impl Placer {
         });
         let addresses: BTreeMap<IpAddr, usize> = addresses.collect();
         let mut peers = BTreeMap::new();
-        let mut note = |peer, address| {
-            if let Some(&id) = addresses.get(&address) {
-                peers.entry(peer).or_insert(id);
+        let mut note = |peer, from, to: (IpAddr, u16)| {
+            if let Some(&id) = addresses.get(&from).filter(|_| !is_to_provider(to)) {
+                let known = peers.entry(peer).or_insert(Some(id));
+                *known = known.filter(|known| *known == id);
             }
         };
-        let own = netlink::connections().context("cannot list the connections of sockets")?;
+        // Of what cannot be listed none is known.
+        let own = netlink::connections().unwrap_or_else(|e| {
+            debug!("cannot list the connections of sockets: {e}");
+            Vec::new()
+        });
         for one in own {
-            note(Peer::Server(one.remote.ip()), one.local.ip());
+            let to = (one.remote.ip(), one.remote.port());
+            note(Peer::Server(to.0), one.local.ip(), to);
         }
-        for flow in conntrack::answered_from(addresses.keys())? {
+        let forwarded = conntrack::answered_from(&addresses.keys().copied().collect());
+        let forwarded = forwarded.unwrap_or_else(|e| {
+            debug!("{e:#}");
+            Vec::new()
+        });
+        for flow in forwarded {
             if !addresses.contains_key(&flow.source) {
-                note(Peer::Host(flow.source), flow.from);
+                let to = (flow.to, flow.port.unwrap_or(0));
+                note(Peer::Host(flow.source), flow.from, to);
             }
         }
-        Ok(peers)
+        let known = peers.into_iter();
+        known.filter_map(|(peer, id)| Some((peer, id?))).collect()
     }
+}
+
+/// Whether the kernel's uplink has it, whichever is the peer's: `mtn_is_to_provider()` in bpf/placement/choose.h.
+fn is_to_provider((address, port): (IpAddr, u16)) -> bool {
+    matches!(port, 53 | 123 | 853) || is_private(address)
 }

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::slice::from_ref;
 
 use anyhow::{Error, Result};
+use nix::net::if_::if_nametoindex;
 
 use super::preflight::firewall::{self, Look, Passed};
 use super::preflight::HostReadings;
@@ -485,8 +486,8 @@ pub(crate) fn carried() -> Result<HashMap<u32, bpf::fast::Carried>> {
     }
 }
 
-/// Rules by nft that may never redirect anything, by number, with what keeps packets from them: a rule of the firewall's,
-/// or that their device is not there.
+/// Rules by nft that may never redirect anything, by number, with the firewall's rule that keeps
+/// packets from them.
 pub fn never(rules: &[Installed]) -> HashMap<u32, String> {
     let by_nft = rules.iter().filter(|i| i.plan.backend == Backend::Nft);
     // What cannot be read is reported where it matters.
@@ -495,24 +496,29 @@ pub fn never(rules: &[Installed]) -> HashMap<u32, String> {
     };
     let passed = Passed::default();
     let effects = |i: &Installed| Look::at(&rules_of_others, &i.rule, &passed).all();
-    let first = |i: &Installed| match &i.rule.dev {
-        Some(name) if index_of(name).is_none() => Some(format!("its device: there is no {name}")),
-        _ => effects(i).never.into_iter().next(),
-    };
+    let first = |i: &Installed| effects(i).never.into_iter().next();
     by_nft.filter_map(|i| Some((i.id, first(i)?))).collect()
 }
 
-/// Rules by BPF whose device is not called so any more, with the name that it had: they stay with the device.
-pub(crate) fn renamed(rules: &[Installed]) -> impl Iterator<Item = (u32, &str)> {
-    rules.iter().filter_map(|i| {
-        let at = i.plan.client_dev.as_ref()?.ifindex;
-        let name = i.rule.dev.as_deref().filter(|_| i.plan.backend.is_bpf())?;
-        (index_of(name) != Some(at)).then_some((i.id, name))
-    })
-}
-
-fn index_of(device: &str) -> Option<u32> {
-    nix::net::if_::if_nametoindex(device).ok()
+/// Rules whose device is not there, or not called so any more, by number, with what becomes of them. By nft they are for the
+/// name, by BPF for the device.
+pub(crate) fn strayed(rules: &[Installed]) -> BTreeMap<u32, String> {
+    let strayed = |i: &Installed| {
+        let name = i.rule.dev.as_deref()?;
+        let now = if_nametoindex(name).ok();
+        let at = i.plan.client_dev.as_ref().map(|device| device.ifindex);
+        match i.plan.backend.is_bpf() {
+            false if now.is_none() => Some(format!(
+                "redirects nothing at the moment: there is no device {name}"
+            )),
+            true if now != at => Some(format!(
+                "redirects what comes in by the device that was called {name}: delete it, and add it for that one's name now"
+            )),
+            _ => None,
+        }
+    };
+    let strayed = rules.iter().map(|i| (i.id, strayed(i)));
+    strayed.filter_map(|(id, what)| Some((id, what?))).collect()
 }
 
 /// Rules that may redirect nothing, by number, with what of the firewall drops all their packets or replies.

@@ -31,8 +31,8 @@ use nix::fcntl::Flock;
 
 use super::{Backend, Fix, Installed, MAX_RULES};
 use crate::bpf::{bytes_of, namespace_cookie};
-use crate::host::atomic_file;
 use crate::host::namespaces::this_namespace;
+use crate::host::{atomic_file, folder};
 pub(crate) use record::{from_key, FromKey};
 use record::{head, Record, MAGIC, RECORD};
 pub use record::{Entry, RuleState};
@@ -75,7 +75,9 @@ impl Store {
 
     /// The folder of the calling thread's network namespace.
     pub fn folder() -> Result<PathBuf> {
-        Ok(Path::new(BASE).join(format!("redirect-{}", this_namespace()?)))
+        let base = Path::new(BASE);
+        folder::ensure_own(base)?;
+        Ok(base.join(format!("redirect-{}", this_namespace()?)))
     }
 
     fn open_in(make: bool, wait: Duration) -> Result<Self> {

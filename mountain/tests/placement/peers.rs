@@ -2,8 +2,6 @@
 //! Servers that bind a session to the address that they have seen: FTP's data connections, web sites.
 
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use crate::net::*;
 use crate::support::*;
@@ -114,50 +112,4 @@ fn peers_with_connections_under_way_keep_their_uplink() {
     for others in [to_own(23..=34), of_inner(23..=34)] {
         assert!(others.iter().all(|n| *n > 0), "{others:?}");
     }
-}
-
-/// Where nothing translates, connection tracking begins with Mountain's table. What hosts behind this one send all the time
-/// stays where it was for all that.
-#[test]
-fn datagrams_of_before_are_known_where_connection_tracking_begins_with_placing() {
-    let net = Home::with_config("forward = \"always\"\n").with_lan();
-    // A modem at each uplink does that.
-    net.home.run("nft delete table inet home");
-    net.providers.run("nft flush chain inet providers strict");
-    net.providers.chain(
-        "inet modems in",
-        "filter hook prerouting priority -150",
-        "iifname r0 meta mark set 1\niifname r1 meta mark set 2",
-    );
-    net.providers.chain(
-        "inet modems out",
-        "nat hook postrouting priority srcnat",
-        "oifname w meta mark 1 snat ip to 198.51.100.10\noifname w meta mark 2 snat ip to 198.51.100.11",
-    );
-    net.providers
-        .ip("route add 192.168.7.0/24 via 10.40.0.2 dev r0");
-    let (mut old, asking) = (net.inner_flows(), AtomicBool::new(true));
-    let before = old.open("udp", EACH, SERVER[0]);
-    assert_eq!(by_uplink(&before), [EACH, 0]);
-    let counts = "iifname r1 ip saddr 192.168.7.2 counter";
-    let at = "filter hook prerouting priority -350";
-    net.providers.chain("inet sent in", at, counts);
-    let by_second = || net.providers.counted("chain inet sent in")[0];
-    std::thread::scope(|threads| {
-        let asked = threads.spawn(|| {
-            while asking.load(Ordering::Relaxed) {
-                old.ask();
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            old.ask()
-        });
-        net.up();
-        net.wait_forwarding();
-        std::thread::sleep(Duration::from_secs(1));
-        asking.store(false, Ordering::Relaxed);
-        assert_eq!(asked.join().unwrap(), before);
-    });
-    assert_eq!(by_second(), 0, "none of before has moved");
-    assert_by_both(&net.inner_flows().open("udp", EACH, SERVER[0]));
-    assert!(by_second() > 0);
 }

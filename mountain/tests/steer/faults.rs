@@ -342,12 +342,24 @@ fn a_kernel_that_is_too_old_or_has_no_btf_is_named() {
     );
     // Whoever has made the folder may have put links there.
     let of_others = "mount -t tmpfs -o mode=1777 none /run && mkdir /run/mountain";
-    for theirs in ["chown 1000 /run/mountain", "chmod 777 /run/mountain"] {
-        for command in ["up", "status", "redirect list", "cc status"] {
-            let (code, text) = after(&format!("{of_others} && {theirs}"), command);
+    for (theirs, said) in [
+        ("chown 1000", "/run/mountain belongs to user 1000"),
+        ("chmod 777", "`chmod go-w /run/mountain`"),
+    ] {
+        let prepare = format!("{of_others} && {theirs} /run/mountain");
+        for command in [
+            "up",
+            "status",
+            "redirect list",
+            "redirect watch",
+            "cc enable",
+        ] {
+            let (code, text) = after(&prepare, command);
             assert_eq!(code, Some(1), "{text}");
-            assert_has(&text, &["cannot use /run/mountain", "remove it"]);
+            assert_has(&text, &[said]);
         }
+        let (code, text) = after(&prepare, "import --help");
+        assert_eq!(code, Some(0), "{text}");
     }
     let (_, text) = after(of_others, "status");
     assert_has(&text, &["mountain is not running"]);

@@ -124,10 +124,10 @@ pub(super) fn list(json: bool) -> Result<()> {
             );
         }
     }
-    for (id, name) in actions::renamed(&rules).filter(|(id, _)| !gone.contains(id)) {
-        println!(
-            "\nRule {id} is for the device that was called {name}, whatever it is called now: delete the rule, and add it anew"
-        );
+    for (id, what) in actions::strayed(&rules) {
+        if !gone.contains(&id) {
+            println!("\nRule {id} {what}");
+        }
     }
     Ok(())
 }

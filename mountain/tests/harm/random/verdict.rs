@@ -151,7 +151,10 @@ impl<'a> Judge<'a> {
 
     /// Whether TCP may send by this exit what met no answer. Its IPv6 looks for a source first, and keeps the way that it
     /// found with it: that by the source comes with the first repetition, which the reference does not wait for.
-    fn may_retry_by(&self, flow: &Flow, exit: &Exit) -> bool {
+    fn may_retry_by(&self, flow: &Flow, packet: &Seen) -> bool {
+        if self.host.owner(packet.look.source).is_none() {
+            return false;
+        }
         let mut routes = self.host.routes.iter().filter(|route| {
             let prefix: IpNet = route.prefix.parse().unwrap();
             route.is_multipath() && flow.ipv6() && prefix.contains(&flow.to.ip())
@@ -159,7 +162,8 @@ impl<'a> Judge<'a> {
         routes.any(|route| {
             let mut hops = route.hops.iter();
             hops.any(|hop| {
-                hop.device == exit.device && hop.gateway.map(neighbour_mac) == exit.neighbour
+                hop.device == packet.exit.device
+                    && hop.gateway.map(neighbour_mac) == packet.exit.neighbour
             })
         })
     }
@@ -183,7 +187,7 @@ impl<'a> Judge<'a> {
         let chosen = chosen && !self.is_policed(flow);
         let may_drop = chosen && of_kernel.may_drop() || changes && shaken.is_empty();
         // A segment cut for the member before is too long for this one: TCP cuts it anew when it repeats it.
-        let may_drop = may_drop || again && of_kernel.is_sized_by_member();
+        let may_drop = may_drop || again && nth == 1 && of_kernel.is_sized_by_member();
         if seen.is_empty() && !plain.is_empty() && !may_drop {
             return Err("lost".into());
         }
@@ -199,7 +203,7 @@ impl<'a> Judge<'a> {
             if (random || rehashed || again && flow.ipv6()) && of_kernel.knows_crossed(packet) {
                 continue;
             }
-            if again && plain.is_empty() && self.may_retry_by(flow, &packet.exit) {
+            if again && plain.is_empty() && self.may_retry_by(flow, packet) {
                 continue;
             }
             let sized = [Kind::SmallMtu, Kind::Mtu6, Kind::Metrics]

@@ -183,9 +183,12 @@ fn a_rule_whose_device_is_renamed_is_named() {
     for (backend, said) in [
         (
             "nft",
-            "may never redirect anything, because of its device: there is no rc",
+            "redirects nothing at the moment: there is no device rc",
         ),
-        ("tcx", "is for the device that was called rc"),
+        (
+            "tcx",
+            "redirects what comes in by the device that was called rc",
+        ),
     ] {
         let net = Net::new();
         net.redirect(&format!("add {RULE} --dev rc --backend {backend}"));
