@@ -82,6 +82,21 @@ fn a_terminal_that_ends_it_leaves_no_rules_behind() {
     }
 }
 
+/// As with `ulimit -f`.
+#[test]
+fn a_log_that_may_not_grow_ends_no_daemon() {
+    let net = two_providers();
+    let mut limited = net.client.command("prlimit");
+    limited.args(["--fsize=200", MOUNTAIN, "up", "--foreground", "--adopt"]);
+    let (_daemon, log) = start_logged(&mut limited);
+    wait_until("the log is full", 6 * LEAVE, || {
+        log.metadata().unwrap().len() == 200
+    });
+    wait_until("it runs", 6 * LEAVE, || {
+        net.client.mountain("status").status.success()
+    });
+}
+
 /// Tools send SIGHUP to daemons to have them read their configuration anew.
 #[test]
 fn a_daemon_in_the_background_goes_on_at_sighup() {
