@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Folders in which nobody but their owner may make, change or remove anything, whatever the umask is.
 
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, Metadata, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use nix::unistd::geteuid;
@@ -20,7 +20,7 @@ pub(crate) fn make_own(path: &Path) -> io::Result<()> {
 }
 
 /// Fails where others than root and this user may have put links into a folder, which would lead writing elsewhere. That is
-/// so where everybody may make folders in the one above, as in a container with `--tmpfs /run`.
+/// so where everybody may make folders in the one above. One that everybody may write to, as a tmpfs without `mode=`, is closed.
 pub(crate) fn ensure_own(path: &Path) -> io::Result<()> {
     // It may be a link itself, to a folder of root's.
     for looked_at in [fs::symlink_metadata(path), fs::metadata(path)] {
@@ -28,20 +28,35 @@ pub(crate) fn ensure_own(path: &Path) -> io::Result<()> {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
             found => found?,
         };
-        let path = path.display();
-        if ![0, geteuid().as_raw()].contains(&found.uid()) {
-            let theirs = format!(
-                "{path} belongs to user {}, who may have put links there: remove it",
-                found.uid()
-            );
-            return Err(io::Error::other(theirs));
-        }
-        if !found.is_symlink() && found.mode() & 0o022 != 0 {
-            let open = format!("others may write to {path}: `chmod go-w {path}`");
-            return Err(io::Error::other(open));
+        ensure_by_us(path, &found)?;
+        if found.is_dir() && found.mode() & 0o022 != 0 {
+            ensure_all_by_us(path)?;
+            let set = |mode| fs::set_permissions(path, Permissions::from_mode(mode));
+            set(found.mode() & 0o755)?;
+            // What came meanwhile is found by the next command, too.
+            ensure_all_by_us(path).or_else(|e| set(found.mode()).and(Err(e)))?;
         }
     }
     Ok(())
+}
+
+fn ensure_all_by_us(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        ensure_by_us(&entry.path(), &entry.metadata()?)?;
+    }
+    Ok(())
+}
+
+fn ensure_by_us(path: &Path, found: &Metadata) -> io::Result<()> {
+    if [0, geteuid().as_raw()].contains(&found.uid()) {
+        return Ok(());
+    }
+    Err(io::Error::other(format!(
+        "{} belongs to user {}, who may have put links there: remove it",
+        path.display(),
+        found.uid()
+    )))
 }
 
 /// Makes a folder for its owner alone, in one that all may read. One that is there stays as it is.
@@ -64,9 +79,6 @@ pub(crate) fn cannot_make(path: &Path, why: io::Error) -> anyhow::Error {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt;
-
     use nix::sched::{unshare, CloneFlags};
     use nix::sys::stat::{umask, Mode};
 

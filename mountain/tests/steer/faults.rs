@@ -344,7 +344,10 @@ fn a_kernel_that_is_too_old_or_has_no_btf_is_named() {
     let of_others = "mount -t tmpfs -o mode=1777 none /run && mkdir /run/mountain";
     for (theirs, said) in [
         ("chown 1000", "/run/mountain belongs to user 1000"),
-        ("chmod 777", "`chmod go-w /run/mountain`"),
+        (
+            "ln -s /etc /run/mountain/cc.lock && chown -h 1000 /run/mountain/cc.lock && chmod 777",
+            "/run/mountain/cc.lock belongs to user 1000",
+        ),
     ] {
         let prepare = format!("{of_others} && {theirs} /run/mountain");
         for command in [
@@ -361,7 +364,8 @@ fn a_kernel_that_is_too_old_or_has_no_btf_is_named() {
         let (code, text) = after(&prepare, "import --help");
         assert_eq!(code, Some(0), "{text}");
     }
-    let (_, text) = after(of_others, "status");
+    let open = format!("{of_others} && chmod 777 /run/mountain");
+    let (_, text) = after(&open, "status");
     assert_has(&text, &["mountain is not running"]);
     let add = "redirect add --proto udp --from 127.0.0.1:7000 --to 127.0.0.1:8000";
     let (code, text) = after(of_processes, add);
