@@ -42,7 +42,7 @@ impl Placer {
                 *known = known.filter(|known| *known == id);
             }
         };
-        // Of what cannot be listed none is known.
+        // Those that cannot be listed stay unknown.
         let own = netlink::connections().unwrap_or_else(|e| {
             debug!("cannot list the connections of sockets: {e}");
             Vec::new()
