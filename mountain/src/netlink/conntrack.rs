@@ -346,8 +346,10 @@ pub(crate) fn answered_from(addresses: &BTreeSet<IpAddr>) -> Result<Vec<Ends>> {
     let mut found = Vec::new();
     for (_, request) in requests_for(addresses, seen_at) {
         list(&request, |entry| {
-            let ends = entry.ends().filter(|ends| addresses.contains(&ends.from));
-            found.extend(ends.filter(|_| entry.is_answered()));
+            if entry.is_answered() {
+                let ends = entry.ends();
+                found.extend(ends.filter(|ends| addresses.contains(&ends.from)));
+            }
         })?;
     }
     Ok(found)

@@ -108,6 +108,7 @@ impl Placer {
             Some(Err(e)) => self.dead.again(&e),
             None => {}
         }
+        self.know_peers();
         // nft may have made the table meanwhile.
         let is_made = self.forwarding.making.is_ended();
         if is_made || self.forwarding.is_attaching && self.ends_attaching() {

@@ -38,12 +38,13 @@ use anyhow::{Context, Result};
 use ipnet::IpNet;
 use tracing::{debug, info, warn};
 
-use crate::bpf::placement::{PlacementPrograms, PlacementRule, PlacementSettings, Wants};
+use crate::bpf::placement::{Peer, PlacementPrograms, PlacementRule, PlacementSettings, Wants};
 use crate::bpf::tries::{Entries, Shared};
 use crate::bpf::{self, ProgramGroup, SteerMode};
 use crate::host::{cgroup, sysctl};
 use crate::netlink;
 use crate::topology::{Kind, Path, PathMasks, Placed, Topology};
+use aside::Aside;
 use config::{NewFlows, PlacementConfig, RuleConfig, RuleUse, SpreadBy};
 use dead::Dead;
 use destinations::destinations;
@@ -112,6 +113,8 @@ pub struct Placer {
     held: Held,
     /// Uplinks that have just lost their default route.
     gone: Gone,
+    /// Reads who has connections under way.
+    reading_peers: Aside<BTreeMap<Peer, usize>>,
     /// The numbers of uplinks whose devices may come back.
     remembered: Remembered,
     /// What is said of uplinks that new flows do not choose.
@@ -165,6 +168,7 @@ impl Placer {
             preferred: [None; 2],
             held: Held::default(),
             gone: Gone::default(),
+            reading_peers: Aside::default(),
             remembered: Remembered::default(),
             closed: BTreeSet::new(),
             leaves: false,
