@@ -16,6 +16,8 @@ program=$ROOT/target/$target/release/mountain
 compiler=aarch64-linux-gnu-gcc
 # Part of that system.
 modprobe=()
+# With more it was not tried.
+cpus=1
 
 # What run may rely on there, and the libraries that Mountain is linked with.
 make_system() {
@@ -76,7 +78,7 @@ emulate() {
         esac
         shift
     done
-    # Room for the files, twice: the kernel unpacks them. With more processors its emulation is not faster.
+    # Room for the files, twice: the kernel unpacks them.
     timeout --foreground "$limit" qemu-system-aarch64 -M virt -cpu max -smp 1 -m 3072 -nodefaults -no-user-config -no-reboot \
         -display none -monitor none -serial mon:stdio -kernel "$1/bzImage" -initrd "$2" -append \
         "console=ttyAMA0 quiet loglevel=1 panic=-1 nokaslr mitigations=off mountain.run=$task mountain.scale=3 $append"

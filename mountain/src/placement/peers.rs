@@ -44,34 +44,43 @@ impl Placer {
     }
 }
 
-/// The path by which each has its connections, by the uplinks' addresses. None with some by another path: its own choice
-/// decides then.
+/// A connection: whose, from which address its other end sees it, and to where.
+type Flow = (Peer, IpAddr, (IpAddr, u16));
+
+/// The path of each peer's connections, by the uplinks' addresses. Those that cannot be listed stay unknown.
 fn peers(addresses: &BTreeMap<IpAddr, usize>) -> BTreeMap<Peer, usize> {
-    let mut peers = BTreeMap::new();
-    let mut note = |peer, from, to: (IpAddr, u16)| {
-        if let Some(&id) = addresses.get(&from).filter(|_| !is_to_provider(to)) {
-            let known = peers.entry(peer).or_insert(Some(id));
-            *known = known.filter(|known| *known == id);
-        }
-    };
-    // Those that cannot be listed stay unknown.
     let own = netlink::connections().unwrap_or_else(|e| {
         debug!("cannot list the connections of sockets: {e}");
         Vec::new()
     });
-    for one in own {
+    let own = own.into_iter().map(|one| {
         let to = (one.remote.ip(), one.remote.port());
-        note(Peer::Server(to.0), one.local.ip(), to);
-    }
+        (Peer::Server(to.0), one.local.ip(), to)
+    });
     let forwarded = conntrack::answered_from(&addresses.keys().copied().collect());
     let forwarded = forwarded.unwrap_or_else(|e| {
         debug!("{e:#}");
         Vec::new()
     });
-    for flow in forwarded {
-        if !addresses.contains_key(&flow.source) {
-            let to = (flow.to, flow.port.unwrap_or(0));
-            note(Peer::Host(flow.source), flow.from, to);
+    let forwarded = forwarded.into_iter().map(|flow| {
+        let to = (flow.to, flow.port.unwrap_or(0));
+        (Peer::Host(flow.source), flow.from, to)
+    });
+    let of_this_host = |peer: &Peer| matches!(peer, Peer::Host(a) if addresses.contains_key(a));
+    let all = own.chain(forwarded);
+    on_one_path(addresses, all.filter(|(peer, ..)| !of_this_host(peer)))
+}
+
+/// Of peers all of whose connections are on one path, that one. Of others their own choice decides.
+fn on_one_path(
+    addresses: &BTreeMap<IpAddr, usize>,
+    flows: impl Iterator<Item = Flow>,
+) -> BTreeMap<Peer, usize> {
+    let mut peers = BTreeMap::new();
+    for (peer, from, to) in flows {
+        if let Some(&id) = addresses.get(&from).filter(|_| !is_to_provider(to)) {
+            let known = peers.entry(peer).or_insert(Some(id));
+            *known = known.filter(|known| *known == id);
         }
     }
     let known = peers.into_iter();
@@ -81,4 +90,29 @@ fn peers(addresses: &BTreeMap<IpAddr, usize>) -> BTreeMap<Peer, usize> {
 /// Whether the kernel's uplink has it, whichever is the peer's: `mtn_is_to_provider()` in bpf/placement/choose.h.
 fn is_to_provider((address, port): (IpAddr, u16)) -> bool {
     matches!(port, 53 | 123 | 853) || is_private(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_is_known_by_the_one_path_of_what_is_its_own_choice() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let [first, second] = ["192.0.2.1", "198.51.100.1"].map(ip);
+        let addresses = BTreeMap::from([(first, 0), (second, 1)]);
+        let [host, other, server] = ["10.0.0.5", "10.0.0.6", "203.0.113.9"].map(ip);
+        let known = |flows: &[Flow]| on_one_path(&addresses, flows.iter().copied());
+        let (web, dns) = ((server, 443), (server, 53));
+        let flows = [
+            (Peer::Host(host), second, web),
+            (Peer::Host(host), first, dns),
+            (Peer::Host(host), first, (ip("192.168.100.1"), 80)),
+            (Peer::Host(other), first, dns),
+            (Peer::Server(server), ip("192.0.2.99"), web),
+        ];
+        assert_eq!(known(&flows), BTreeMap::from([(Peer::Host(host), 1)]));
+        let by_both = [first, second, first].map(|from| (Peer::Server(server), from, web));
+        assert_eq!(known(&by_both), BTreeMap::new());
+    }
 }

@@ -12,6 +12,7 @@
 //! Both default routes of the home are there, with metrics 100 and 600.
 
 use std::io::{BufRead, BufReader, Write};
+use std::ops::RangeInclusive;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
@@ -166,6 +167,17 @@ impl Home {
         );
         self.lan = Some(lan);
         self
+    }
+
+    /// Leads 192.0.2.0/24 to the server, and has hosts of these numbers behind the home.
+    pub fn with_peers(&self, hosts: RangeInclusive<u8>) {
+        let rule = format!("ip daddr 192.0.2.0/24 dnat to {}", SERVER[0]);
+        let at = "nat hook prerouting priority dstnat";
+        self.providers.chain("inet led in", at, &rule);
+        let lan = self.lan.as_ref().expect("a network behind it");
+        for host in hosts {
+            lan.ip(&format!("addr add 192.168.7.{host}/24 dev e0"));
+        }
     }
 
     /// With `mountain` up, and all paths measured.

@@ -79,13 +79,7 @@ fn sees_another_after_an_outage_only(rule: &str) -> u64 {
 #[test]
 fn peers_with_connections_under_way_keep_their_uplink() {
     let net = Home::by_default("").with_lan();
-    let rule = format!("ip daddr 192.0.2.0/24 dnat to {}", SERVER[0]);
-    net.providers
-        .chain("inet led in", "nat hook prerouting priority dstnat", &rule);
-    let lan = net.lan.as_ref().unwrap();
-    for host in 11..=34 {
-        lan.ip(&format!("addr add 192.168.7.{host}/24 dev e0"));
-    }
+    net.with_peers(11..=34);
     let (mut own, mut inner) = (net.flows(), net.inner_flows());
     let to = |peer: u8| format!("192.0.2.{peer}");
     let by = |peer: u8| format!("bind=192.168.7.{peer}");

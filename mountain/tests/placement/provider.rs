@@ -461,13 +461,7 @@ fn uplinks_of(flows_with: &dyn Fn(u8, &str) -> Vec<Seen>) -> Vec<usize> {
 fn one_server_and_one_inner_host_have_one_uplink() {
     let net = Home::by_default("").with_lan().running();
     net.wait_forwarding();
-    let rule = format!("ip daddr 192.0.2.0/24 dnat to {}", SERVER[0]);
-    net.providers
-        .chain("inet led in", "nat hook prerouting priority dstnat", &rule);
-    let lan = net.lan.as_ref().unwrap();
-    for host in 11..=22 {
-        lan.ip(&format!("addr add 192.168.7.{host}/24 dev e0"));
-    }
+    net.with_peers(11..=22);
     let own = |peer: u8, kind: &str| net.flows().open(kind, 3, &format!("192.0.2.{peer}"));
     let inner = |peer: u8, kind: &str| {
         let (mut flows, bind) = (net.inner_flows(), format!("bind=192.168.7.{peer}"));
