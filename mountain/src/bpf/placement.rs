@@ -28,6 +28,7 @@ use libbpf_rs::{Link, MapCore, MapFlags};
 use super::hooks::{self, DeviceHook, Order};
 use super::{bytes_of, encode, numbers, publish, tries, ProgramGroup, SteerMode};
 use crate::host::descriptors;
+use crate::host::test_hooks::told;
 use crate::topology::{FibRule, PathMasks, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
 pub(crate) use rules::{PlacementRule, Wants, MAX_RULES};
 use skel::types::{self, mtn_forwarded};
@@ -38,6 +39,11 @@ pub(crate) const MAX_PUBLISHED: usize = 4096;
 /// An exchange of datagrams without a connection that rests for so long may start by another path.
 /// RFC 4787, REQ-5, asks NATs to keep a mapping for so long.
 const EXCHANGE_REST: Duration = Duration::from_secs(300);
+
+/// [`EXCHANGE_REST`], but in tests, which cannot wait for five minutes.
+pub(crate) fn exchange_rest() -> Duration {
+    told("MOUNTAIN_EXCHANGE_REST_MS").map_or(EXCHANGE_REST, Duration::from_millis)
+}
 
 /// For so long at a time devices are attached to: no tick of the policy is late by that.
 const ATTACHING: Duration = Duration::from_millis(40);
@@ -120,7 +126,7 @@ impl PlacementPrograms {
             super::namespace_cookie().context("cannot tell which network namespace this is")?;
         programs.bss().config = types::mtn_placement_config {
             netns_cookie,
-            idle_ns: EXCHANGE_REST.as_nanos() as u64,
+            idle_ns: exchange_rest().as_nanos() as u64,
             mode: SteerMode::Pass as u32,
             hash_seed: settings.hash_seed,
             mark_mask: settings.mark_mask,
@@ -203,7 +209,7 @@ impl PlacementPrograms {
         Ok(())
     }
 
-    /// Tells the paths of the connections that peers have, unless flows of theirs were placed lately.
+    /// Tells the paths of the connections that peers have, unless flows of theirs were placed elsewhere lately.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -222,15 +228,19 @@ impl PlacementPrograms {
             *at = encode::addr(address);
             key.ipv6 = address.is_ipv6().into();
             let known = self.skel.maps.peers.lookup(bytes_of(&key), MapFlags::ANY)?;
-            let last_ns = known.and_then(|flow| Some(u64::from_ne_bytes(*flow.first_chunk()?)));
-            if last_ns.is_some_and(|at| now.saturating_sub(at) < bss.config.idle_ns) {
-                continue;
-            }
+            let last_ns = |flow: &[u8]| Some(u64::from_ne_bytes(*flow.first_chunk()?));
             let flow = types::mtn_unconnected {
                 last_ns: now,
                 path: path as u32,
                 mark: bss.paths[path].mark,
             };
+            let is_same =
+                |known: &[u8]| known[size_of::<u64>()..] == bytes_of(&flow)[size_of::<u64>()..];
+            let elsewhere = known.filter(|known| !is_same(known));
+            let at = elsewhere.and_then(|known| last_ns(&known));
+            if at.is_some_and(|at| now.saturating_sub(at) < bss.config.idle_ns) {
+                continue;
+            }
             let put = (self.skel.maps.peers).update(bytes_of(&key), bytes_of(&flow), MapFlags::ANY);
             put.context("cannot write the connections under way to the program's table")?;
         }

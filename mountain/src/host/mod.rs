@@ -20,5 +20,6 @@ pub(crate) mod signals;
 pub mod socket_option;
 pub(crate) mod solicit;
 pub(crate) mod sysctl;
+pub(crate) mod test_hooks;
 pub(crate) mod text;
 pub(crate) mod values;

@@ -26,6 +26,9 @@ pub(super) struct Held {
     had_rule: BTreeSet<IpAddr>,
     /// Those that get their rule although flows from there are translated.
     returning: BTreeSet<IpAddr>,
+    /// Whether all of IPv6 are: its first rule would have every socket choose again among the next hops of the kernel's
+    /// route, and those that are translated would come by another one.
+    all_ipv6: bool,
 }
 
 impl Held {
@@ -37,7 +40,12 @@ impl Held {
     fn unknown_of(&mut self, new: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
         self.since.retain(|address, _| new.contains(address));
         self.returning.retain(|address| new.contains(address));
+        self.all_ipv6 &= self.since.keys().any(IpAddr::is_ipv6);
         &(new - &self.addresses()) - &self.returning
+    }
+
+    fn hold(&mut self, address: IpAddr, now: Instant) {
+        self.since.entry(address).or_insert(now);
     }
 
     /// Lets go of addresses from which nothing is translated any more, and of those that have waited long enough for
@@ -48,7 +56,11 @@ impl Held {
         now: Instant,
     ) -> BTreeSet<IpAddr> {
         let before = self.addresses();
+        let is_waited_for = self.all_ipv6 && translated.keys().any(IpAddr::is_ipv6);
         for address in &before {
+            if address.is_ipv6() && is_waited_for {
+                continue;
+            }
             let waited = now.duration_since(self.since[address]);
             let is_over = self.had_rule.contains(address) && waited >= FLOWS_WAIT;
             match translated.get(address) {
@@ -78,7 +90,20 @@ impl Placer {
                 "packets from {address} go where the kernel sends them: a connection from there is translated, and \
                  the uplink's own rule would break it. Connections to it from outside may get no answer"
             );
-            self.held.since.insert(address, now);
+            self.held.hold(address, now);
+        }
+        let is_first = !known.rules.iter().any(|rule| rule.ipv6);
+        let may_break = is_first && topology.chooses_by_hash(true);
+        if may_break && !self.held.all_ipv6 && self.held.since.keys().any(IpAddr::is_ipv6) {
+            info!(
+                "new flows of IPv6 go where the kernel sends them as long as that is so: with a routing rule, the \
+                 kernel would choose anew among the next hops for those that run"
+            );
+            self.held.all_ipv6 = true;
+        }
+        if self.held.all_ipv6 {
+            let all = new.iter().filter(|address| address.is_ipv6());
+            all.for_each(|address| self.held.hold(*address, now));
         }
     }
 
@@ -165,5 +190,23 @@ mod tests {
         // The uplink may go before that.
         assert_eq!(held.unknown_of(&none), none);
         assert_eq!(held.unknown_of(&both), both);
+    }
+
+    #[test]
+    fn all_of_ipv6_wait_for_the_last_translated_one() {
+        let [one, other] = [1u16, 2].map(|n| IpAddr::from([0x2001, 0xdb8, n, 0, 0, 0, 0, 1]));
+        let ipv4 = IpAddr::from([192, 0, 2, 1]);
+        let start = Instant::now();
+        let mut held = Held {
+            since: [one, other, ipv4].map(|address| (address, start)).into(),
+            all_ipv6: true,
+            ..Held::default()
+        };
+        let translated = BTreeMap::from([(other, Translated::Connection)]);
+        assert_eq!(held.release(&translated, start), BTreeSet::from([ipv4]));
+        let both = BTreeSet::from([one, other]);
+        assert_eq!(held.release(&BTreeMap::new(), start), both);
+        assert_eq!(held.unknown_of(&both), both, "they are asked about again");
+        assert!(!held.all_ipv6);
     }
 }

@@ -38,13 +38,12 @@ use anyhow::{Context, Result};
 use ipnet::IpNet;
 use tracing::{debug, info, warn};
 
-use crate::bpf::placement::{Peer, PlacementPrograms, PlacementRule, PlacementSettings, Wants};
+use crate::bpf::placement::{PlacementPrograms, PlacementRule, PlacementSettings, Wants};
 use crate::bpf::tries::{Entries, Shared};
 use crate::bpf::{self, ProgramGroup, SteerMode};
 use crate::host::{cgroup, sysctl};
 use crate::netlink;
 use crate::topology::{Kind, Path, PathMasks, Placed, Topology};
-use aside::Aside;
 use config::{NewFlows, PlacementConfig, RuleConfig, RuleUse, SpreadBy};
 use dead::Dead;
 use destinations::destinations;
@@ -54,6 +53,7 @@ use held::Held;
 use in_use::InUse;
 pub(crate) use left::{but_for, Left};
 use numbers::Remembered;
+use peers::Peers;
 use routing::{describe, plan, PlacementPlan, To};
 pub use status::PlacementStatus;
 use suspension::Suspensions;
@@ -113,8 +113,7 @@ pub struct Placer {
     held: Held,
     /// Uplinks that have just lost their default route.
     gone: Gone,
-    /// Reads who has connections under way.
-    reading_peers: Aside<BTreeMap<Peer, usize>>,
+    peers: Peers,
     /// The numbers of uplinks whose devices may come back.
     remembered: Remembered,
     /// What is said of uplinks that new flows do not choose.
@@ -168,7 +167,7 @@ impl Placer {
             preferred: [None; 2],
             held: Held::default(),
             gone: Gone::default(),
-            reading_peers: Aside::default(),
+            peers: Peers::default(),
             remembered: Remembered::default(),
             closed: BTreeSet::new(),
             leaves: false,

@@ -4,42 +4,73 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::Instant;
 
 use tracing::{debug, warn};
 
+use super::aside::Aside;
 use super::config::SpreadBy;
 use super::Placer;
-use crate::bpf::placement::Peer;
+use crate::bpf::placement::{exchange_rest, Peer};
 use crate::netlink::{self, conntrack};
 use crate::topology::is_private;
 
+/// The peers that the programs have been told of, each with its path.
+#[derive(Default)]
+pub(super) struct Peers {
+    reading: Aside<BTreeMap<Peer, usize>>,
+    told: BTreeMap<Peer, usize>,
+    /// When to look which of them still have connections, and tell these again.
+    again: Option<Instant>,
+}
+
 impl Placer {
-    /// Has new flows of peers with connections under way stay on the uplinks of these, until a peer's own choice has been
-    /// another one for a while (`mtn_stay()` in bpf/placement/choose.h).
+    /// Has new flows of peers with connections under way stay on the uplinks of these, until they have ended, and a peer's
+    /// own choice has been another one for a while (`mtn_stay()` in bpf/placement/choose.h).
     ///
     /// They are read beside the daemon's loop: hundreds of thousands of connections take half a second.
     pub(super) fn go_on_with_peers(&mut self) {
-        if self.config.spread != SpreadBy::Destination {
-            return;
+        if self.config.spread == SpreadBy::Destination {
+            self.read_peers(|_, _| true);
         }
+    }
+
+    fn read_peers(&mut self, wanted: impl Fn(&Peer, usize) -> bool + Send + 'static) {
         let uplinks = self.uplinks.iter();
         let addresses = uplinks.flat_map(|(&id, uplink)| {
             let of_uplink = uplink.addresses.iter();
             of_uplink.map(move |&address| (address, id))
         });
         let addresses = addresses.collect();
-        self.reading_peers.begin_next(move || Ok(peers(&addresses)));
+        self.peers.again = None;
+        self.peers.reading.begin_next(move || {
+            let mut peers = peers(&addresses);
+            peers.retain(|peer, path| wanted(peer, *path));
+            Ok(peers)
+        });
     }
 
     /// Tells the programs of the peers, once they are read. To be called several times a second.
     pub(super) fn know_peers(&mut self) {
-        let Some(read) = self.reading_peers.ended() else {
-            return;
+        let tell = |peers: BTreeMap<Peer, usize>| {
+            self.programs.know_peers(&peers)?;
+            Ok(peers)
         };
-        if let Err(e) = read.and_then(|peers| self.programs.know_peers(&peers)) {
-            warn!(
-                "new connections may leave by another uplink than those under way to a server: {e:#}"
-            );
+        let now = Instant::now();
+        if let Some(read) = self.peers.reading.ended() {
+            self.peers.told = read.and_then(tell).unwrap_or_else(|e| {
+                warn!(
+                    "new connections may leave by another uplink than those under way to a server: {e:#}"
+                );
+                BTreeMap::new()
+            });
+            // Before the programs forget them.
+            let again = (!self.peers.told.is_empty()).then(|| now + exchange_rest() * 2 / 3);
+            self.peers.again = again;
+        }
+        if self.peers.again.is_some_and(|at| at <= now) {
+            let told = std::mem::take(&mut self.peers.told);
+            self.read_peers(move |peer, path| told.get(peer) == Some(&path));
         }
     }
 }

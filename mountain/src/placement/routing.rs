@@ -22,7 +22,8 @@
 //! priority that others add later would stand behind ours: ours are added anew then ([`Found`]).
 //!
 //! An address gets no rule while a connection from it is translated ([`super::held`]): the kernel has sent that
-//! by another uplink, whose address its other end knows, and the rule would take it away from there.
+//! by another uplink, whose address its other end knows, and the rule would take it away from there. IPv6 gets no rule
+//! at all where no address would have one.
 //!
 //! Destinations to keep ([`Topology::kept`]): a VPN client opens its outer connection and then adds a route to
 //! its server by the gateway that the kernel prefers. The connection may have started on another uplink, whose
@@ -258,7 +259,11 @@ pub(crate) fn plan(
             selects,
             table,
         };
-        for uplink in uplinks.iter().filter(|u| u.path.key.ipv6 == ipv6) {
+        let of_family = || uplinks.iter().filter(|u| u.path.key.ipv6 == ipv6);
+        if ipv6 && are_held(of_family(), held) {
+            continue;
+        }
+        for uplink in of_family() {
             let path = uplink.path;
             let number = numbers[&path.key.ifindex];
             let (mark, table, mask) = (mask.mark(number), table(number), mask.bits());
@@ -287,6 +292,13 @@ pub(crate) fn plan(
     }
     plan.numbers = numbers;
     Ok(plan)
+}
+
+/// Whether no address of these uplinks may have a rule.
+fn are_held<'a>(uplinks: impl Iterator<Item = &'a Uplink<'a>>, held: &BTreeSet<IpAddr>) -> bool {
+    let whole = uplinks.filter(|uplink| uplink.whole);
+    let mut addresses = whole.flat_map(|uplink| &uplink.path.addresses).peekable();
+    addresses.peek().is_some() && addresses.all(|address| held.contains(address))
 }
 
 fn table(number: u32) -> u32 {

@@ -314,6 +314,9 @@ pub struct ListedRule {
     /// Why it may never redirect anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub never_because_of: Option<String>,
+    /// What becomes of its packets, as its device is gone or called otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub strayed: Option<String>,
 }
 
 /// A rule as `redirect stats --json` shows it.

@@ -336,6 +336,16 @@ impl Topology {
         placing.any(|group| group.prefixes.iter().any(|p| p.addr().is_ipv6() == ipv6))
     }
 
+    /// Whether the kernel chooses among next hops by a hash for what this host sends to a group of a family, and the
+    /// address that a flow gets depends on that.
+    pub(crate) fn chooses_by_hash(&self, ipv6: bool) -> bool {
+        let mut groups = self.groups.iter();
+        groups.any(|group| {
+            group.kind == Kind::PlaceAndMove
+                && group.prefixes.iter().any(|p| p.addr().is_ipv6() == ipv6)
+        })
+    }
+
     /// Families whose new flows are left to the kernel for the time being: not of uplinks that rest beside a group.
     pub(crate) fn left_to_kernel(&self) -> impl Iterator<Item = &Suspended> {
         let suspended = self.suspended.iter();

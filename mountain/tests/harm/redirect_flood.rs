@@ -153,7 +153,7 @@ fn ask_udp(client: &UdpSocket, server: &UdpSocket, to: &str, what: &str) {
     assert_eq!(from.to_string(), to, "who answers: {what}");
 }
 
-fn ask_tcp(client: &mut TcpStream, server: &mut TcpStream, what: &str) {
+pub fn ask_tcp(client: &mut TcpStream, server: &mut TcpStream, what: &str) {
     let mut buffer = [0; 1];
     client.write_all(b"?").unwrap();
     let asked = server.read_exact(&mut buffer);

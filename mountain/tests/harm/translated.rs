@@ -2,12 +2,13 @@
 //! What NAT has given another address, or has not, leaves where that address is right.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, TcpStream, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::placement::{listener, masquerade, seen, set, sockets, two_providers, up, U0, U1};
 use super::random::rig::flush_conntrack;
+use super::redirect_flood::ask_tcp;
 use crate::support::*;
 
 /// Enough that a choice between two uplinks would show.
@@ -63,6 +64,48 @@ fn a_running_connection_over_ipv6_that_is_translated_goes_on() {
     net.client.ip("-6 addr del fd98:0::1/128 dev lo");
     masquerade(&net.client, "ip6", "oifname { u0, u1 }");
     goes_on(&net, SERVER6, "[fd30:1::1]:0", "fd30::1");
+}
+
+/// The kernel chooses anew for each socket once IPv6 has a rule; what it has given the address of one next hop would
+/// come, translated, by the other one.
+#[test]
+fn connections_by_a_multipath_route_of_ipv6_go_on_while_something_is_translated() {
+    let net = two_providers();
+    let client = &net.client;
+    client.ip("-6 addr del fd98:0::1/128 dev lo");
+    client.ip("-6 route add default nexthop via fd30:0::2 dev u0 nexthop via fd30:1::2 dev u1");
+    masquerade(client, "ip6", "oifname { u0, u1 }");
+    let server = listener(&net, SERVER6);
+    let mut sockets = (0..FLOWS).map(|_| client.udp("[fd30:1::1]:0"));
+    let is_translated = |s: &UdpSocket| seen(&server, s, 0).ip().to_string() == "fd30::1";
+    let translated = sockets.find(is_translated).expect("one is by u0");
+    let at = net.server.listen(&format!("[{SERVER6}]:5354"));
+    let connect = || {
+        let stream = client.connect(&at.local_addr().unwrap().to_string());
+        (stream, at.accept().unwrap().0)
+    };
+    let mut streams: Vec<(TcpStream, TcpStream)> = (0..FLOWS).map(|_| connect()).collect();
+    up(&net);
+    let held = || client.status().placement.unwrap().held_addresses;
+    assert_eq!(
+        held(),
+        ["fd30::1", "fd30:1::1"].map(|a| a.parse::<IpAddr>().unwrap())
+    );
+    for (near, far) in &mut streams {
+        ask_tcp(near, far, "a running connection");
+    }
+    let rules = || client.ip("-6 rule");
+    assert!(!rules().contains("fd30"), "{}", rules());
+    // Of IPv4 nothing is held.
+    assert!(client.ip("rule").contains("from 10.30.1.1"));
+    drop(translated);
+    wait_until("IPv6 has its rules", 3 * LEAVE, || {
+        client.with(flush_conntrack);
+        held().is_empty() && rules().contains("from fd30:1::1")
+    });
+    for (near, far) in &mut streams {
+        ask_tcp(near, far, "a running connection");
+    }
 }
 
 /// The other uplink translates it while its own one has no route, and no datagram is the last one.

@@ -211,11 +211,11 @@ impl Home {
         self.home.mountain_ok(&up);
     }
 
-    /// `mountain up` that looks for other programs in these folders.
-    pub fn start_on_path(&self, folders: &str) {
+    /// `mountain up` with this in its environment.
+    pub fn start_with_env(&self, variable: &str, value: &str) {
         let mut up = self.home.command(MOUNTAIN);
         up.args(["up", "--config"]).arg(self.config.path());
-        let output = up.env("PATH", folders).output().unwrap();
+        let output = up.env(variable, value).output().unwrap();
         assert!(output.status.success(), "{output:?}");
     }
 

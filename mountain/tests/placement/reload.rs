@@ -316,7 +316,7 @@ fn the_table_is_made_again_as_it_was_and_without_nft() {
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
 
     let path = std::env::var("PATH").unwrap();
-    net.start_on_path(&format!("{}:{path}", folder.path().display()));
+    net.start_with_env("PATH", &format!("{}:{path}", folder.path().display()));
     net.wait_good();
     let mut flows = net.inner_flows();
     let opened = flows.open_by_both(&["tcp"], SERVER[0]);

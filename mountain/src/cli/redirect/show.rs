@@ -103,6 +103,8 @@ pub(super) fn list(json: bool) -> Result<()> {
     let gone = actions::gone(&rules)?;
     let carried = actions::carried()?;
     let never = actions::never(&rules);
+    let mut strayed = actions::strayed(&rules);
+    strayed.retain(|id, _| !gone.contains(id));
     // Who reads this may take long, and other commands wait for the lock.
     drop(store);
     if json {
@@ -110,6 +112,7 @@ pub(super) fn list(json: bool) -> Result<()> {
             active: !gone.contains(&installed.id),
             carried_by: carried_by(&installed, &carried),
             never_because_of: never.get(&installed.id).cloned(),
+            strayed: strayed.get(&installed.id).cloned(),
             installed,
         };
         let rules: Vec<ListedRule> = rules.into_iter().map(listed).collect();
@@ -124,10 +127,8 @@ pub(super) fn list(json: bool) -> Result<()> {
             );
         }
     }
-    for (id, what) in actions::strayed(&rules) {
-        if !gone.contains(&id) {
-            println!("\nRule {id} {what}");
-        }
+    for (id, what) in strayed {
+        println!("\nRule {id} {what}");
     }
     Ok(())
 }

@@ -104,6 +104,28 @@ fn each_uplink_has_a_table_its_addresses_and_its_mark_lead_to() {
 }
 
 #[test]
+fn ipv6_has_no_rule_where_no_address_may_have_one() {
+    let home = home();
+    let plan = |held: &[&str]| {
+        let held = held.iter().map(|address| ip(address)).collect();
+        super::plan((&home, &[]), mask(), &held, &BTreeMap::new()).unwrap()
+    };
+    let of = |plan: &PlacementPlan, ipv6| {
+        let rules = plan.routing.rules.iter();
+        rules.filter(|rule| rule.ipv6 == ipv6).count()
+    };
+    let all = ["2001:db8:1::5", "2001:db8:2::5"];
+    let without = plan(&all);
+    assert_eq!((of(&without, true), of(&without, false)), (0, 6));
+    assert!(!without.routing.routes.iter().any(|route| route.ipv6));
+    assert_eq!(without.marks.into_keys().collect::<Vec<_>>(), [0, 1]);
+    assert_eq!(of(&plan(&all[..1]), true), 4);
+    // The marks of IPv4 choose.
+    let all = ["192.0.2.10", "192.0.2.11", "198.51.100.7"];
+    assert_eq!(of(&plan(&all), false), 3);
+}
+
+#[test]
 fn suspended_uplinks_keep_their_marks_for_single_destinations_only() {
     let mut home = home();
     let whole = plan(&home);

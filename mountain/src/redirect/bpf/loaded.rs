@@ -19,6 +19,7 @@ use super::direct::is_direct;
 use super::hooks::{self, DeviceHook, LoadedProgram};
 use super::{backend_of, read_from, skel, types, SNAT};
 use crate::bpf::foreign;
+use crate::host::test_hooks::told;
 use crate::host::{program, sysctl};
 
 /// Entries read at once.
@@ -30,14 +31,6 @@ const SOURCES: u64 = match u64::from_str_radix(env!("MOUNTAIN_REDIRECT_SOURCES")
     Ok(number) => number,
     Err(_) => panic!("build.rs writes it so"),
 };
-
-/// A number by which tests have it otherwise: another version, or short idle times.
-fn told(variable: &str) -> Option<u64> {
-    match cfg!(feature = "test-hooks") {
-        true => std::env::var(variable).ok()?.parse().ok(),
-        false => None,
-    }
-}
 
 /// What tells this version's programs and maps from all others.
 fn sources() -> u64 {

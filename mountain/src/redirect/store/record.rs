@@ -165,10 +165,13 @@ pub(super) fn head(cookie: u64, generation: u64) -> [u8; RECORD] {
     head
 }
 
-/// The head of an index and its records; `None`: not even the head is whole. Whole records only: a
-/// command may have been killed while it made the file.
+/// The head of an index and its records; `None`: it is empty, as a command was killed that had just made it. Whole
+/// records only, and of a head that is not whole zeros: a page of the file is written at once, or not at all.
 pub(super) fn read(path: &Path) -> io::Result<Option<([u8; RECORD], Vec<Record>)>> {
     let bytes = fs::read(path)?;
+    if (1..RECORD).contains(&bytes.len()) {
+        return Ok(Some(([0; RECORD], Vec::new())));
+    }
     let (records, _) = bytes.as_chunks::<RECORD>();
     let whole = records.split_first();
     Ok(whole.map(|(head, records)| (*head, records.iter().map(|r| read_from(r)).collect())))

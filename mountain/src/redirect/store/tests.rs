@@ -135,6 +135,9 @@ fn what_is_of_another_namespace_or_version_is_not_ours() {
         assert!(damage.contains(why), "{damage}");
     };
     why("another version");
+    // It is shorter than its head.
+    fs::write(dir.join("index"), [7; RECORD - 1]).unwrap();
+    why("damaged");
     let damaged = [head(7, 0), [9; RECORD]];
     fs::write(dir.join("index"), damaged.as_flattened()).unwrap();
     why("damaged");

@@ -194,9 +194,12 @@ fn a_rule_whose_device_is_renamed_is_named() {
         net.redirect(&format!("add {RULE} --dev rc --backend {backend}"));
         let before = net.redirect("list");
         assert!(!before.contains("\nRule 0 "), "{before}");
+        assert!(!net.redirect("list --json").contains("strayed"));
         net.router.ip("link set rc down name rx up");
         let after = net.redirect("list");
         assert!(after.contains(&format!("\nRule 0 {said}")), "{after}");
+        let json = net.redirect("list --json");
+        assert!(json.contains(&format!("\"strayed\": \"{said}")), "{json}");
         net.redirect("del --all");
     }
 }
