@@ -8,9 +8,10 @@ use clap::Args;
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 
-use crate::cli::need_root;
+use crate::cli::need_root_with;
 use crate::control::presence::{self, Elsewhere};
 use crate::control::run_dir::{self, Request, RunDir, Unanswered};
+use crate::host::capabilities::CapabilitySet;
 use crate::host::{descriptors, namespaces};
 use crate::{placement, redirect};
 
@@ -39,7 +40,7 @@ enum Found {
 
 impl Down {
     pub(crate) fn run(self) -> Result<()> {
-        need_root()?;
+        need_root_with(CapabilitySet::NET_ADMIN)?;
         if self.all_namespaces {
             return everywhere();
         }

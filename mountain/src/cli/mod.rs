@@ -409,7 +409,10 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 
 impl Up {
     fn run(self) -> Result<()> {
-        need_root()?;
+        match self.dry_run {
+            true => need_root()?,
+            false => need_root_with(CapabilitySet::NET_ADMIN)?,
+        }
         let mut config = match load_config(self.config.as_deref()) {
             Ok(config) => config,
             Err(e) => {

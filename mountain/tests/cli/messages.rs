@@ -45,6 +45,22 @@ fn without_root_it_says_so() {
     }
 }
 
+/// Root of a container, mostly.
+#[test]
+fn root_that_may_change_no_network_is_told() {
+    let ns = Ns::new("c");
+    let without = [
+        "--bounding-set=-net_admin",
+        "--inh-caps=-net_admin",
+        MOUNTAIN,
+    ];
+    let said = |command: &[&str]| stderr(&ns.output("setpriv", &[&without, command].concat()));
+    for command in ["up", "down"] {
+        assert_has(&said(&[command]), &["needs CAP_NET_ADMIN", "--cap-add"]);
+    }
+    assert_has(&said(&["up", "--dry-run"]), &["no multipath route"]);
+}
+
 #[test]
 fn an_empty_mountain_log_asks_for_nothing() {
     for (log, is_told) in [("", true), ("error", false)] {
