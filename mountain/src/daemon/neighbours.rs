@@ -140,6 +140,14 @@ impl Daemon {
         }
     }
 
+    /// Whether a path's device has no carrier. The kernel is asked only where something has said so: an event that says
+    /// otherwise may have been lost.
+    pub(super) fn has_no_carrier(&self, path: usize) -> bool {
+        let known = self.paths.path(path);
+        let without = known.filter(|known| !known.up || self.memory[path].lost_carrier);
+        without.is_some_and(|known| !netlink::has_carrier(known.key.ifindex).unwrap_or(true))
+    }
+
     pub(super) fn put_back_unanswered(&mut self) {
         let now = Instant::now();
         for path in 0..self.memory.len() {
@@ -287,13 +295,18 @@ impl Daemon {
         members.any(|member| self.paths.id(member.path) == Some(path))
     }
 
-    /// Asks the kernel to resolve a path's gateway, for which it may ask with any address of the device.
+    /// Asks the kernel to resolve a path's gateway, for which it may ask with any address of the device. Not without a
+    /// carrier, which may come back within the second until the kernel asks again.
     fn resolve(&mut self, path: usize) {
         if self.options.dry_run || self.asks_with(path).is_none() {
             return;
         }
+        let gateway = self.paths.gateway(path);
+        if !gateway.is_some_and(|(ifindex, _)| netlink::has_carrier(ifindex).unwrap_or(false)) {
+            return;
+        }
         self.ask_everyone(path);
-        if let Some((ifindex, gateway)) = self.paths.gateway(path) {
+        if let Some((ifindex, gateway)) = gateway {
             if let Err(e) = netlink::resolve_neighbour(ifindex, gateway) {
                 tracing::debug!(
                     path = self.paths.name(path),

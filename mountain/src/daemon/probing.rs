@@ -249,6 +249,11 @@ impl Daemon {
         let seq = self.seq;
         self.seq += 1;
         let at_us = now_us();
+        if self.has_no_carrier(path) {
+            // It would be lost, and leave a gateway that the kernel asks for again only a second later.
+            self.policy.event(Event::SendFailed { path, seq, at_us });
+            return;
+        }
         match self.prober.send(path, seq) {
             Ok(()) => {
                 self.probes_seen += u64::from(self.paths.are_probes_seen(path));

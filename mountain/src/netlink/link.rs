@@ -216,6 +216,16 @@ fn decode_xdp(payload: &[u8]) -> Vec<u32> {
     modes.into_iter().filter_map(|mode| xdp.u32(mode)).collect()
 }
 
+/// Whether a device is up and has a carrier.
+///
+/// # Errors
+/// ENODEV when there is none.
+pub(crate) fn has_carrier(ifindex: u32) -> io::Result<bool> {
+    let answer = wire::request(NETLINK_ROUTE, libc::RTM_GETLINK, 0, &header_of(ifindex))?;
+    let head = answer.as_deref().and_then(decode_link_head);
+    Ok(head.is_some_and(|(_, up)| up))
+}
+
 /// `struct ifinfomsg` that asks for a device.
 fn header_of(ifindex: u32) -> [u8; LINK_HEADER_LEN] {
     let mut body = [0; LINK_HEADER_LEN];

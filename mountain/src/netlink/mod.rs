@@ -35,8 +35,8 @@ pub(crate) mod wire;
 pub(crate) mod xfrm;
 
 pub(crate) use link::{
-    addresses, addresses_of, namespace_id, passing_addresses, xdp_features, xdp_programs,
-    xdp_programs_of,
+    addresses, addresses_of, has_carrier, namespace_id, passing_addresses, xdp_features,
+    xdp_programs, xdp_programs_of,
 };
 pub use link::{link, Link};
 pub use monitor::{Change, Monitor};

@@ -32,6 +32,21 @@ fn bridge(net: &Home) {
     }
 }
 
+/// The kernel would ask for it again a second after that, although the link is back at once.
+#[test]
+fn nobody_is_asked_for_on_a_link_without_a_carrier() {
+    let net = Home::by_default("").running();
+    for i in 0..2 {
+        net.providers.ip(&format!("link set r{i} down"));
+        let shown = |what: &str| net.home.ip(&format!("{what} show dev u{i}"));
+        wait_until("it has no carrier", LEAVE, || {
+            shown("link").contains("NO-CARRIER")
+        });
+        thread::sleep(Duration::from_secs(4));
+        assert_eq!(shown("neigh"), "");
+    }
+}
+
 /// As the cable is out, the bridge forgets behind which port the gateway is; it has a carrier by its guest.
 #[test]
 fn an_uplink_by_a_bridge_that_dies_is_one_still() {
