@@ -80,7 +80,7 @@ fn sees_another_after_an_outage_only(rule: &str) -> u64 {
 /// those do, as FTP's data connections.
 #[test]
 fn peers_with_connections_under_way_keep_their_uplink() {
-    // Instead of 300 s: that they stay is told again and again.
+    // For 300 s. Those that stay are told again and again.
     const REST: Duration = Duration::from_secs(3);
     let net = Home::by_default("").with_lan();
     net.with_peers(11..=34);
