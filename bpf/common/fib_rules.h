@@ -7,6 +7,8 @@
 #define MOUNTAIN_FIB_RULES_H
 
 #define LOOPBACK_IFINDEX	1
+/* In the place of a DS field that is not known. */
+#define MTN_DSFIELD_UNKNOWN	0x100
 
 struct mtn_fib_rule fib_rules[MTN_MAX_FIB_RULES];
 
@@ -34,17 +36,17 @@ struct mtn_selected_by {
 	__u32 mark;
 	__u32 iif;
 	__u32 uid;
-	__u32 dsfield;
+	__u32 dsfield;	/* or MTN_DSFIELD_UNKNOWN */
 };
 
 /*
- * Does the @i-th rule select this packet? A function of its own to the verifier, which would else follow each way through
+ * Does the @i-th rule select this packet, or may it, as far as is known of it? A function of its own to the verifier, which would else follow each way through
  * it in each round of the loop.
  */
 __noinline int mtn_rule_selects(__u32 i, struct mtn_flow_key *key, struct mtn_selected_by *by)
 {
 	struct mtn_fib_rule *s;
-	bool match;
+	bool match, port_unknown, dsfield_unknown;
 
 	if (!key || !by || i >= MTN_MAX_FIB_RULES)
 		return 0;
@@ -58,15 +60,20 @@ __noinline int mtn_rule_selects(__u32 i, struct mtn_flow_key *key, struct mtn_se
 	if (!mtn_has_ports(key->proto) && mtn_asks_ports(s) &&
 	    (!s->ipproto || s->ipproto == key->proto))
 		return 1;
+	/* Of a socket that is not bound yet. */
+	port_unknown = s->auto_sport && !key->sport;
+	dsfield_unknown = s->tos_mask && by->dsfield == MTN_DSFIELD_UNKNOWN;
 	match = (by->mark & s->mark_mask) == s->mark &&
 		mtn_in_prefix(key->saddr, s->src, s->src_mask) &&
 		mtn_in_prefix(key->daddr, s->dst, s->dst_mask) &&
 		(!s->iif || s->iif == by->iif) &&
 		by->uid >= s->uid_first && by->uid <= s->uid_last &&
 		(!s->ipproto || s->ipproto == key->proto) &&
-		mtn_in_range(key->sport, s->sport_first, s->sport_last) &&
+		(port_unknown || mtn_in_range(key->sport, s->sport_first, s->sport_last)) &&
 		mtn_in_range(key->dport, s->dport_first, s->dport_last) &&
-		(by->dsfield & s->tos_mask) == s->tos;
+		(dsfield_unknown || (by->dsfield & s->tos_mask) == s->tos);
+	if (match && (port_unknown || dsfield_unknown))
+		return 1;
 	return match != !!s->invert;
 }
 

@@ -149,7 +149,8 @@ struct mtn_fib_rule {
 	__u8 tos_mask;			/* 0: any */
 	__u8 ipv6;
 	__u8 invert;
-	__u8 pad[3];
+	__u8 auto_sport;		/* asks for source ports that the kernel gives sockets by itself */
+	__u8 pad[2];
 };
 
 struct mtn_config {

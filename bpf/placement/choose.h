@@ -15,6 +15,7 @@ struct mtn_new_flow {
 	__u32 uid;
 	__u32 prefer;			/* path to stay with if it will do, or MTN_MAX_PATHS */
 	__u8 dsfield;
+	bool dsfield_unknown;
 	__u8 left;			/* the kernel's to place, unless a rule names the path; result: it was */
 	__u8 by_rule;			/* result: a rule decided */
 	__u8 with_kernel;		/* counter of why it goes by the kernel's path while that is alive, or 0 */

@@ -122,6 +122,7 @@ struct ipcm_cookie {
 	struct sockcm_cookie sockc;
 	__be32 addr;
 	int oif;
+	__s16 tos;
 };
 
 struct flowi_common {
@@ -215,13 +216,6 @@ static __always_inline bool mtn_passes_unattended(void)
 	return true;
 }
 
-/* A socket of the namespace that is steered? */
-static __always_inline bool mtn_is_mine(struct bpf_sock_addr *ctx)
-{
-	return config.mode == MTN_MODE_STEER && bpf_get_netns_cookie(ctx) == config.netns_cookie &&
-	       !mtn_passes_unattended();
-}
-
 /* Was the port asked for, rather than given by the kernel? */
 static __always_inline bool mtn_has_own_port(struct bpf_sock *sk)
 {
@@ -292,24 +286,26 @@ static __always_inline bool mtn_passes_cgroup(struct bpf_sock *sk)
 static __always_inline bool mtn_passes_fib_rule(struct mtn_new_flow *s)
 {
 	if (!config.n_fib_rules ||
-	    !mtn_selected_elsewhere(&s->key, s->mark, LOOPBACK_IFINDEX, s->uid, s->dsfield))
+	    !mtn_selected_elsewhere(&s->key, s->mark, LOOPBACK_IFINDEX, s->uid,
+				    s->dsfield_unknown ? MTN_DSFIELD_UNKNOWN : s->dsfield))
 		return false;
 	mtn_count(MTN_PLACE_PASS_FIB_RULE);
 	return true;
 }
 
-/* The socket's DS field, where some rule asks for it. */
-static __always_inline __u8 mtn_dsfield(struct bpf_sock_addr *ctx, bool ipv6)
+/* The socket's DS field, where some rule asks for it. Kernels do not tell it of all sockets of IPv6 with mapped addresses. */
+static __always_inline void mtn_read_dsfield(struct bpf_sock_addr *ctx, struct mtn_new_flow *s)
 {
 	int tos = 0, failed;
 
 	if (!config.rules_need_dscp && !config.fib_rules_need_dscp)
-		return 0;
-	if (ipv6)
+		return;
+	if (s->key.ipv6)
 		failed = bpf_getsockopt(ctx, SOL_IPV6, IPV6_TCLASS, &tos, sizeof(tos));
 	else
 		failed = bpf_getsockopt(ctx, SOL_IP, IP_TOS, &tos, sizeof(tos));
-	return failed ? 0 : tos;
+	s->dsfield = failed ? 0 : tos;
+	s->dsfield_unknown = failed;
 }
 
 /*
@@ -345,6 +341,17 @@ static __always_inline bool mtn_set_mark(struct bpf_sock_addr *ctx, __u32 now, _
 
 #include "unconnected.h"
 
+/* A socket of the namespace that is steered? While nothing is placed, all goes as the kernel sends it. */
+static __always_inline bool mtn_is_mine(struct bpf_sock_addr *ctx)
+{
+	if (bpf_get_netns_cookie(ctx) != config.netns_cookie)
+		return false;
+	if (config.mode == MTN_MODE_STEER && !mtn_passes_unattended())
+		return true;
+	mtn_forget_mark(ctx);
+	return false;
+}
+
 /*
  * connect() to the destination in @s. A mark of ours that is there is from an earlier connect() of
  * the same socket: it goes when the new destination is not to have one.
@@ -375,7 +382,9 @@ static __always_inline int mtn_connect(struct bpf_sock_addr *ctx, struct mtn_new
 	if (group >= MTN_MAX_GROUPS)
 		goto out;
 	s->uid = mtn_uid(sk);
-	s->dsfield = mtn_dsfield(ctx, s->key.ipv6);
+	/* 0 until the kernel gives it one, which it does later. */
+	s->key.sport = bpf_htons(sk->src_port);
+	mtn_read_dsfield(ctx, s);
 	if (mtn_passes_cgroup(sk) || mtn_passes_fib_rule(s))
 		goto out;
 	rule = config.n_rules ? mtn_local_rule(s) : MTN_MAX_RULES;

@@ -72,6 +72,7 @@ static __always_inline void mtn_leave(const struct mtn_unconnected_key *key, __u
 struct mtn_named {
 	__u32 device;
 	__u32 mark;
+	int tos;	/* of IPv4; -1: the socket's */
 };
 
 /*
@@ -89,12 +90,14 @@ static __always_inline struct mtn_named mtn_named_by(struct bpf_sock_addr *ctx, 
 
 		named.device = flow->__fl_common.flowic_oif;
 		named.mark = flow->__fl_common.flowic_mark;
+		named.tos = -1;
 	} else {
 		struct ipcm_cookie *cookie = bpf_rdonly_cast(kern->t_ctx - bpf_core_field_offset(struct ipcm_cookie, addr),
 							     bpf_core_type_id_kernel(struct ipcm_cookie));
 
 		named.device = cookie->oif;
 		named.mark = cookie->sockc.mark;
+		named.tos = cookie->tos;
 	}
 	return named;
 }
@@ -129,7 +132,12 @@ static __always_inline __u32 mtn_place_unconnected(struct bpf_sock_addr *ctx, st
 		return MTN_MAX_PATHS;
 	}
 	s->uid = mtn_uid(sk);
-	s->dsfield = mtn_dsfield(ctx, s->key.ipv6);
+	s->key.sport = bpf_htons(sk->src_port);
+	mtn_read_dsfield(ctx, s);
+	/* The datagram's own one, which nothing tells of IPv6. */
+	s->dsfield_unknown = named.tos < 0 && (s->dsfield_unknown || s->key.ipv6);
+	if (named.tos >= 0)
+		s->dsfield = named.tos;
 	if (mtn_passes_fib_rule(s))
 		return MTN_MAX_PATHS;
 

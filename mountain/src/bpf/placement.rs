@@ -27,8 +27,8 @@ use libbpf_rs::{Link, MapCore, MapFlags};
 
 use super::hooks::{self, DeviceHook, Order};
 use super::{bytes_of, encode, numbers, publish, tries, ProgramGroup, SteerMode};
-use crate::host::descriptors;
 use crate::host::test_hooks::told;
+use crate::host::{descriptors, sysctl};
 use crate::topology::{FibRule, PathMasks, MAX_GROUPS, MAX_GROUP_PATHS, MAX_PATHS};
 pub(crate) use rules::{PlacementRule, Wants, MAX_RULES};
 use skel::types::{self, mtn_forwarded};
@@ -39,6 +39,13 @@ pub(crate) const MAX_PUBLISHED: usize = 4096;
 /// An exchange of datagrams without a connection that rests for so long may start by another path.
 /// RFC 4787, REQ-5, asks NATs to keep a mapping for so long.
 const EXCHANGE_REST: Duration = Duration::from_secs(300);
+
+/// First and last of the ports that the kernel gives sockets which ask for none; where it does not tell, all.
+fn given_ports() -> (u16, u16) {
+    let told = sysctl::text("net/ipv4/ip_local_port_range").unwrap_or_default();
+    let mut ports = told.split_whitespace().map_while(|port| port.parse().ok());
+    ports.next().zip(ports.next()).unwrap_or((0, u16::MAX))
+}
 
 /// [`EXCHANGE_REST`], but in tests, which cannot wait for five minutes.
 pub(crate) fn exchange_rest() -> Duration {
@@ -179,34 +186,39 @@ impl PlacementPrograms {
         self.sockets.iter().any(is_off)
     }
 
-    /// Leaves datagrams of these sockets, by cookie, to the kernel until they rest.
+    /// Leaves datagrams of these sockets, by cookie, to the kernel until they rest: of a family, but for those that these
+    /// programs have placed lately.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub(crate) fn leave_unconnected(&self, cookies: &[u64]) -> Result<()> {
+    pub(crate) fn leave_unconnected(&self, cookies: &[u64], ipv6: bool) -> Result<()> {
+        let (now, map) = (super::now_ns(), &self.skel.maps.unconnected);
         let flow = types::mtn_unconnected {
-            last_ns: super::now_ns(),
+            last_ns: now,
             path: MAX_PATHS as u32,
             ..Default::default()
         };
         for &cookie in cookies {
-            for ipv6 in [0, 1] {
-                let key = types::mtn_unconnected_key {
-                    cookie,
-                    ipv6,
-                    ..Default::default()
-                };
-                let map = &self.skel.maps.unconnected;
-                match map.update(bytes_of(&key), bytes_of(&flow), MapFlags::NO_EXIST) {
-                    // It was placed by these programs.
-                    Err(e) if e.kind() == libbpf_rs::ErrorKind::AlreadyExists => {}
-                    put => {
-                        put.context("cannot write the exchanges under way to the program's table")?
-                    }
-                }
+            let key = types::mtn_unconnected_key {
+                cookie,
+                ipv6: ipv6.into(),
+                ..Default::default()
+            };
+            let known = map.lookup(bytes_of(&key), MapFlags::ANY)?;
+            if known.is_none_or(|known| !self.is_fresh(&known, now)) {
+                let put = map.update(bytes_of(&key), bytes_of(&flow), MapFlags::ANY);
+                put.context("cannot write the exchanges under way to the program's table")?;
             }
         }
         Ok(())
+    }
+
+    /// Whether an exchange, `struct mtn_unconnected`, has not rested yet.
+    fn is_fresh(&self, exchange: &[u8], now_ns: u64) -> bool {
+        let bss = self.skel.maps.bss_data.as_deref();
+        let idle_ns = bss.expect("the object has a .bss").config.idle_ns;
+        let last_ns = exchange.first_chunk().map(|at| u64::from_ne_bytes(*at));
+        last_ns.is_some_and(|at| now_ns.saturating_sub(at) < idle_ns)
     }
 
     /// Tells the paths of the connections that peers have, unless flows of theirs were placed elsewhere lately.
@@ -228,7 +240,6 @@ impl PlacementPrograms {
             *at = encode::addr(address);
             key.ipv6 = address.is_ipv6().into();
             let known = self.skel.maps.peers.lookup(bytes_of(&key), MapFlags::ANY)?;
-            let last_ns = |flow: &[u8]| Some(u64::from_ne_bytes(*flow.first_chunk()?));
             let flow = types::mtn_unconnected {
                 last_ns: now,
                 path: path as u32,
@@ -236,9 +247,7 @@ impl PlacementPrograms {
             };
             let is_same =
                 |known: &[u8]| known[size_of::<u64>()..] == bytes_of(&flow)[size_of::<u64>()..];
-            let elsewhere = known.filter(|known| !is_same(known));
-            let at = elsewhere.and_then(|known| last_ns(&known));
-            if at.is_some_and(|at| now.saturating_sub(at) < bss.config.idle_ns) {
+            if known.is_some_and(|known| !is_same(&known) && self.is_fresh(&known, now)) {
                 continue;
             }
             let put = (self.skel.maps.peers).update(bytes_of(&key), bytes_of(&flow), MapFlags::ANY);
@@ -532,8 +541,14 @@ impl PlacementPrograms {
         for (i, group) in groups.iter().enumerate() {
             bss.groups[i] = same(encode::group(group)?);
         }
+        let given = given_ports();
         for (i, fib_rule) in fib_rules.iter().enumerate() {
-            bss.fib_rules[i] = same(encode::fib_rule(fib_rule));
+            let asked = fib_rule.sport;
+            let may_be_given = asked.is_some_and(|(a, b)| a <= given.1 && given.0 <= b);
+            bss.fib_rules[i] = types::mtn_fib_rule {
+                auto_sport: may_be_given.into(),
+                ..same(encode::fib_rule(fib_rule))
+            };
         }
         bss.config.n_fib_rules = fib_rules.len() as u32;
         bss.config.fib_rules_need_dscp = fib_rules.iter().any(|rule| rule.tos.is_some()).into();

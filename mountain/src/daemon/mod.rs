@@ -65,6 +65,8 @@ const RATES_WITHOUT_PATHS: Duration = Duration::from_millis(500);
 const ADOPT_MS: u64 = 2_000;
 /// A change that could not be followed is tried again after this.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
+/// Where new flows do not choose their path, as the program for that failed, it is tried again after this.
+const PLACE_AGAIN: Duration = Duration::from_secs(30);
 /// Poll interval for what nothing announces: forwarding, translation, cgroups, the MTU of IPv6, detached programs.
 const FORWARDING: Duration = Duration::from_secs(5);
 /// Samples from which on a path's cost is held against others.
@@ -148,6 +150,8 @@ struct Daemon {
     failed_at: Option<Instant>,
     /// When the last look was for what nothing announces.
     looked_at: Instant,
+    /// Why new flows do not choose their path although some may, and when that was found.
+    not_placing: Option<(Instant, String)>,
     /// Why it is not known which devices carry out IPsec.
     ipsec_failed: Option<String>,
     /// Why nothing is steered for now.
@@ -341,6 +345,7 @@ impl Daemon {
             forwarding_at: Instant::now(),
             has_adopted: false,
             failed_at: None,
+            not_placing: None,
             looked_at: Instant::now(),
             ipsec_failed: None,
             suspended: None,
@@ -413,11 +418,17 @@ impl Daemon {
                 }
             }
             // Until it is read, nothing is to be placed.
-            Change::Preference | Change::Overrun => {
+            Change::Preference => {
                 self.pause_placing();
                 self.reader.ask_before_placing();
             }
             Change::Rule => self.rule_changed(),
+            // Of anything, a rule among it.
+            Change::Overrun => {
+                self.pause_placing();
+                self.reader.ask_before_placing();
+                self.rule_changed();
+            }
             Change::Ipsec => self.look_at_ipsec(),
             Change::Routing => self.reader.ask(),
         }
@@ -591,11 +602,12 @@ impl Daemon {
                 if self.suspended.is_none() && placer.may_release() {
                     let groups = self.paths.groups();
                     if let Err(e) = self.update_placer(&groups) {
-                        warn!("{e:#}");
+                        self.cannot_follow(&e);
                     }
                 }
             }
         }
+        self.try_to_place();
         self.say_unanswered();
     }
 

@@ -299,7 +299,7 @@ impl Daemon {
                 let name = self.paths.name(path);
                 let target = self.paths.target_text(path);
                 if silent && stats.sent == 0 {
-                    warn!("path {name}: {}", unsent(target, stats));
+                    warn!("path {name}: {}", unsent(target, &stats));
                 } else if silent {
                     warn!(
                         "path {name}: none of {} probes to {target} was answered: the kernel decides wherever it is one \

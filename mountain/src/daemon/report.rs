@@ -215,7 +215,7 @@ impl Daemon {
     fn reason(&self, status: &PathInGroup) -> String {
         let probes = self.prober.stats(status.path);
         if probes.sent == 0 && probes.refused > 0 {
-            return probing::unsent(self.paths.target_text(status.path), probes);
+            return probing::unsent(self.paths.target_text(status.path), &probes);
         }
         let is_young = status.state == "good" && (status.samples as u64) < COSTED;
         match status.state == "unknown" || is_young {

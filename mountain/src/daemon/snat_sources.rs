@@ -12,7 +12,8 @@
 //! themselves and are judged again after each change of the routing. What must stay gets none.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
+use std::ops::Bound::{Excluded, Unbounded};
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
@@ -39,6 +40,8 @@ pub(crate) struct SnatSources {
     stay: BTreeMap<IpAddr, u64>,
     /// To be judged again, as the routing has changed.
     again: BTreeSet<IpAddr>,
+    /// The last one that was: the routing may change again before all are.
+    judged_last: Option<IpAddr>,
     /// Lost their permission at the last look: a flow may have begun meanwhile.
     revoked: BTreeSet<IpAddr>,
     said: BTreeSet<IpAddr>,
@@ -66,10 +69,14 @@ impl SnatSources {
 
     /// Takes the next sources out that are to be judged again.
     fn take_again(&mut self) -> Vec<IpAddr> {
-        let some: Vec<IpAddr> = self.again.iter().take(AGAIN_AT_ONCE).copied().collect();
+        let last = self.judged_last.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+        let behind = self.again.range((Excluded(last), Unbounded));
+        let all = behind.chain(self.again.range(..=last));
+        let some: Vec<IpAddr> = all.take(AGAIN_AT_ONCE).copied().collect();
         for source in &some {
             self.again.remove(source);
         }
+        self.judged_last = some.last().copied().or(self.judged_last);
         some
     }
 
@@ -297,5 +304,19 @@ mod tests {
         assert_eq!(movable, [ip(1)]);
         assert!(sources.revoked.contains(&ip(2)));
         assert!(sources.take_again().is_empty());
+    }
+
+    #[test]
+    fn all_are_judged_again_however_often_the_routing_changes() {
+        let mut sources = SnatSources::default();
+        let all: BTreeSet<IpAddr> = (0..3 * AGAIN_AT_ONCE as u32).map(ip).collect();
+        for source in &all {
+            sources.permit(*source, 0);
+        }
+        let again = (0..3).flat_map(|_| {
+            sources.judge_again();
+            sources.take_again()
+        });
+        assert_eq!(again.collect::<BTreeSet<_>>(), all);
     }
 }

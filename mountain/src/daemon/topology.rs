@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use super::ids::PathIds;
 use super::probing::{doubts, leaves_by_gateway, measured_near, own_target, way, Doubt};
-use super::{Daemon, ADOPT_MS, NO_LINK};
+use super::{Daemon, ADOPT_MS, NO_LINK, PLACE_AGAIN};
 use crate::bpf::{ProgramGroup, ProgramPath, Sources};
 use crate::config::Config;
 use crate::host::sysctl;
@@ -506,7 +506,9 @@ impl Daemon {
         let topology = &self.paths.topology;
         let wanted =
             topology.has_placed() && self.config.placement.enabled && !self.options.dry_run;
-        if !wanted && self.placer.is_none() {
+        let failed = self.not_placing.as_ref();
+        let is_not_due = failed.is_some_and(|(at, _)| at.elapsed() < PLACE_AGAIN);
+        if self.placer.is_none() && (!wanted || is_not_due) {
             return Ok(());
         }
         let known = self.paths.known();
@@ -528,18 +530,40 @@ impl Daemon {
             Ok(placer)
         });
         match made {
-            Ok(placer) => self.placer = Some(placer),
+            Ok(placer) => {
+                self.placer = Some(placer);
+                if self.not_placing.take().is_some() {
+                    info!("new flows choose their path from now on");
+                }
+            }
             // Where flows can be moved as well, that goes on without: a kernel may lack cgroups.
             Err(e)
                 if topology.left_to_kernel().next().is_none()
                     && topology.groups.iter().all(|g| g.kind != Kind::Place) =>
             {
-                warn!("new flows do not choose their path: {e:#}");
-                self.config.placement.enabled = false;
+                let why = format!("{e:#}");
+                if self
+                    .not_placing
+                    .as_ref()
+                    .is_none_or(|(_, said)| *said != why)
+                {
+                    warn!("new flows do not choose their path: {why}");
+                }
+                self.not_placing = Some((Instant::now(), why));
             }
             Err(e) => return Err(e),
         }
         Ok(())
+    }
+
+    /// Has new flows choose, where that has failed while running ones are moved: what was missing may be there by now.
+    pub(super) fn try_to_place(&mut self) {
+        if self.not_placing.is_some() && self.suspended.is_none() {
+            let groups = self.paths.groups();
+            if let Err(e) = self.update_placer(&groups) {
+                self.cannot_follow(&e);
+            }
+        }
     }
 
     /// Removes what a daemon that was killed has left and that this one has no use for.

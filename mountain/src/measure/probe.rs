@@ -254,9 +254,10 @@ impl Prober {
         Poll::Pending
     }
 
-    /// Counters of a path.
-    pub fn stats(&self, path: usize) -> &PathStats {
-        &self.paths[path].stats
+    /// Counters of a path; of one that could not be set, none.
+    pub fn stats(&self, path: usize) -> PathStats {
+        let known = self.paths.get(path);
+        known.map(|e| e.stats.clone()).unwrap_or_default()
     }
 
     /// The paths, as set.

@@ -59,7 +59,10 @@ impl Gone {
         if !staying.is_empty() {
             let there = addresses();
             staying.retain_mut(|(path, _)| {
-                let is_there = |address: &IpAddr| there.contains(&(path.ifname.clone(), *address));
+                let is_there = |address: &IpAddr| {
+                    let there = there.as_ref();
+                    there.is_none_or(|all| all.contains(&(path.ifname.clone(), *address)))
+                };
                 path.addresses.retain(is_there);
                 path.up && !path.addresses.is_empty()
             });
@@ -95,11 +98,9 @@ impl Placer {
     }
 }
 
-/// The addresses of devices that are up and have a link, with their names.
-fn addresses() -> Vec<(String, IpAddr)> {
-    let Ok(all) = getifaddrs() else {
-        return Vec::new();
-    };
+/// The addresses of devices that are up and have a link, with their names. `None`: they cannot be read.
+fn addresses() -> Option<Vec<(String, IpAddr)>> {
+    let all = getifaddrs().ok()?;
     let works = InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING;
     let of_working = all.filter(|one| one.flags.contains(works));
     let addresses = of_working.filter_map(|one| {
@@ -108,5 +109,5 @@ fn addresses() -> Vec<(String, IpAddr)> {
         let ipv6 = || address.as_sockaddr_in6().map(|a| IpAddr::from(a.ip()));
         Some((one.interface_name, ipv4.or_else(ipv6)?))
     });
-    addresses.collect()
+    Some(addresses.collect())
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
+use super::aside::Aside;
 use super::routing::{uplink_addresses, Routing};
 use super::Placer;
 use crate::netlink::conntrack::{self, Translated};
@@ -29,6 +30,8 @@ pub(super) struct Held {
     /// Whether all of IPv6 are: its first rule would have every socket choose again among the next hops of the kernel's
     /// route, and those that are translated would come by another one.
     all_ipv6: bool,
+    /// Finds out which of them are translated yet, and says which these were.
+    looking: Aside<(BTreeSet<IpAddr>, BTreeMap<IpAddr, Translated>)>,
 }
 
 impl Held {
@@ -108,14 +111,23 @@ impl Placer {
     }
 
     /// Whether an address may have its rule by now, as no connection from there is translated any more, or only flows
-    /// that have had their time: [`Placer::update`] is due.
+    /// that have had their time: [`Placer::update`] is due. It is found out beside the daemon's loop: hundreds of thousands
+    /// of connections take half a second.
     #[must_use]
     pub(crate) fn may_release(&mut self) -> bool {
+        let looked = self.held.looking.ended();
         let held = self.held.addresses();
-        if held.is_empty() {
-            return false;
+        if !held.is_empty() && !self.held.looking.is_busy() {
+            let which = held.clone();
+            let look = move || Ok((which.clone(), snated_among(which)));
+            self.held.looking.begin(look);
         }
-        let released = self.held.release(&snated_among(held), Instant::now());
+        let translated = match looked {
+            Some(Ok((which, translated))) if which == held => translated,
+            // Others are held by now, or there was no room for a thread: the next look tells.
+            _ => return false,
+        };
+        let released = self.held.release(&translated, Instant::now());
         for address in &released {
             info!("packets from {address} leave by its own uplink from now on");
         }

@@ -97,6 +97,8 @@ pub struct Placer {
     /// Networks that the uplinks' addresses are in.
     uplink_nets: Vec<IpNet>,
     mode: SteerMode,
+    /// Families of which flows are placed ([IPv4, IPv6]).
+    places: [bool; 2],
     forwarding: Forwarding,
     suspensions: Suspensions,
     /// What the firewall leaves to the kernel by its last answer, and since when that is less than before.
@@ -157,6 +159,7 @@ impl Placer {
             has_fib_rules: false,
             uplink_nets: Vec::new(),
             mode: SteerMode::Pass,
+            places: [false; 2],
             forwarding: Forwarding::default(),
             suspensions: Suspensions::default(),
             answered: Left::default(),
@@ -185,9 +188,6 @@ impl Placer {
         groups: &[ProgramGroup],
         known: &BTreeMap<usize, PlacementPath>,
     ) -> Result<()> {
-        if self.is_idle() && topology.has_placed() {
-            self.leave_unconnected();
-        }
         // Before the first rule: one that fails is tried again, and rules that come and go would be changes of
         // the routing each time.
         let followed = self.follow_cgroup();
@@ -215,6 +215,10 @@ impl Placer {
         self.programs
             .set_topology(&groups, &not_ours, &topology.fib_rules)
             .context("cannot write the routes of new flows to the program's tables")?;
+        let places = [false, true].map(|ipv6| topology.places_in(ipv6));
+        // While the masks of what is new are empty: what begins now is the kernel's besides.
+        self.leave_unconnected([0, 1].map(|i| places[i] && !self.places[i]));
+        self.places = places;
         self.not_ours = not_ours;
         self.known.clone_from(known);
         self.look_at_rules();
@@ -226,11 +230,20 @@ impl Placer {
     }
 
     /// Leaves sockets that send datagrams without a connection where the kernel has them: they may be in the
-    /// middle of an exchange, whose other end knows them by their address.
-    fn leave_unconnected(&self) {
+    /// middle of an exchange, whose other end knows them by their address. `which`: families ([IPv4, IPv6]).
+    fn leave_unconnected(&self, which: [bool; 2]) {
+        if which == [false; 2] {
+            return;
+        }
         let left = netlink::unconnected()
             .context("cannot list UDP sockets")
-            .and_then(|cookies| self.programs.leave_unconnected(&cookies));
+            .and_then(|cookies| {
+                let of = |ipv6| match which[usize::from(ipv6)] {
+                    true => self.programs.leave_unconnected(&cookies, ipv6),
+                    false => Ok(()),
+                };
+                of(false).and(of(true))
+            });
         if let Err(e) = left {
             warn!("unconnected flows that are under way may change their address: {e:#}");
         }
@@ -321,7 +334,7 @@ impl Placer {
         }
         if is_known {
             // For what has begun meanwhile the kernel has chosen.
-            self.leave_unconnected();
+            self.leave_unconnected(self.places);
         }
         self.programs.attach_cgroup(&self.cgroup)?;
         self.cgroup_id = Some(id);
@@ -403,8 +416,17 @@ impl Placer {
 
     /// Who decides; only the daemon's verdict places flows.
     pub fn set_mode(&mut self, mode: SteerMode) {
+        let begins = mode == SteerMode::Steer && self.mode != mode;
+        if begins {
+            // What begins before all are known is the kernel's.
+            self.programs.set_paused(true);
+        }
         self.programs.set_mode(mode);
         self.mode = mode;
+        if begins {
+            self.leave_unconnected(self.places);
+            self.set_paused();
+        }
     }
 
     /// From now on nothing is placed when `now_ns` is [`bpf::ALIVE_NS`] ago.

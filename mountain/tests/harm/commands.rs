@@ -367,6 +367,24 @@ fn a_check_reads_the_configuration_as_up_would() {
     }
 }
 
+/// Running ones are moved meanwhile.
+#[test]
+fn new_flows_choose_once_their_cgroup_is_there() {
+    let net = two_providers();
+    let client = &net.client;
+    client.ip("route del default metric 100");
+    client.ip("route del default metric 600");
+    client.ip("route add default nexthop via 10.30.0.2 dev u0 nexthop via 10.30.1.2 dev u1");
+    let cgroup = Cgroup::new("later");
+    let inner = cgroup.path().join("inner");
+    let file = config(&format!("[placement]\ncgroup = {inner:?}\n"));
+    client.mountain_ok(&format!("up --config {}", file.path().display()));
+    let places = || client.status().placement.is_some();
+    assert!(!places());
+    let _inner = cgroup.inner();
+    wait_until("it is tried again", 2 * LEAVE, places);
+}
+
 #[test]
 fn a_check_calls_nothing_left_behind_while_a_daemon_does_not_answer() {
     let net = two_providers();

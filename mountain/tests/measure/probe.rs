@@ -270,6 +270,7 @@ fn a_lost_probe_has_no_answer_and_all_others_have_theirs() {
         check_quick(&exchange(&mut prober, 0, 5).await);
         assert_eq!(prober.stats(0).sent, 11);
         assert_eq!(prober.stats(0).answered, 10);
+        assert_eq!(prober.stats(9), PathStats::default(), "there is none");
         // Nor is one lost by dropping a receive that waits.
         let mut got = Vec::new();
         for seq in 0..50 {
