@@ -317,8 +317,8 @@ static __always_inline __u16 mtn_keeps(union mtn_masks masks)
 }
 
 /*
- * The path of a new flow that @path was chosen for: that of the last one to, or from, the one address in @key, while that
- * path is among the members in @keep. Some servers bind a session to the address that they have seen (FTP's data
+ * The path of a new flow that @path was chosen for: that of the last one to, or from, the one address in @key, or of what is
+ * under way between the two, while that path is among the members in @keep. Some servers bind a session to the address that they have seen (FTP's data
  * connections, web sites), and a path leaves the verdict for every late probe. What went elsewhere comes back when
  * its choice has been another path for config.idle_ns. A function of its own as mtn_rule_selects().
  */
@@ -411,9 +411,14 @@ static __always_inline __u32 mtn_place(struct mtn_new_flow *s, __u32 group, __u3
 		key.dport = 0;
 		key.proto = 0;
 		s->salt = 0;
-		/* An inner host has one address to all, as RFC 4787 recommends (REQ-2). */
-		if (key.saddr[0] | key.saddr[1] | key.saddr[2] | key.saddr[3])
+		if (key.saddr[0] | key.saddr[1] | key.saddr[2] | key.saddr[3]) {
+			/* What is under way between the two goes before. */
+			path = stays ? mtn_stay(&key, group, may | keep, MTN_MAX_PATHS) : MTN_MAX_PATHS;
+			if (path < MTN_MAX_PATHS)
+				return path;
+			/* An inner host has one address to all, as RFC 4787 recommends (REQ-2). */
 			__builtin_memset(key.daddr, 0, sizeof(key.daddr));
+		}
 	}
 	path = mtn_choose(group, may, mtn_flow_hash(&key, config.hash_seed) ^ mtn_fmix32(s->salt));
 	/* What a rule gives a path of its own leaves it only when it is dead, and is no guide for others. */

@@ -164,7 +164,7 @@ struct {
 	__type(value, struct mtn_unconnected);
 } unconnected SEC(".maps");
 
-/* Where the last new flow went by the one address that decides, see mtn_stay(). Likewise an exchange's. */
+/* Where the last new flow went by the one address that decides, or what is under way between two, see mtn_stay(). */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);

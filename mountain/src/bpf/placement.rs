@@ -66,13 +66,15 @@ pub(crate) struct PlacementSettings {
     pub by_address: bool,
 }
 
-/// The one address that decides where new flows go, see `mtn_stay()` (bpf/placement/choose.h).
+/// The address that decides where new flows go, or both, see `mtn_stay()` (bpf/placement/choose.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Peer {
     /// From which a host behind this one sends.
     Host(IpAddr),
     /// To which this host does.
     Server(IpAddr),
+    /// From which a host behind this one sends, and to which: what is under way between them.
+    Pair(IpAddr, IpAddr),
 }
 
 /// What marks a path's flows.
@@ -233,12 +235,14 @@ impl PlacementPrograms {
         let most = self.skel.maps.peers.max_entries() as usize / 2;
         for (peer, &path) in peers.iter().take(most) {
             let mut key = types::mtn_flow_key::default();
-            let (address, at) = match *peer {
-                Peer::Server(address) => (address, &mut key.daddr),
-                Peer::Host(address) => (address, &mut key.saddr),
+            let (from, to) = match *peer {
+                Peer::Server(to) => (None, Some(to)),
+                Peer::Host(from) => (Some(from), None),
+                Peer::Pair(from, to) => (Some(from), Some(to)),
             };
-            *at = encode::addr(address);
-            key.ipv6 = address.is_ipv6().into();
+            key.saddr = from.map_or_else(Default::default, encode::addr);
+            key.daddr = to.map_or_else(Default::default, encode::addr);
+            key.ipv6 = from.or(to).is_some_and(|address| address.is_ipv6()).into();
             let known = self.skel.maps.peers.lookup(bytes_of(&key), MapFlags::ANY)?;
             let flow = types::mtn_unconnected {
                 last_ns: now,

@@ -458,10 +458,13 @@ impl Live {
                 recorded.map(|at| (at.value_iterated_to() as f64, at.count_at_value()))
             };
             let n = self.rtts.len();
-            let ms = |q| quantile_counted(n, counts(), q).unwrap_or(f64::NAN) / 1e3;
+            let ms = |q| {
+                let us = quantile_counted(n, counts(), q);
+                us.map_or("-".to_owned(), |us| format!("{:.3} ms", us / 1e3))
+            };
             let lost = (sent as u64).saturating_sub(self.rtts.len());
             self.bar.set_message(format!(
-                "p50 {:.3} ms  p99 {:.3} ms  unanswered {lost}",
+                "p50 {}  p99 {}  unanswered {lost}",
                 ms(0.5),
                 ms(0.99)
             ));

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Which servers, and which hosts behind this one, have connections under way when uplinks begin to be chosen: new flows go
-//! where those do. Some servers take a session from one address alone (FTP's data connections, web sites).
+//! Which servers, and which hosts behind this one, have connections under way: new flows go where those do. Some servers take
+//! a session from one address alone (FTP's data connections, web sites).
+//!
+//! When uplinks begin to be chosen, all that a host behind this one sends stays, for as long as the programs remember a flow.
+//! From then on only what it sends to the servers of its connections does: a host is seldom without any.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,12 +18,11 @@ use crate::bpf::placement::{exchange_rest, Peer};
 use crate::netlink::{self, conntrack};
 use crate::topology::is_private;
 
-/// The peers that the programs have been told of, each with its path.
+/// The work of telling the programs of the peers.
 #[derive(Default)]
 pub(super) struct Peers {
     reading: Aside<BTreeMap<Peer, usize>>,
-    told: BTreeMap<Peer, usize>,
-    /// When to look which of them still have connections, and tell these again.
+    /// When to look again.
     again: Option<Instant>,
 }
 
@@ -31,11 +33,11 @@ impl Placer {
     /// They are read beside the daemon's loop: hundreds of thousands of connections take half a second.
     pub(super) fn go_on_with_peers(&mut self) {
         if self.config.spread == SpreadBy::Destination {
-            self.read_peers(|_, _| true);
+            self.read_peers(|_| true);
         }
     }
 
-    fn read_peers(&mut self, wanted: impl Fn(&Peer, usize) -> bool + Send + 'static) {
+    fn read_peers(&mut self, is_told: fn(&Peer) -> bool) {
         let uplinks = self.uplinks.iter();
         let addresses = uplinks.flat_map(|(&id, uplink)| {
             let of_uplink = uplink.addresses.iter();
@@ -45,32 +47,25 @@ impl Placer {
         self.peers.again = None;
         self.peers.reading.begin_next(move || {
             let mut peers = peers(&addresses);
-            peers.retain(|peer, path| wanted(peer, *path));
+            peers.retain(|peer, _| is_told(peer));
             Ok(peers)
         });
     }
 
     /// Tells the programs of the peers, once they are read. To be called several times a second.
     pub(super) fn know_peers(&mut self) {
-        let tell = |peers: BTreeMap<Peer, usize>| {
-            self.programs.know_peers(&peers)?;
-            Ok(peers)
-        };
         let now = Instant::now();
         if let Some(read) = self.peers.reading.ended() {
-            self.peers.told = read.and_then(tell).unwrap_or_else(|e| {
+            if let Err(e) = read.and_then(|peers| self.programs.know_peers(&peers)) {
                 warn!(
                     "new connections may leave by another uplink than those under way to a server: {e:#}"
                 );
-                BTreeMap::new()
-            });
+            }
             // Before the programs forget them.
-            let again = (!self.peers.told.is_empty()).then(|| now + exchange_rest() * 2 / 3);
-            self.peers.again = again;
+            self.peers.again = Some(now + exchange_rest() * 2 / 3);
         }
-        if self.peers.again.is_some_and(|at| at <= now) {
-            let told = std::mem::take(&mut self.peers.told);
-            self.read_peers(move |peer, path| told.get(peer) == Some(&path));
+        if self.peers.again.is_some_and(|at| at <= now) && !self.uplinks.is_empty() {
+            self.read_peers(|peer| !matches!(peer, Peer::Host(_)));
         }
     }
 }
@@ -93,11 +88,15 @@ fn peers(addresses: &BTreeMap<IpAddr, usize>) -> BTreeMap<Peer, usize> {
         debug!("{e:#}");
         Vec::new()
     });
-    let forwarded = forwarded.into_iter().map(|flow| {
+    let forwarded = forwarded.into_iter().flat_map(|flow| {
         let to = (flow.to, flow.port.unwrap_or(0));
-        (Peer::Host(flow.source), flow.from, to)
+        let both = [Peer::Host(flow.source), Peer::Pair(flow.source, flow.to)];
+        both.map(|peer| (peer, flow.from, to))
     });
-    let of_this_host = |peer: &Peer| matches!(peer, Peer::Host(a) if addresses.contains_key(a));
+    let of_this_host = |peer: &Peer| match peer {
+        Peer::Host(from) | Peer::Pair(from, _) => addresses.contains_key(from),
+        Peer::Server(_) => false,
+    };
     let all = own.chain(forwarded);
     on_one_path(addresses, all.filter(|(peer, ..)| !of_this_host(peer)))
 }

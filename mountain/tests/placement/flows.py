@@ -5,7 +5,8 @@ open KIND COUNT SERVER PORT [bind=ADDRESS[/PORT]] [dev=NAME] [out=NAME] [info=NA
                         KIND: tcp, mptcp, udp (connected), msg; with a port each flow has the next one, and a stream is
                         reset when it is closed; out: IP_UNICAST_IF, IPV6_UNICAST_IF;
                         info: IPV6_PKTINFO, for all packets; prefer: IPV6_ADDR_PREFERENCES;
-                        each-info, each-mark: IP_PKTINFO or IPV6_PKTINFO, SO_MARK, with each datagram of msg
+                        each-info, each-mark, each-tos: IP_PKTINFO or IPV6_PKTINFO, SO_MARK, IP_TOS or IPV6_TCLASS,
+                        with each datagram of msg
 ask                     asks over every open flow
 again SERVER PORT [...] connects every udp flow anew, after it was dissolved; options as for open
 loose SERVER PORT       dissolves every udp flow, and asks there by datagrams without a connection
@@ -67,6 +68,9 @@ def control_messages(server, options):
                 messages.append((socket.IPPROTO_IP, 8, index + bytes(8)))
         elif key == "each-mark":
             messages.append((socket.SOL_SOCKET, 36, int(value, 0).to_bytes(4, sys.byteorder)))
+        elif key == "each-tos":
+            kind = (socket.IPPROTO_IPV6, socket.IPV6_TCLASS) if ":" in server else (socket.IPPROTO_IP, socket.IP_TOS)
+            messages.append((*kind, int(value, 0).to_bytes(4, sys.byteorder)))
     return messages
 
 

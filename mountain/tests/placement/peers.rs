@@ -76,50 +76,88 @@ fn sees_another_after_an_outage_only(rule: &str) -> u64 {
     by_rule
 }
 
+/// Opens connections to servers of these numbers, or from hosts behind this one that have them.
+struct Openers<'a>(&'a Home);
+
+impl Openers<'_> {
+    fn to_own(&self, peers: RangeInclusive<u8>) -> [usize; 2] {
+        let opened = peers.map(|peer| self.0.flows().open("tcp", 1, &server(peer)));
+        by_uplink(&opened.flatten().collect::<Vec<_>>())
+    }
+
+    fn of_inner(&self, peers: RangeInclusive<u8>, to: &str) -> [usize; 2] {
+        let opened = peers.map(|peer| {
+            let mut flows = self.0.inner_flows();
+            flows.open_with("tcp", 1, to, &inner_host(peer))
+        });
+        by_uplink(&opened.flatten().collect::<Vec<_>>())
+    }
+}
+
+fn server(peer: u8) -> String {
+    format!("192.0.2.{peer}")
+}
+
+fn inner_host(peer: u8) -> String {
+    format!("bind=192.168.7.{peer}")
+}
+
+/// A home with connections to a dozen servers, and of a dozen hosts behind it, all by the first uplink.
+fn with_connections(net: &Home) -> [Flows; 2] {
+    net.with_peers(11..=34);
+    let (mut own, mut inner) = (net.flows(), net.inner_flows());
+    for peer in 11..=22 {
+        let kind = ["tcp", "udp"][usize::from(peer % 2)];
+        assert_eq!(by_uplink(&own.open(kind, 1, &server(peer))), [1, 0]);
+        let opened = inner.open_with(kind, 1, SERVER[0], &inner_host(peer));
+        assert_eq!(by_uplink(&opened), [1, 0]);
+    }
+    [own, inner]
+}
+
+fn are_spread(by: [usize; 2]) -> bool {
+    by.iter().all(|n| *n > 0)
+}
+
 /// Servers, and hosts behind this one, that have connections under way when uplinks begin to be chosen: what is new goes where
 /// those do, as FTP's data connections.
 #[test]
 fn peers_with_connections_under_way_keep_their_uplink() {
-    // For 300 s. Those that stay are told again and again.
+    let net = Home::by_default("").with_lan();
+    let _flows = with_connections(&net);
+    net.up();
+    net.wait_forwarding();
+    let open = Openers(&net);
+    let by = [open.to_own(11..=22), open.of_inner(11..=22, "192.0.2.1")];
+    assert_eq!(by, [[12, 0], [12, 0]]);
+    let others = [open.to_own(23..=34), open.of_inner(23..=34, "192.0.2.1")];
+    assert!(others.into_iter().all(are_spread), "{others:?}");
+}
+
+/// The servers do so as long as these last: those of a host behind this one for that host, which is free otherwise.
+#[test]
+fn servers_keep_their_uplink_as_long_as_their_connections_last() {
+    // For 300 s.
     const REST: Duration = Duration::from_secs(3);
     let net = Home::by_default("").with_lan();
-    net.with_peers(11..=34);
-    let (mut own, mut inner) = (net.flows(), net.inner_flows());
-    let to = |peer: u8| format!("192.0.2.{peer}");
-    let by = |peer: u8| format!("bind=192.168.7.{peer}");
-    for peer in 11..=22 {
-        let kind = ["tcp", "udp"][usize::from(peer % 2)];
-        assert_eq!(by_uplink(&own.open(kind, 1, &to(peer))), [1, 0]);
-        let opened = inner.open_with(kind, 1, SERVER[0], &by(peer));
-        assert_eq!(by_uplink(&opened), [1, 0]);
-    }
+    let [own, _inner] = with_connections(&net);
     net.start_with_env("MOUNTAIN_EXCHANGE_REST_MS", &REST.as_millis().to_string());
     net.wait_good();
     net.wait_forwarding();
-    let to_own = |peers: RangeInclusive<u8>| {
-        let opened = peers.map(|peer| net.flows().open("tcp", 1, &to(peer)));
-        by_uplink(&opened.flatten().collect::<Vec<_>>())
-    };
-    let of_inner = |peers: RangeInclusive<u8>| {
-        let opened = peers.map(|peer| {
-            let mut flows = net.inner_flows();
-            flows.open_with("tcp", 1, "192.0.2.1", &by(peer))
-        });
-        by_uplink(&opened.flatten().collect::<Vec<_>>())
-    };
     sleep(2 * REST);
-    assert_eq!((to_own(11..=22), of_inner(11..=22)), ([12, 0], [12, 0]));
-    for others in [to_own(23..=34), of_inner(23..=34)] {
-        assert!(others.iter().all(|n| *n > 0), "{others:?}");
-    }
+    let open = Openers(&net);
+    let by = [open.to_own(11..=22), open.of_inner(11..=22, SERVER[0])];
+    assert_eq!(by, [[12, 0], [12, 0]]);
+    let elsewhere = open.of_inner(11..=22, "192.0.2.1");
+    assert!(are_spread(elsewhere), "{elsewhere:?}");
     drop(own);
     wait_until(
         "servers whose connections have ended are free",
         4 * REST,
         || {
             sleep(REST + HALF);
-            to_own(11..=22).iter().all(|n| *n > 0)
+            are_spread(open.to_own(11..=22))
         },
     );
-    assert_eq!(of_inner(11..=22), [12, 0]);
+    assert_eq!(open.of_inner(11..=22, SERVER[0]), [12, 0]);
 }

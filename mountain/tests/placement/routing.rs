@@ -116,6 +116,60 @@ fn a_rule_or_route_that_comes_later_decides_and_holds_for_running_exchanges() {
     assert_eq!(rules(), before, "in the same order, each once");
 }
 
+/// The kernel gives most sockets their port after it has looked for their route.
+#[test]
+fn a_rule_by_source_port_or_by_the_field_of_a_datagram_decides() {
+    let net = Home::new();
+    for i in 0..2 {
+        let family = ["-4", "-6"][i];
+        let gateway = ["10.40.0.1", "fd40::1"][i];
+        net.home.ip(&format!(
+            "{family} route add default via {gateway} dev u0 table 56"
+        ));
+    }
+    net.up();
+    let rule = |change: &str, what: &str| {
+        for family in ["-4", "-6"] {
+            net.home
+                .ip(&format!("{family} rule {change} {what} lookup 56"));
+        }
+        net.home.wait_settled();
+    };
+    let opens = |kind: &str, server: &str, options: &str| {
+        let mut flows = net.flows();
+        by_uplink(&flows.open_with(kind, EACH, server, options))
+    };
+    // The whole range, and a part that the kernel gives none of.
+    for (ports, decides) in [("32768-60999", true), ("22", false)] {
+        for proto in ["udp", "tcp"] {
+            let what = format!("ipproto {proto} sport {ports}");
+            rule("add", &what);
+            let kinds: &[&str] = if proto == "udp" {
+                &["udp", "msg"]
+            } else {
+                &["tcp"]
+            };
+            for (kind, server) in kinds.iter().flat_map(|kind| SERVER.map(|to| (kind, to))) {
+                let by = opens(kind, server, "");
+                assert_eq!(
+                    by == [EACH, 0],
+                    decides,
+                    "{what}, {kind} to {server}: {by:?}"
+                );
+            }
+            rule("del", &what);
+        }
+    }
+    rule("add", "tos 0x10");
+    for server in SERVER {
+        assert_eq!(opens("msg", server, "each-tos=0x10"), [EACH, 0], "{server}");
+    }
+    assert!(
+        opens("msg", SERVER[0], "")[1] > 0,
+        "without it, all have the choice"
+    );
+}
+
 /// As for a provider behind which larger packets vanish.
 #[test]
 fn an_uplinks_table_says_all_that_its_default_route_says() {

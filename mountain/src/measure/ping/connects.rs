@@ -55,6 +55,9 @@ enum Verdict {
 /// by TCP timestamps (RFC 7323), which tell which SYN was answered: the first, if the sample is
 /// longer than all that could have passed since the second. But an answer that was sent again
 /// names the first SYN, too, even one that was sent again for the second.
+///
+/// Before its first wait is over the kernel sends again only what the far host has asked for: that still has an earlier
+/// connection from this port, says so (challenge ACK, RFC 5961), and is told that it is over. Its answer came.
 fn judge(user_ns: i64, rtt_us: u32, again: u8) -> Verdict {
     let first_timeout = FIRST_TIMEOUT.as_nanos() as i64;
     let rtt_ns = (rtt_us > 0).then_some(i64::from(rtt_us) * 1000);
@@ -69,7 +72,8 @@ fn judge(user_ns: i64, rtt_us: u32, again: u8) -> Verdict {
     // Timestamps are of 1 ms, timers of a tick of up to 10 ms.
     let since_second = user_ns - first_timeout + 20_000_000;
     match rtt_ns {
-        Some(ns) if ns > since_second.max(0) => Verdict::Unclear(ns.min(user_ns)),
+        _ if since_second < 0 => Verdict::Answered(rtt_ns),
+        Some(ns) if ns > since_second => Verdict::Unclear(ns.min(user_ns)),
         _ => Verdict::Repeated,
     }
 }
@@ -274,6 +278,9 @@ mod tests {
         let unclear = |n: i64| Verdict::Unclear(ms(n));
         assert_eq!(judge(ms(21), 20_000, 0), kernel(20));
         assert_eq!(judge(ms(21), 0, 0), Verdict::Answered(None), "refused");
+        // After a challenge ACK, with and without a sample.
+        assert_eq!(judge(ms(50), 20_000, 1), kernel(20));
+        assert_eq!(judge(ms(900), 0, 2), Verdict::Answered(None));
         // The second SYN was answered at once: the first one was lost.
         assert_eq!(judge(ms(1_020), 20_000, 1), Verdict::Repeated);
         assert_eq!(judge(ms(1_001), 1_000, 1), Verdict::Repeated);
