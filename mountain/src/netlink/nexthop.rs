@@ -79,13 +79,15 @@ pub(crate) fn decode_object(payload: &[u8]) -> Option<(u32, NextHopObject)> {
     ))
 }
 
-/// The next hops of an object, and whether it is a group.
-pub(crate) fn resolve(id: u32, objects: &HashMap<u32, NextHopObject>) -> (bool, Vec<NextHop>) {
-    match objects.get(&id) {
-        None => (false, Vec::new()),
-        Some(NextHopObject::Single(hop)) => (false, vec![hop.clone()]),
-        Some(NextHopObject::Group(members)) => {
-            let hops = members.iter().filter_map(|(id, weight)| {
+/// The next hops of an object, and whether it is a group; `None`: it, or a member, has been made since these were read.
+pub(crate) fn resolve(
+    id: u32,
+    objects: &HashMap<u32, NextHopObject>,
+) -> Option<(bool, Vec<NextHop>)> {
+    match objects.get(&id)? {
+        NextHopObject::Single(hop) => Some((false, vec![hop.clone()])),
+        NextHopObject::Group(members) => {
+            let hops = members.iter().map(|(id, weight)| {
                 // The kernel refuses groups inside groups, so one level is all there is.
                 let Some(NextHopObject::Single(hop)) = objects.get(id) else {
                     return None;
@@ -95,7 +97,7 @@ pub(crate) fn resolve(id: u32, objects: &HashMap<u32, NextHopObject>) -> (bool, 
                     ..hop.clone()
                 })
             });
-            (true, hops.collect())
+            Some((true, hops.collect::<Option<_>>()?))
         }
     }
 }
@@ -147,6 +149,7 @@ pub(crate) fn decode_hop(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::netlink::snapshot::decode_route;
     use crate::netlink::wire::push_attribute;
 
     /// A group of two with the high bytes of the weights set; flags vouch for them or not.
@@ -173,6 +176,37 @@ mod tests {
         assert_eq!(group(Some(1 << 31)), [(1, 5), (2, 264)]);
         assert_eq!(group(Some(0)), [(1, 5), (2, 8)]);
         assert_eq!(group(None), [(1, 5), (2, 8)]);
+    }
+
+    #[test]
+    fn a_route_by_an_object_that_is_not_known_yet_has_hops() {
+        // struct rtmsg: of IPv4, to everything, in main, by boot, unicast.
+        let mut message = vec![2, 0, 0, 0, 254, 3, 0, 1, 0, 0, 0, 0];
+        push_attribute(&mut message, 30, &7u32.to_ne_bytes());
+        push_attribute(&mut message, 4, &3u32.to_ne_bytes());
+        push_attribute(&mut message, 5, &[10, 0, 0, 2]);
+        let single = |ifindex: u32| {
+            let mut message = vec![0; 8];
+            push_attribute(&mut message, 1, &7u32.to_ne_bytes());
+            push_attribute(&mut message, 5, &ifindex.to_ne_bytes());
+            decode_object(&message).unwrap()
+        };
+        let hops = |objects: HashMap<u32, NextHopObject>| {
+            let route = decode_route(&message, &objects).unwrap();
+            let hops = route.hops.iter();
+            hops.map(|hop| (hop.ifindex, hop.gateway))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(hops(HashMap::new()), [(3, Some([10, 0, 0, 2].into()))]);
+        assert_eq!(hops(HashMap::from([single(4)])), [(4, None)]);
+        // Neither is a group whole whose members are not all known.
+        let group = |members: &[u32]| {
+            let members = members.iter().map(|id| (*id, 1)).collect();
+            let objects = HashMap::from([single(4), (8, NextHopObject::Group(members))]);
+            resolve(8, &objects)
+        };
+        assert!(matches!(group(&[7]), Some((true, hops)) if hops.len() == 1));
+        assert_eq!(group(&[7, 9]), None);
     }
 
     #[test]

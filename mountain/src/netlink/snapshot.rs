@@ -282,7 +282,8 @@ pub(crate) fn is_default_route(payload: &[u8]) -> bool {
     payload.get(1) == Some(&0)
 }
 
-/// A route from its message; `None`: of another family, cached, or broken. `objects`: the nexthop objects.
+/// A route from its message; `None`: of another family, cached, or broken. `objects`: the nexthop objects. The hops of one that
+/// is not among them are in the message as well, but where `net.ipv4.nexthop_compat_mode` is off.
 pub(crate) fn decode_route(payload: &[u8], objects: &HashMap<u32, NextHopObject>) -> Option<Route> {
     // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags (4)
     let [family, dst_length, src_length, tos, table, protocol, _, kind] = bytes_at(payload, 0)?;
@@ -290,8 +291,10 @@ pub(crate) fn decode_route(payload: &[u8], objects: &HashMap<u32, NextHopObject>
         return None;
     }
     let attributes = Attributes::after(payload, RTM_HEADER_LEN);
-    let (multipath, hops) = if let Some(id) = attributes.u32(RTA_NH_ID) {
-        nexthop::resolve(id, objects)
+    let object = attributes.u32(RTA_NH_ID);
+    let (multipath, hops) = if let Some(known) = object.and_then(|id| nexthop::resolve(id, objects))
+    {
+        known
     } else if let Some(hops) = attributes.get(RTA_MULTIPATH) {
         (true, nexthop::decode_multipath(hops))
     } else {
