@@ -9,7 +9,7 @@
 
 /* A flow that is about to start. */
 struct mtn_new_flow {
-	struct mtn_flow_key key;	/* local flows: no source, but destination, protocol, family */
+	struct mtn_flow_key key;	/* local flows: no source address, and no port that is not known yet */
 	__u32 salt;			/* tells local flows apart, whose ports are not chosen yet */
 	__u32 mark;
 	__u32 uid;
@@ -19,7 +19,7 @@ struct mtn_new_flow {
 	__u8 left;			/* the kernel's to place, unless a rule names the path; result: it was */
 	__u8 by_rule;			/* result: a rule decided */
 	__u8 with_kernel;		/* counter of why it goes by the kernel's path while that is alive, or 0 */
-	__u32 pad2;			/* all of it is read by other functions, as the verifier sees it */
+	__u8 pad[2];			/* all of it is read by other functions, as the verifier sees it */
 };
 
 /* An index that was checked before; see mtn_path_at() in steer.bpf.c. */

@@ -341,14 +341,20 @@ static __always_inline bool mtn_set_mark(struct bpf_sock_addr *ctx, __u32 now, _
 
 #include "unconnected.h"
 
-/* A socket of the namespace that is steered? While nothing is placed, all goes as the kernel sends it. */
+/* A socket of the namespace that is steered? */
 static __always_inline bool mtn_is_mine(struct bpf_sock_addr *ctx)
 {
-	if (bpf_get_netns_cookie(ctx) != config.netns_cookie)
-		return false;
-	if (config.mode == MTN_MODE_STEER && !mtn_passes_unattended())
+	return config.mode == MTN_MODE_STEER && bpf_get_netns_cookie(ctx) == config.netns_cookie &&
+	       !mtn_passes_unattended();
+}
+
+/* The same at connect(). While nothing is placed, a connection goes as the kernel sends it, after an undone one, too. */
+static __always_inline bool mtn_is_mine_to_connect(struct bpf_sock_addr *ctx)
+{
+	if (mtn_is_mine(ctx))
 		return true;
-	mtn_forget_mark(ctx);
+	if (bpf_get_netns_cookie(ctx) == config.netns_cookie)
+		mtn_forget_mark(ctx);
 	return false;
 }
 
@@ -427,7 +433,7 @@ int mountain_con4(struct bpf_sock_addr *ctx)
 {
 	struct mtn_new_flow s = {};
 
-	if (!mtn_is_mine(ctx))
+	if (!mtn_is_mine_to_connect(ctx))
 		return ALLOW;
 	s.key.daddr[0] = ctx->user_ip4;
 	return mtn_connect(ctx, &s);
@@ -438,7 +444,7 @@ int mountain_con6(struct bpf_sock_addr *ctx)
 {
 	struct mtn_new_flow s = {};
 
-	if (!mtn_is_mine(ctx))
+	if (!mtn_is_mine_to_connect(ctx))
 		return ALLOW;
 	if (!ctx->user_ip6[0] && !ctx->user_ip6[1] && ctx->user_ip6[2] == bpf_htonl(0xffff)) {
 		s.key.daddr[0] = ctx->user_ip6[3];	/* IPv4-mapped */

@@ -71,10 +71,10 @@ pub(crate) struct PlacementSettings {
 pub(crate) enum Peer {
     /// From which a host behind this one sends.
     Host(IpAddr),
-    /// To which this host does.
-    Server(IpAddr),
     /// From which a host behind this one sends, and to which: what is under way between them.
     Pair(IpAddr, IpAddr),
+    /// To which this host does.
+    Server(IpAddr),
 }
 
 /// What marks a path's flows.
@@ -188,15 +188,14 @@ impl PlacementPrograms {
         self.sockets.iter().any(is_off)
     }
 
-    /// Leaves datagrams of these sockets, by cookie, to the kernel until they rest: of a family, but for those that these
-    /// programs have placed lately.
+    /// Leaves datagrams of these sockets, by cookie, to the kernel until they rest: those of a family, but for exchanges that
+    /// these programs have placed.
     ///
     /// # Errors
     /// When the kernel refuses.
     pub(crate) fn leave_unconnected(&self, cookies: &[u64], ipv6: bool) -> Result<()> {
-        let (now, map) = (super::now_ns(), &self.skel.maps.unconnected);
         let flow = types::mtn_unconnected {
-            last_ns: now,
+            last_ns: super::now_ns(),
             path: MAX_PATHS as u32,
             ..Default::default()
         };
@@ -206,11 +205,9 @@ impl PlacementPrograms {
                 ipv6: ipv6.into(),
                 ..Default::default()
             };
-            let known = map.lookup(bytes_of(&key), MapFlags::ANY)?;
-            if known.is_none_or(|known| !self.is_fresh(&known, now)) {
-                let put = map.update(bytes_of(&key), bytes_of(&flow), MapFlags::ANY);
-                put.context("cannot write the exchanges under way to the program's table")?;
-            }
+            let map = &self.skel.maps.unconnected;
+            let put = map.update(bytes_of(&key), bytes_of(&flow), MapFlags::ANY);
+            put.context("cannot write the exchanges under way to the program's table")?;
         }
         Ok(())
     }
@@ -231,7 +228,7 @@ impl PlacementPrograms {
         let bss = self.skel.maps.bss_data.as_deref();
         let bss = bss.expect("the object has a .bss");
         let now = super::now_ns();
-        // Room for those that come. A busy server's clients are no peers that it sends to by itself.
+        // Room for those that come. A busy server's clients come last, to which it sends nothing by itself.
         let most = self.skel.maps.peers.max_entries() as usize / 2;
         for (peer, &path) in peers.iter().take(most) {
             let mut key = types::mtn_flow_key::default();

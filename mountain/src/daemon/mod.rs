@@ -67,6 +67,8 @@ const ADOPT_MS: u64 = 2_000;
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// Where new flows do not choose their path, as the program for that failed, it is tried again after this.
 const PLACE_AGAIN: Duration = Duration::from_secs(30);
+/// The longest that this grows to, as it fails again and again.
+const PLACE_SELDOM: Duration = Duration::from_secs(3600);
 /// Poll interval for what nothing announces: forwarding, translation, cgroups, the MTU of IPv6, detached programs.
 const FORWARDING: Duration = Duration::from_secs(5);
 /// Samples from which on a path's cost is held against others.
@@ -150,8 +152,8 @@ struct Daemon {
     failed_at: Option<Instant>,
     /// When the last look was for what nothing announces.
     looked_at: Instant,
-    /// Why new flows do not choose their path although some may, and when that was found.
-    not_placing: Option<(Instant, String)>,
+    /// Why new flows do not choose their path although some may.
+    not_placing: Option<NotPlacing>,
     /// Why it is not known which devices carry out IPsec.
     ipsec_failed: Option<String>,
     /// Why nothing is steered for now.
@@ -176,6 +178,14 @@ struct Daemon {
     /// Time of the last decision that was logged.
     decided_us: u64,
     stop: bool,
+}
+
+/// New flows do not choose their path, as the program for that failed.
+struct NotPlacing {
+    at: Instant,
+    /// After this it is tried again.
+    wait: Duration,
+    why: String,
 }
 
 /// Microseconds of CLOCK_MONOTONIC: the clock of the policy.
@@ -423,11 +433,12 @@ impl Daemon {
                 self.reader.ask_before_placing();
             }
             Change::Rule => self.rule_changed(),
-            // Of anything, a rule among it.
             Change::Overrun => {
                 self.pause_placing();
                 self.reader.ask_before_placing();
-                self.rule_changed();
+                if self.reader.has_other_rules() {
+                    self.rule_changed();
+                }
             }
             Change::Ipsec => self.look_at_ipsec(),
             Change::Routing => self.reader.ask(),

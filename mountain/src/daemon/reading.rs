@@ -22,6 +22,7 @@ use super::topology::{left, moved};
 use super::{Daemon, ADOPT_MS, FORWARDING, TRY_AGAIN};
 use crate::bpf::tries::{self, Entries, Shared};
 use crate::bpf::{destinations, now_ns, ProgramGroup, Steer, SteerMode, ALIVE_NS};
+use crate::netlink;
 use crate::steer::PolicyKind;
 use crate::topology::{read_on_blocking, Filter, Memory, Topology};
 
@@ -72,6 +73,8 @@ pub(crate) struct Reader {
     is_pressing: bool,
     /// The same for a rule.
     rule_unread: bool,
+    /// The rules when the last reading began ([`netlink::rules_hash`]).
+    rules: Option<u64>,
     not_before: Instant,
     /// How long the last reading took.
     took: Duration,
@@ -87,6 +90,7 @@ impl Reader {
             unsettled: false,
             is_pressing: false,
             rule_unread: false,
+            rules: None,
             not_before: Instant::now(),
             took: Duration::ZERO,
         }
@@ -108,6 +112,11 @@ impl Reader {
         self.asked = true;
         self.is_pressing = true;
         self.not_before = self.not_before.min(Instant::now() + self.took);
+    }
+
+    /// Whether there are other rules than when the last reading began, or that cannot be told.
+    pub(super) fn has_other_rules(&self) -> bool {
+        self.rules.is_none() || self.rules != netlink::rules_hash().ok()
     }
 
     /// Whether the last reading that began shows all for which placing is paused.
@@ -150,6 +159,7 @@ impl Reader {
             self.unsettled = false;
             self.is_pressing = false;
             self.rule_unread = false;
+            self.rules = netlink::rules_hash().ok();
             let (filter, memory) = (self.filter.clone(), Arc::clone(&self.memory));
             let read = move || read_on_blocking(&filter, &memory);
             self.job = Some(Job::begin(true, read));

@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use super::ids::PathIds;
 use super::probing::{doubts, leaves_by_gateway, measured_near, own_target, way, Doubt};
-use super::{Daemon, ADOPT_MS, NO_LINK, PLACE_AGAIN};
+use super::{Daemon, NotPlacing, ADOPT_MS, NO_LINK, PLACE_AGAIN, PLACE_SELDOM};
 use crate::bpf::{ProgramGroup, ProgramPath, Sources};
 use crate::config::Config;
 use crate::host::sysctl;
@@ -507,7 +507,7 @@ impl Daemon {
         let wanted =
             topology.has_placed() && self.config.placement.enabled && !self.options.dry_run;
         let failed = self.not_placing.as_ref();
-        let is_not_due = failed.is_some_and(|(at, _)| at.elapsed() < PLACE_AGAIN);
+        let is_not_due = failed.is_some_and(|failed| failed.at.elapsed() < failed.wait);
         if self.placer.is_none() && (!wanted || is_not_due) {
             return Ok(());
         }
@@ -541,15 +541,17 @@ impl Daemon {
                 if topology.left_to_kernel().next().is_none()
                     && topology.groups.iter().all(|g| g.kind != Kind::Place) =>
             {
-                let why = format!("{e:#}");
-                if self
-                    .not_placing
-                    .as_ref()
-                    .is_none_or(|(_, said)| *said != why)
-                {
+                let (why, before) = (format!("{e:#}"), self.not_placing.take());
+                if before.as_ref().is_none_or(|before| before.why != why) {
                     warn!("new flows do not choose their path: {why}");
                 }
-                self.not_placing = Some((Instant::now(), why));
+                // It may last: a kernel that refuses the programs does so for good.
+                let longer = before.map(|before| before.wait * 2);
+                self.not_placing = Some(NotPlacing {
+                    at: Instant::now(),
+                    wait: longer.map_or(PLACE_AGAIN, |wait| wait.min(PLACE_SELDOM)),
+                    why,
+                });
             }
             Err(e) => return Err(e),
         }
@@ -558,7 +560,7 @@ impl Daemon {
 
     /// Has new flows choose, where that has failed while running ones are moved: what was missing may be there by now.
     pub(super) fn try_to_place(&mut self) {
-        if self.not_placing.is_some() && self.suspended.is_none() {
+        if self.not_placing.is_some() && self.suspended.is_none() && self.reader.is_settled() {
             let groups = self.paths.groups();
             if let Err(e) = self.update_placer(&groups) {
                 self.cannot_follow(&e);

@@ -26,6 +26,11 @@ const DELETE: u16 = netfilter(NFNL_SUBSYS_CTNETLINK, 2);
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_REPLY: u16 = 2;
 const CTA_STATUS: u16 = 3;
+const CTA_PROTOINFO: u16 = 4;
+const CTA_PROTOINFO_TCP: u16 = 1;
+const CTA_PROTOINFO_TCP_STATE: u16 = 1;
+/// From here on nothing more is sent but acknowledgements (enum tcp_conntrack, linux/netfilter/nf_conntrack_tcp.h).
+const TCP_CONNTRACK_LAST_ACK: u8 = 6;
 const CTA_MARK: u16 = 8;
 const CTA_ID: u16 = 12;
 const CTA_ZONE: u16 = 18;
@@ -187,6 +192,13 @@ impl Entry<'_> {
         status.is_none_or(|status| status & IPS_SEEN_REPLY != 0)
     }
 
+    /// Whether both ends of a TCP connection have closed it.
+    fn is_over(&self) -> bool {
+        let tcp = self.0.inside(CTA_PROTOINFO).inside(CTA_PROTOINFO_TCP);
+        let state = tcp.u8(CTA_PROTOINFO_TCP_STATE);
+        state.is_some_and(|state| state >= TCP_CONNTRACK_LAST_ACK)
+    }
+
     /// What is translated by it, and from where.
     fn translates(&self) -> Option<(IpAddr, Translated)> {
         let what = match self.can_go_on() {
@@ -338,7 +350,7 @@ pub(crate) fn tcp_marked(
     Ok(found)
 }
 
-/// Flows that were answered, whose other end sees them at one of these addresses.
+/// Flows that were answered and are not over, whose other end sees them at one of these addresses.
 ///
 /// # Errors
 /// When the kernel refuses to list its connections.
@@ -346,7 +358,7 @@ pub(crate) fn answered_from(addresses: &BTreeSet<IpAddr>) -> Result<Vec<Ends>> {
     let mut found = Vec::new();
     for (_, request) in requests_for(addresses, seen_at) {
         list(&request, |entry| {
-            if entry.is_answered() {
+            if entry.is_answered() && !entry.is_over() {
                 let ends = entry.ends();
                 found.extend(ends.filter(|ends| addresses.contains(&ends.from)));
             }

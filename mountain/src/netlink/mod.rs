@@ -51,5 +51,6 @@ pub(crate) use route::{EgressRoute, RouteLookUps, RouteTo, WayOn, Ways, MANY_WAY
 pub use ruleset::translates_sources;
 pub(crate) use sent::SentPackets;
 pub use snapshot::ds_field;
+pub(crate) use snapshot::rules_hash;
 pub(crate) use sock_diag::{connections, reset_unanswered, unconnected};
 pub(crate) use xfrm::{has_ipsec_policies, offloading_devices, policy_devices};

@@ -6,6 +6,8 @@
 mod rules;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
@@ -231,6 +233,20 @@ pub(crate) fn read(socket: &mut Socket) -> Result<(Snapshot, bool)> {
         .unwrap_or_default();
     look_closer(&mut snapshot, socket)?;
     Ok((snapshot, consistent))
+}
+
+/// A number that tells all routing rules but Mountain's own from others.
+///
+/// # Errors
+/// When the kernel refuses a dump.
+pub(crate) fn rules_hash() -> io::Result<u64> {
+    let (mut socket, mut hasher) = (Socket::open()?, DefaultHasher::new());
+    socket.dump_families(RTM_GETRULE, [0; RTM_HEADER_LEN], |payload| {
+        if !own::is_own_rule(payload) {
+            payload.hash(&mut hasher);
+        }
+    })?;
+    Ok(hasher.finish())
 }
 
 /// Finds out what only the devices of default routes are asked for.

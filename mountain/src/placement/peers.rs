@@ -14,7 +14,8 @@ use tracing::{debug, warn};
 use super::aside::Aside;
 use super::config::SpreadBy;
 use super::Placer;
-use crate::bpf::placement::{exchange_rest, Peer};
+use crate::bpf::placement::{exchange_rest, Peer, PlacementRule, Wants};
+use crate::bpf::SteerMode;
 use crate::netlink::{self, conntrack};
 use crate::topology::is_private;
 
@@ -33,11 +34,11 @@ impl Placer {
     /// They are read beside the daemon's loop: hundreds of thousands of connections take half a second.
     pub(super) fn go_on_with_peers(&mut self) {
         if self.config.spread == SpreadBy::Destination {
-            self.read_peers(|_| true);
+            self.read_peers(Hosts::Told);
         }
     }
 
-    fn read_peers(&mut self, is_told: fn(&Peer) -> bool) {
+    fn read_peers(&mut self, hosts: Hosts) {
         let uplinks = self.uplinks.iter();
         let addresses = uplinks.flat_map(|(&id, uplink)| {
             let of_uplink = uplink.addresses.iter();
@@ -45,11 +46,9 @@ impl Placer {
         });
         let addresses = addresses.collect();
         self.peers.again = None;
-        self.peers.reading.begin_next(move || {
-            let mut peers = peers(&addresses);
-            peers.retain(|peer, _| is_told(peer));
-            Ok(peers)
-        });
+        self.peers
+            .reading
+            .begin_next(move || Ok(peers(&addresses, hosts)));
     }
 
     /// Tells the programs of the peers, once they are read. To be called several times a second.
@@ -64,22 +63,35 @@ impl Placer {
             // Before the programs forget them.
             self.peers.again = Some(now + exchange_rest() * 2 / 3);
         }
-        if self.peers.again.is_some_and(|at| at <= now) && !self.uplinks.is_empty() {
-            self.read_peers(|peer| !matches!(peer, Peer::Host(_)));
+        // What a rule gives an uplink of its own is no guide for others.
+        let names_path = |rule: &PlacementRule| matches!(rule.wants, Wants::Paths(_));
+        let is_useful = self.uplinks.len() > 1 && !self.in_force.iter().any(names_path);
+        if self.peers.again.is_some_and(|at| at <= now)
+            && is_useful
+            && self.mode == SteerMode::Steer
+        {
+            self.read_peers(Hosts::Free);
         }
     }
+}
+
+/// Whether hosts behind this one are told as a whole.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hosts {
+    Told,
+    Free,
 }
 
 /// A connection: whose, from which address its other end sees it, and to where.
 type Flow = (Peer, IpAddr, (IpAddr, u16));
 
 /// The path of each peer's connections, by the uplinks' addresses. Those that cannot be listed stay unknown.
-fn peers(addresses: &BTreeMap<IpAddr, usize>) -> BTreeMap<Peer, usize> {
+fn peers(addresses: &BTreeMap<IpAddr, usize>, hosts: Hosts) -> BTreeMap<Peer, usize> {
     let own = netlink::connections().unwrap_or_else(|e| {
         debug!("cannot list the connections of sockets: {e}");
         Vec::new()
     });
-    let own = own.into_iter().map(|one| {
+    let own = own.into_iter().filter(|one| !one.closing).map(|one| {
         let to = (one.remote.ip(), one.remote.port());
         (Peer::Server(to.0), one.local.ip(), to)
     });
@@ -90,8 +102,9 @@ fn peers(addresses: &BTreeMap<IpAddr, usize>) -> BTreeMap<Peer, usize> {
     });
     let forwarded = forwarded.into_iter().flat_map(|flow| {
         let to = (flow.to, flow.port.unwrap_or(0));
-        let both = [Peer::Host(flow.source), Peer::Pair(flow.source, flow.to)];
-        both.map(|peer| (peer, flow.from, to))
+        let host = (hosts == Hosts::Told).then_some(Peer::Host(flow.source));
+        let peers = host.into_iter().chain([Peer::Pair(flow.source, flow.to)]);
+        peers.map(move |peer| (peer, flow.from, to))
     });
     let of_this_host = |peer: &Peer| match peer {
         Peer::Host(from) | Peer::Pair(from, _) => addresses.contains_key(from),

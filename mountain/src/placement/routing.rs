@@ -23,7 +23,7 @@
 //!
 //! An address gets no rule while a connection from it is translated ([`super::held`]): the kernel has sent that
 //! by another uplink, whose address its other end knows, and the rule would take it away from there. IPv6 gets no rule
-//! at all where no address would have one.
+//! at all where the kernel chooses among next hops and no address would have one.
 //!
 //! Destinations to keep ([`Topology::kept`]): a VPN client opens its outer connection and then adds a route to
 //! its server by the gateway that the kernel prefers. The connection may have started on another uplink, whose
@@ -260,10 +260,8 @@ pub(crate) fn plan(
             table,
         };
         let of_family = || uplinks.iter().filter(|u| u.path.key.ipv6 == ipv6);
-        if ipv6 && are_held(of_family(), held) {
-            continue;
-        }
-        for uplink in of_family() {
+        let rests = ipv6 && topology.chooses_by_hash(ipv6) && are_held(of_family(), held);
+        for uplink in of_family().filter(|u| !(rests && u.whole)) {
             let path = uplink.path;
             let number = numbers[&path.key.ifindex];
             let (mark, table, mask) = (mask.mark(number), table(number), mask.bits());

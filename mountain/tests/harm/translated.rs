@@ -86,6 +86,9 @@ fn connections_by_a_multipath_route_of_ipv6_go_on_while_something_is_translated(
     };
     let mut streams: Vec<(TcpStream, TcpStream)> = (0..FLOWS).map(|_| connect()).collect();
     up(&net);
+    let exchanges: Vec<UdpSocket> = (0..FLOWS).map(|_| client.udp("[::]:0")).collect();
+    let seen_all = |n| -> Vec<_> { exchanges.iter().map(|s| seen(&server, s, n)).collect() };
+    let before = seen_all(1);
     let held = || client.status().placement.unwrap().held_addresses;
     assert_eq!(
         held(),
@@ -106,6 +109,8 @@ fn connections_by_a_multipath_route_of_ipv6_go_on_while_something_is_translated(
     for (near, far) in &mut streams {
         ask_tcp(near, far, "a running connection");
     }
+    net.client.wait_settled();
+    assert_eq!(seen_all(2), before);
 }
 
 /// The other uplink translates it while its own one has no route, and no datagram is the last one.

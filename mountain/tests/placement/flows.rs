@@ -284,7 +284,6 @@ fn a_socket_that_has_sent_keeps_its_address_when_it_is_connected() {
     );
 }
 
-/// The first datagram after that is routed by the mark of the connection, the others are not.
 /// As with another policy for a while: what runs when placing begins again goes on, and nothing follows a mark before.
 #[test]
 fn what_begins_while_nothing_is_placed_is_the_kernels() {
@@ -321,6 +320,7 @@ fn exchanges_of_a_family_that_is_placed_later_go_on() {
     assert_eq!(exchanges.ask(), opened);
 }
 
+/// The first datagram after that is routed by the mark of the connection, the others are not.
 #[test]
 fn a_socket_that_is_dissolved_has_one_address() {
     let net = Home::new().running();

@@ -105,7 +105,8 @@ fn each_uplink_has_a_table_its_addresses_and_its_mark_lead_to() {
 
 #[test]
 fn ipv6_has_no_rule_where_no_address_may_have_one() {
-    let home = home();
+    let mut home = home();
+    home.groups[1].prefixes = vec!["::/0".parse().unwrap()];
     let plan = |held: &[&str]| {
         let held = held.iter().map(|address| ip(address)).collect();
         super::plan((&home, &[]), mask(), &held, &BTreeMap::new()).unwrap()
