@@ -14,4 +14,5 @@ mod programs;
 mod provider;
 mod reload;
 mod rerouted;
+mod resumed;
 mod routing;
