@@ -180,6 +180,17 @@ fn a_failed_ab_whose_file_cannot_be_written_either() {
     assert_has(&error, &told);
 }
 
+/// It waits for the last answers of each half.
+#[test]
+fn an_ab_without_any_answer_ends_after_a_round() {
+    let ab = Ab::new();
+    ab.ns.hole("");
+    let (code, text, error) = ab.run(B, &["-c", "3"]);
+    assert_eq!(code, Some(1), "{text}");
+    assert_has(&error, &["does not answer"]);
+    assert_eq!(ab.order(), "aba");
+}
+
 /// A half whose probes have all been sent, and wait for their answers.
 #[test]
 fn who_ends_an_ab_between_two_halves() {

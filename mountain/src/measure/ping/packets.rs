@@ -162,8 +162,9 @@ impl Probes for PingPackets {
     /// Takes in what has arrived.
     fn receive(&mut self, log: &mut ProbeLog, progress: &mut Progress) {
         self.drain(log);
-        // Room for an IPv4 header with options.
-        let mut buffer = vec![0; self.size + 128];
+        // Room for an IPv4 header with options, and for what a box on the way may have added: of a packet that is cut the
+        // checksum is wrong.
+        let mut buffer = vec![0; self.size + 2048];
         loop {
             match timestamp::receive(&self.socket, &mut buffer) {
                 Ok(mut received) => {
