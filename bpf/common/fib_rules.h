@@ -40,8 +40,8 @@ struct mtn_selected_by {
 };
 
 /*
- * Does the @i-th rule select this packet, or may it, as far as is known of it? A function of its own to the verifier, which would else follow each way through
- * it in each round of the loop.
+ * Does the @i-th rule select this packet, or may it, as far as is known of it? A function of its own to the verifier,
+ * which would else follow each way through it in each round of the loop.
  */
 __noinline int mtn_rule_selects(__u32 i, struct mtn_flow_key *key, struct mtn_selected_by *by)
 {

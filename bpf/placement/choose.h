@@ -317,10 +317,11 @@ static __always_inline __u16 mtn_keeps(union mtn_masks masks)
 }
 
 /*
- * The path of a new flow that @path was chosen for: that of the last one to, or from, the one address in @key, or of what is
- * under way between the two, while that path is among the members in @keep. Some servers bind a session to the address that they have seen (FTP's data
- * connections, web sites), and a path leaves the verdict for every late probe. What went elsewhere comes back when
- * its choice has been another path for config.idle_ns. A function of its own as mtn_rule_selects().
+ * The path of a new flow that @path was chosen for: that of the last one to, or from, the one address in @key, or of
+ * connections between the two, while it is among the members in @keep. Some servers bind a session to the address that
+ * they have seen (FTP's data connections, web sites), and a path leaves the verdict for every late probe. What went
+ * elsewhere comes back when its choice has been another path for config.idle_ns, and no connection there is left. A
+ * function of its own as mtn_rule_selects().
  */
 __noinline int mtn_stay(struct mtn_flow_key *key, __u32 group, __u32 keep, __u32 path)
 {

@@ -288,8 +288,12 @@ impl Placer {
     /// all. What is left to it because the firewall may stop it elsewhere is placed while that is dead: nothing would
     /// arrive.
     pub(crate) fn follow_preferred(&mut self, alive: [Option<bool>; 2]) {
-        if std::mem::replace(&mut self.preferred, alive) != alive {
+        let before = std::mem::replace(&mut self.preferred, alive);
+        if before != alive {
+            let is_new = [0, 1].map(|i| before[i].is_none() && alive[i].is_some());
             self.programs.set_preferred(alive);
+            // From now on the programs know what to leave; what has begun since the last listing they do not.
+            self.leave_unconnected(is_new);
             self.set_paused();
         }
     }
