@@ -263,12 +263,8 @@ impl Course {
             self.bar.set_message(format!("round {round} of {rounds}"));
             self.half(n, side)?;
             // It would go on so: 10 s of waiting for each half.
-            if round == 1
-                && self
-                    .runs
-                    .iter()
-                    .all(|side| !side.is_empty() && !has_answers(side))
-            {
+            let is_silent = |side: &Vec<RunFile>| !side.is_empty() && !has_answers(side);
+            if round == 1 && self.runs.iter().all(is_silent) {
                 break;
             }
         }

@@ -217,7 +217,7 @@ impl Placer {
             .context("cannot write the routes of new flows to the program's tables")?;
         let is_led = |ipv6| self.uplinks.values().any(|uplink| uplink.ipv6 == ipv6);
         let places = [false, true].map(|ipv6| topology.places_in(ipv6) && is_led(ipv6));
-        // While the masks of what is new are empty: the kernel has what begins now as well.
+        // The masks of what is new are empty yet: nothing of it is placed meanwhile.
         self.leave_unconnected([0, 1].map(|i| places[i] && !self.places[i]));
         self.places = places;
         self.not_ours = not_ours;

@@ -75,7 +75,7 @@ impl Placer {
     }
 }
 
-/// Whether hosts behind this one are told as a whole.
+/// Whether all new flows of a host behind this one follow its connections, or only those to the same servers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Hosts {
     Told,

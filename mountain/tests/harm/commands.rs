@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 
 use mountain::control::run_dir::RunDir;
 
-use super::placement::two_providers;
+use super::placement::{by_one_route, two_providers};
 use crate::support::*;
 
 #[test]
@@ -372,9 +372,7 @@ fn a_check_reads_the_configuration_as_up_would() {
 fn new_flows_choose_once_their_cgroup_is_there() {
     let net = two_providers();
     let client = &net.client;
-    client.ip("route del default metric 100");
-    client.ip("route del default metric 600");
-    client.ip("route add default nexthop via 10.30.0.2 dev u0 nexthop via 10.30.1.2 dev u1");
+    by_one_route(client);
     let cgroup = Cgroup::new("later");
     let inner = cgroup.path().join("inner");
     let file = config(&format!("[placement]\ncgroup = {inner:?}\n"));

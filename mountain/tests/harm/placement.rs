@@ -35,6 +35,13 @@ pub fn two_providers() -> Net {
     net
 }
 
+/// Both providers by one route, among whose next hops the kernel chooses.
+pub fn by_one_route(client: &Ns) {
+    client.ip("route del default metric 100");
+    client.ip("route del default metric 600");
+    client.ip("route add default nexthop via 10.30.0.2 dev u0 nexthop via 10.30.1.2 dev u1");
+}
+
 /// Has flows to one server spread: it stands for all.
 const SPREAD: &str = "[placement]\nspread = \"flow\"\n";
 
@@ -421,9 +428,7 @@ fn no_new_flow_evades_an_ipsec_policy_by_another_source() {
 fn new_flows_avoid_a_dead_uplink_although_the_firewall_holds_running_ones() {
     let net = two_providers();
     let client = &net.client;
-    client.ip("route del default metric 100");
-    client.ip("route del default metric 600");
-    client.ip("route add default nexthop via 10.30.0.2 dev u0 nexthop via 10.30.1.2 dev u1");
+    by_one_route(client);
     let rule = "oifname u1 udp dport 9 drop";
     client.chain("inet t c", "filter hook output priority 0", rule);
     up(&net);

@@ -56,8 +56,8 @@ enum Verdict {
 /// longer than all that could have passed since the second. But an answer that was sent again
 /// names the first SYN, too, even one that was sent again for the second.
 ///
-/// Before its first wait is over the kernel sends again only what the far host has asked for: that still has an earlier
-/// connection from this port, says so (challenge ACK, RFC 5961), and is told that it is over. Its answer came.
+/// Before its first wait is over the kernel sends again only when the far host has answered: that one still has an earlier
+/// connection from this port (challenge ACK, RFC 5961), which the kernel resets first.
 fn judge(user_ns: i64, rtt_us: u32, again: u8) -> Verdict {
     let first_timeout = FIRST_TIMEOUT.as_nanos() as i64;
     let rtt_ns = (rtt_us > 0).then_some(i64::from(rtt_us) * 1000);
